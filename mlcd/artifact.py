@@ -1,0 +1,395 @@
+"""Directory artifacts: complete, verified and named by their content, or not there at all.
+
+An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside its final
+place and appears by one rename, so no reader ever meets half of it. A draft survives a crash: the same
+request finds the finished files again and goes on.
+
+`digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and children and
+the SHA-256 of every file. Times, summaries, places and logs are listed in the manifest but are no part of it:
+two runs that made the same thing have the same digest.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import mlcd
+from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, Unavailable
+from mlcd.types import Fingerprint
+
+SCHEMA: Final = 1
+MANIFEST: Final = "manifest.json"
+_REQUEST: Final = ".request.json"
+_PARTIAL: Final = ".partial"
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What an artifact was made from. `path` is a hint relative to the artifact; `digest` is the identity."""
+
+    role: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be made, known before the work starts: it decides whether a draft or a result can be reused."""
+
+    kind: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    parents: tuple[Parent, ...] = ()
+    fingerprint: Fingerprint | None = None
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "config": dict(self.config),
+            "parents": sorted((parent.role, parent.digest) for parent in self.parents),
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A complete artifact at `path`, as its manifest states it."""
+
+    path: Path
+    kind: str
+    config: dict[str, Any]
+    parents: tuple[Parent, ...]
+    fingerprint: Fingerprint | None
+    files: dict[str, FileEntry]
+    children: dict[str, str]
+    logs: dict[str, FileEntry]
+    summary: dict[str, Any]
+    code_version: str
+    created_at: str
+    digest: str
+
+    def request(self) -> Request:
+        return Request(self.kind, self.config, self.parents, self.fingerprint)
+
+    def file(self, name: str) -> Path:
+        """The path of a listed file; ArtifactInvalid where the manifest has none of that name."""
+        if name not in self.files and name not in self.logs:
+            raise ArtifactInvalid(f"{self.path} has no file {name}", remedy="it was made by another step or version")
+        return self.path / name
+
+    def as_parent_of(self, out: Path, role: str) -> Parent:
+        return Parent(role, os.path.relpath(self.path.resolve(), out.resolve()), self.digest)
+
+
+def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = True) -> Artifact:
+    """The artifact at `path`, its manifest checked and, unless told otherwise, every byte of its files.
+
+    Raises ArtifactInvalid naming the first file that does not match.
+    """
+    artifact = _read_manifest(path)
+    if kind is not None and artifact.kind != kind:
+        raise ArtifactInvalid(f"{path} holds {artifact.kind}, not {kind}", remedy=f"give the directory of the {kind}")
+    for name in {**artifact.files, **artifact.logs}:
+        if verify_files:
+            verify_file(artifact, name)
+        elif not (path / name).is_file():
+            raise ArtifactInvalid(f"{path / name} is missing", remedy="make the artifact again")
+    for name, digest in artifact.children.items():
+        if open_artifact(path / name, verify_files=verify_files).digest != digest:
+            raise ArtifactInvalid(f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again")
+    return artifact
+
+
+def verify_file(artifact: Artifact, name: str) -> None:
+    """Compare one file with the manifest, byte for byte."""
+    entry = artifact.files.get(name) or artifact.logs[name]
+    path = artifact.path / name
+    try:
+        actual = _measure(path)
+    except OSError as error:
+        raise ArtifactInvalid(f"{path} cannot be read", remedy="restore it, or make the artifact again") from error
+    if actual != entry:
+        raise ArtifactInvalid(f"{path} differs from its manifest", remedy="it is damaged or was edited; make it again")
+
+
+def find_published(out: Path, request: Request) -> Artifact | None:
+    """The finished artifact for this very request, or None where nothing stands at `out`.
+
+    Raises Conflict where something else stands there.
+    """
+    if not os.path.lexists(out):
+        return None
+    if not (out / MANIFEST).is_file():
+        raise Conflict(f"{out} exists and is not an artifact", remedy="give another output directory")
+    artifact = open_artifact(out, verify_files=False)
+    found = artifact.request().identity()
+    if request.fingerprint is None:  # the result brings its own: a model that did not exist before
+        found["fingerprint"] = None
+    if found != request.identity():
+        raise Conflict(
+            f"{out} holds {artifact.kind} made from other input or settings",
+            remedy="remove it or give another output directory",
+        )
+    return artifact
+
+
+class Draft:
+    """A directory being built: exclusive, resumable, invisible to readers until `publish`.
+
+    Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt.
+    """
+
+    def __init__(self, out: Path, request: Request) -> None:
+        self.out = out
+        self.request = request
+        self.path = out.with_name(out.name + _PARTIAL)
+        self._descriptor: int | None = None
+        self._entries: dict[str, FileEntry] = {}
+
+    def __enter__(self) -> Self:
+        with translated_os_errors(self.out):
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = _lock_directory(self.path)
+            for leftover in self.path.rglob(".*.tmp"):
+                leftover.unlink()
+            identity = _canonical(self.request.identity())
+            marker = self.path / _REQUEST
+            if not marker.is_file() or marker.read_text() != identity:
+                _empty(self.path)
+                _write_synced(marker, identity.encode())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def has(self, name: str) -> bool:
+        """Whether the file was finished, now or by an earlier attempt."""
+        return (self.path / name).is_file()
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Path]:
+        """A temporary path to write; on success it is synced to disk and becomes `name` by a rename."""
+        final = self.path / name
+        temporary = final.with_name(f".{final.name}.tmp")
+        with translated_os_errors(self.out):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield temporary
+                self._entries[name] = _measure(temporary)
+                _sync(temporary)
+                temporary.rename(final)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def write_json(self, name: str, value: object) -> None:
+        with self.write(name) as path:
+            path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def publish(
+        self,
+        *,
+        fingerprint: Fingerprint | None = None,
+        summary: Mapping[str, Any] | None = None,
+        logs: tuple[str, ...] = (),
+    ) -> Artifact:
+        """Write the manifest over everything in the draft and rename the draft to its final place.
+
+        fingerprint: of the model, where it is known only now. logs: files kept but no part of the identity.
+        """
+        with translated_os_errors(self.out):
+            files, children = self._inventory()
+            kept_logs = {name: files.pop(name) for name in logs if name in files}
+            manifest = {
+                "schema": SCHEMA,
+                "kind": self.request.kind,
+                "config": dict(self.request.config),
+                "parents": [asdict(parent) for parent in self.request.parents],
+                "fingerprint": fingerprint or self.request.fingerprint,
+                "files": {name: asdict(entry) for name, entry in files.items()},
+                "children": children,
+                "logs": {name: asdict(entry) for name, entry in kept_logs.items()},
+                "summary": dict(summary or {}),
+                "code_version": mlcd.__version__,
+                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            manifest["digest"] = _digest(manifest)
+            manifest["checksum"] = _checksum(manifest)
+            _write_synced(self.path / MANIFEST, _pretty(manifest))
+            _sync(self.path)
+            try:
+                self.path.rename(self.out)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise Conflict(f"{self.out} appeared meanwhile", remedy="give another output directory") from error
+                raise
+            _sync(self.out.parent)
+            (self.out / _REQUEST).unlink(missing_ok=True)
+        return _read_manifest(self.out)
+
+    def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:
+        files: dict[str, FileEntry] = {}
+        children: dict[str, str] = {}
+        for folder, folders, names in os.walk(self.path):
+            here = Path(folder)
+            relative = here.relative_to(self.path)
+            if here != self.path and MANIFEST in names:
+                children[relative.as_posix()] = open_artifact(here, verify_files=False).digest
+                folders.clear()
+                continue
+            folders.sort()
+            for name in sorted(names):
+                key = (relative / name).as_posix()
+                if key not in (MANIFEST, _REQUEST):
+                    files[key] = self._entries.get(key) or _measure(here / name)
+                    _sync(here / name)
+        return files, children
+
+
+@contextmanager
+def translated_os_errors(place: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that names the remedy."""
+    try:
+        yield
+    except OSError as error:
+        # pyarrow raises OSError with the text of errno, not always the number.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise Unavailable(
+                f"the disk is full while writing {place}", remedy="free space and run the same command again"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise InvalidInput(f"{place} cannot be written: no permission", remedy="give a writable output") from error
+        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
+            raise InvalidInput(f"{place} cannot be made a directory", remedy="give another output") from error
+        raise
+
+
+def _lock_directory(path: Path) -> int:
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise Conflict(f"another process is writing {path}", remedy="wait for it or give another output") from error
+        # The winner of a race may have renamed the directory away between open and lock.
+        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            return descriptor
+        os.close(descriptor)
+
+
+def _empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _read_manifest(path: Path) -> Artifact:
+    file = path / MANIFEST
+    if not file.is_file():
+        partial = path.with_name(path.name + _PARTIAL)
+        remedy = (
+            "its making was interrupted; run the same command again to finish it"
+            if partial.is_dir()
+            else "give a directory that holds a manifest.json"
+        )
+        raise ArtifactInvalid(f"{path} is not a finished artifact", remedy=remedy)
+    try:
+        raw = file.read_bytes()
+        manifest = json.loads(raw)
+        if manifest["schema"] > SCHEMA:
+            raise ArtifactInvalid(f"{file} is of schema {manifest['schema']}", remedy="upgrade mlcd to read it")
+        intact = raw == _pretty(manifest) and manifest["checksum"] == _checksum(manifest)
+        artifact = Artifact(
+            path=path,
+            kind=manifest["kind"],
+            config=manifest["config"],
+            parents=tuple(Parent(**parent) for parent in manifest["parents"]),
+            fingerprint=manifest["fingerprint"],
+            files={name: FileEntry(**entry) for name, entry in manifest["files"].items()},
+            children=manifest["children"],
+            logs={name: FileEntry(**entry) for name, entry in manifest["logs"].items()},
+            summary=manifest["summary"],
+            code_version=manifest["code_version"],
+            created_at=manifest["created_at"],
+            digest=manifest["digest"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again") from error
+    if not intact:
+        raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again")
+    return artifact
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    identity = {
+        "schema": manifest["schema"],
+        "kind": manifest["kind"],
+        "config": manifest["config"],
+        "parents": sorted((parent["role"], parent["digest"]) for parent in manifest["parents"]),
+        "fingerprint": manifest["fingerprint"],
+        "files": manifest["files"],
+        "children": manifest["children"],
+    }
+    return hashlib.sha256(_canonical(identity).encode()).hexdigest()
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _pretty(value: object) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=True) + "\n").encode()
+
+
+def _measure(path: Path) -> FileEntry:
+    sha256 = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            sha256.update(chunk)
+            size += len(chunk)
+    return FileEntry(size, sha256.hexdigest())
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    _sync(temporary)
+    temporary.rename(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

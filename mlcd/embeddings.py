@@ -1,0 +1,102 @@
+"""The embeddings artifact: unit rows in parts, each with the keys of its samples.
+
+part-00000.npy           [n, d] float32 or float16, unit rows
+part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the image's bytes
+errors.jsonl             one line per sample that has no row: key, reason, detail
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mlcd.artifact import Artifact, open_artifact, verify_file
+from mlcd.errors import ArtifactInvalid
+from mlcd.types import Embeddings, Fingerprint, SampleKey
+
+ERRORS = "errors.jsonl"
+KEY_SCHEMA = pa.schema([("key", pa.string()), ("class_name", pa.string()), ("sha256", pa.binary(32))])
+
+
+def part_name(part: int) -> str:
+    return f"part-{part:05d}.npy"
+
+
+def keys_name(part: int) -> str:
+    return f"part-{part:05d}.keys.parquet"
+
+
+@dataclass(frozen=True)
+class EmbeddingsArtifact:
+    """Reads an embeddings artifact part by part; each part is verified against the manifest as it is read."""
+
+    artifact: Artifact
+
+    @classmethod
+    def open(cls, path: Path) -> "EmbeddingsArtifact":
+        artifact = open_artifact(path, "embeddings", verify_files=False)
+        if artifact.fingerprint is None:
+            raise ArtifactInvalid(f"{path} names no model", remedy="embed the images again")
+        return cls(artifact)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        assert self.artifact.fingerprint is not None
+        return self.artifact.fingerprint
+
+    @cached_property
+    def num_parts(self) -> int:
+        return sum(name.endswith(".npy") for name in self.artifact.files)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.keys)
+
+    @property
+    def dimension(self) -> int:
+        return int(self._map(0).shape[1])
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        names = [keys_name(part) for part in range(self.num_parts)]
+        for name in names:
+            verify_file(self.artifact, name)
+        return pa.concat_tables([pq.read_table(self.artifact.path / name) for name in names])
+
+    @cached_property
+    def keys(self) -> list[SampleKey]:
+        keys: list[SampleKey] = self._table.column("key").to_pylist()
+        return keys
+
+    @cached_property
+    def class_names(self) -> list[str | None]:
+        """The class of each row where the source had one: for evaluation, never for training."""
+        names: list[str | None] = self._table.column("class_name").to_pylist()
+        return names
+
+    def image_digests(self) -> Iterator[tuple[SampleKey, bytes]]:
+        yield from zip(self.keys, self._table.column("sha256").to_pylist(), strict=True)
+
+    def blocks(self, num_rows: int = 8192) -> Iterator[tuple[int, Embeddings]]:
+        """(index of the first row, float32 rows), in order, at most `num_rows` at a time."""
+        start = 0
+        for part in range(self.num_parts):
+            verify_file(self.artifact, part_name(part))
+            rows = self._map(part)
+            for offset in range(0, len(rows), num_rows):
+                block = np.asarray(rows[offset : offset + num_rows], dtype=np.float32)
+                yield start, block
+                start += len(block)
+
+    def load(self) -> Embeddings:
+        """All rows in memory: [N, D] float32."""
+        return np.concatenate([block for _, block in self.blocks()])
+
+    def _map(self, part: int) -> NDArray[np.floating]:
+        rows: NDArray[np.floating] = np.load(self.artifact.path / part_name(part), mmap_mode="r", allow_pickle=False)
+        return rows

@@ -1,0 +1,76 @@
+"""Every error that a user can meet.
+
+MlcdError                 base: a message, and the remedy where there is one
+├── InvalidInput          the caller's data cannot be used
+│   └── ImageRejected     one image cannot be used; carries a stable reason
+├── NotFound              a named thing does not exist
+├── Conflict              it exists already, for something else, or somebody is at it
+├── Unavailable           not now: engine down, starting, out of space
+│   ├── Overloaded        the queue is full
+│   └── DeadlineExceeded  the time allowed for the work has passed
+├── ArtifactInvalid       a directory is incomplete, damaged or of another kind
+└── ConfigInvalid         a recipe, option or setting is wrong
+
+Bugs of our own stay `ValueError`, `AssertionError` and the like: they are not for the user to mend.
+"""
+
+from typing import Literal
+
+ImageReason = Literal[
+    "empty", "unreadable", "too-many-bytes", "too-many-pixels", "unsupported-format", "undecodable", "no-embedding"
+]
+
+
+class MlcdError(Exception):
+    """An error that the user can act on: `message`, then how to mend it."""
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.remedy}" if self.remedy else self.message
+
+
+class InvalidInput(MlcdError):
+    """The caller's data cannot be used."""
+
+
+class ImageRejected(InvalidInput):
+    """One image cannot be used.
+
+    `reason` is stable and safe to show; the text holds no library message and no payload.
+    """
+
+    def __init__(self, reason: ImageReason, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.reason: ImageReason = reason
+
+
+class NotFound(MlcdError):
+    """A named thing does not exist."""
+
+
+class Conflict(MlcdError):
+    """The thing exists already, was made from something else, or another process is building it."""
+
+
+class Unavailable(MlcdError):
+    """The work is legitimate but cannot be done now."""
+
+
+class Overloaded(Unavailable):
+    """The queue is full; the caller may come back."""
+
+
+class DeadlineExceeded(Unavailable):
+    """The time allowed for the work has passed."""
+
+
+class ArtifactInvalid(MlcdError):
+    """A directory is not a complete, undamaged artifact of the expected kind."""
+
+
+class ConfigInvalid(MlcdError):
+    """A recipe, an option or a setting is wrong."""

@@ -1,0 +1,290 @@
+"""Where images come from: a folder, tar shards, a parquet column or a zip, each as numbered (key, bytes).
+
+Entries are in a stable order and are read one by one at random, so that work can start anywhere. Keys name
+a sample for ever: the path inside a folder or zip, `shard/key` in a tar, `file/row` (or the `key` column) in
+parquet. Class names are what the source itself says: the sub-folder, the `.cls` member, the `label` column.
+"""
+
+import hashlib
+import tarfile
+import threading
+import zipfile
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any, Final, cast
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlcd.errors import ImageRejected, InvalidInput, NotFound
+from mlcd.types import SampleKey
+
+# Files that stand beside images and are none; every other file is tried, and listed when it fails.
+_SIDECARS: Final = frozenset(
+    ".txt .json .jsonl .csv .tsv .md .yaml .yml .xml .html .npy .npz .parquet .cls .pkl .py .db .ini .log .zip .tar".split()
+)
+_IMAGE_SUFFIXES: Final = frozenset(".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .avif".split())
+_IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
+_CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image of a source. `locator` is the source's own way to find its bytes."""
+
+    key: SampleKey
+    class_name: str | None
+    size_bytes: int
+    locator: Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A whole shard, or a part of it, that could not be listed."""
+
+    key: SampleKey
+    detail: str
+
+
+class Source(ABC):
+    """A numbered set of images."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.problems: list[Problem] = []
+
+    @cached_property
+    @abstractmethod
+    def entries(self) -> Sequence[Entry]: ...
+
+    @abstractmethod
+    def read(self, entry: Entry) -> bytes:
+        """The encoded image; raises ImageRejected where it cannot be read. Safe to call from several threads."""
+
+    def listing_digest(self) -> str:
+        """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
+        sha256 = hashlib.sha256()
+        for entry in self.entries:
+            sha256.update(f"{entry.key}\0{entry.size_bytes}\0".encode())
+        return sha256.hexdigest()
+
+
+def open_source(location: str) -> Source:
+    """The source at a folder, file, glob of these, or an fsspec URL; raises NotFound, InvalidInput.
+
+    A folder that holds tar shards and no image is read as its shards.
+    """
+    try:
+        filesystem, path = fsspec.core.url_to_fs(location)
+    except (ImportError, ValueError) as error:
+        raise InvalidInput(f"{location} is not a place that can be read", remedy="give a path or a known URL") from error
+    if any(character in path for character in "*?[") and not filesystem.exists(path):
+        paths = sorted(filesystem.glob(path))
+    elif filesystem.isdir(path):
+        names = sorted(filesystem.ls(path, detail=False))
+        tars = [name for name in names if name.endswith(".tar")]
+        if not tars or any(PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES for name in names):
+            return FolderSource(location, filesystem, path)
+        paths = tars
+    else:
+        paths = [path] if filesystem.isfile(path) else []
+    if not paths:
+        raise NotFound(f"there are no images at {location}", remedy="give a folder, tar shards, parquet or zip")
+    suffixes = {PurePosixPath(name).suffix.lower() for name in paths}
+    kinds: dict[str, type[_FilesSource]] = {".tar": TarSource, ".parquet": ParquetSource, ".zip": ZipSource}
+    if len(suffixes) == 1 and (kind := kinds.get(suffixes.pop())):
+        return kind(location, filesystem, paths)
+    raise InvalidInput(
+        f"{location} is not a folder of images, .tar, .parquet or .zip", remedy="give one of these (one kind at a time)"
+    )
+
+
+class FolderSource(Source):
+    """Every file below a folder, hidden files and sidecars apart; the class is the path of its sub-folder."""
+
+    def __init__(self, location: str, filesystem: Any, root: str) -> None:
+        super().__init__(location)
+        self._filesystem, self._root = filesystem, root.rstrip("/")
+
+    @cached_property
+    def entries(self) -> Sequence[Entry]:
+        found = self._filesystem.find(self._root, detail=True)
+        entries = []
+        for path, info in found.items():
+            relative = PurePosixPath(path[len(self._root) + 1 :])
+            if info["type"] == "file" and _is_candidate(relative):
+                parent = relative.parent.as_posix()
+                class_name = None if parent == "." else _printable(parent)
+                entries.append(Entry(_printable(relative.as_posix()), class_name, int(info["size"]), path))
+        return sorted(entries, key=lambda entry: entry.key)
+
+    def read(self, entry: Entry) -> bytes:
+        try:
+            return cast(bytes, self._filesystem.cat_file(entry.locator))
+        except (OSError, ValueError) as error:
+            raise ImageRejected("unreadable", "the file cannot be read") from error
+
+
+class _FilesSource(Source):
+    def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
+        super().__init__(location)
+        self._filesystem, self._paths = filesystem, paths
+
+    def _names(self) -> list[tuple[str, str]]:
+        """(path, the part of the path that tells the files apart, without the suffix)."""
+        parents = [PurePosixPath(path).parent.parts for path in self._paths]
+        common = 0
+        while all(len(parts) > common and parts[common] == parents[0][common] for parts in parents):
+            common += 1
+        return [
+            (path, _printable(PurePosixPath(*PurePosixPath(path).parts[common:]).with_suffix("").as_posix()))
+            for path in self._paths
+        ]
+
+
+class TarSource(_FilesSource):
+    """Uncompressed tar shards in webdataset layout; members are read by offset, without unpacking."""
+
+    @cached_property
+    def entries(self) -> Sequence[Entry]:
+        return [entry for path, shard in self._names() for entry in self._list_shard(path, shard)]
+
+    def _list_shard(self, path: str, shard: str) -> list[Entry]:
+        images: list[tuple[PurePosixPath, tarfile.TarInfo]] = []
+        class_of: dict[str, str] = {}
+        try:
+            with self._filesystem.open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+                for member in archive:
+                    name = PurePosixPath(member.name)
+                    if member.isreg() and name.suffix == ".cls" and (text := archive.extractfile(member)):
+                        class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
+                    elif member.isreg() and _is_candidate(name):
+                        images.append((name, member))
+        except (OSError, tarfile.TarError, EOFError):
+            self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
+        samples = [_sample(name) for name, _ in images]
+        num_images = Counter(samples)
+        entries = []
+        for (name, member), sample in zip(images, samples, strict=True):
+            unique = sample if num_images[sample] == 1 else name.as_posix()
+            locator = (path, member.offset_data, member.size)
+            entries.append(Entry(f"{shard}/{_printable(unique)}", class_of.get(sample), member.size, locator))
+        return entries
+
+    def read(self, entry: Entry) -> bytes:
+        path, offset, size = entry.locator
+        try:
+            data = cast(bytes, self._filesystem.cat_file(path, start=offset, end=offset + size))
+        except OSError as error:
+            raise ImageRejected("unreadable", "the shard cannot be read") from error
+        if len(data) != size:
+            raise ImageRejected("unreadable", "the shard ends inside this image")
+        return data
+
+
+class ZipSource(_FilesSource):
+    """Members of zip files; the class is the sub-folder inside the archive."""
+
+    @cached_property
+    def entries(self) -> Sequence[Entry]:
+        entries = []
+        for path, name in self._names():
+            prefix = f"{name}/" if len(self._paths) > 1 else ""
+            try:
+                with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
+                    members = [member for member in archive.infolist() if not member.is_dir()]
+            except (OSError, zipfile.BadZipFile):
+                self.problems.append(Problem(name, "the zip file is damaged or cut short"))
+                continue
+            for member in sorted(members, key=lambda member: member.filename):
+                relative = PurePosixPath(member.filename)
+                if _is_candidate(relative):
+                    parent = relative.parent.as_posix()
+                    class_name = None if parent == "." else _printable(parent)
+                    key = prefix + _printable(relative.as_posix())
+                    entries.append(Entry(key, class_name, member.file_size, (path, member.filename)))
+        return entries
+
+    def read(self, entry: Entry) -> bytes:
+        path, name = entry.locator
+        try:
+            with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
+                return archive.read(name)
+        except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+            raise ImageRejected("unreadable", "the member cannot be unpacked") from error
+
+
+class ParquetSource(_FilesSource):
+    """A binary image column (or a struct with `bytes`, as Hugging Face writes it); one row group in memory."""
+
+    def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
+        super().__init__(location, filesystem, paths)
+        self._lock = threading.Lock()
+        self._group: tuple[tuple[str, int], list[bytes | None]] | None = None
+
+    @cached_property
+    def entries(self) -> Sequence[Entry]:
+        entries: list[Entry] = []
+        for path, name in self._names():
+            try:
+                with self._filesystem.open(path, "rb") as raw:
+                    entries.extend(self._list_file(pq.ParquetFile(raw), path, name))
+            except (OSError, pa.ArrowException):
+                self.problems.append(Problem(name, "the parquet file is damaged or cut short"))
+        return entries
+
+    def _list_file(self, file: Any, path: str, name: str) -> list[Entry]:
+        columns = file.schema_arrow.names
+        image = next((column for column in _IMAGE_COLUMNS if column in columns), None)
+        if image is None:
+            raise InvalidInput(f"{path} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}")
+        class_column = next((column for column in _CLASS_COLUMNS if column in columns), None)
+        wanted = [column for column in ("key", class_column) if column in columns]
+        entries = []
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=[*wanted, image])
+            data = _image_bytes(table.column(image))
+            for row in range(table.num_rows):
+                key = str(table.column("key")[row]) if "key" in columns else f"{name}/{len(entries):08d}"
+                class_name = None if class_column is None else str(table.column(class_column)[row])
+                entries.append(Entry(key, class_name, len(data[row] or b""), (path, image, group, row)))
+        return entries
+
+    def read(self, entry: Entry) -> bytes:
+        path, column, group, row = entry.locator
+        with self._lock:
+            if self._group is None or self._group[0] != (path, group):
+                try:
+                    with self._filesystem.open(path, "rb") as raw:
+                        table = pq.ParquetFile(raw).read_row_group(group, columns=[column])
+                except (OSError, pa.ArrowException) as error:
+                    raise ImageRejected("unreadable", "the row group cannot be read") from error
+                self._group = ((path, group), _image_bytes(table.column(column)))
+            return self._group[1][row] or b""
+
+
+def _image_bytes(column: Any) -> list[bytes | None]:
+    if pa.types.is_struct(column.type):
+        column = pa.compute.struct_field(column, "bytes")
+    values: list[bytes | None] = column.to_pylist()
+    return values
+
+
+def _is_candidate(path: PurePosixPath) -> bool:
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    return not hidden and path.suffix.lower() not in _SIDECARS
+
+
+def _sample(name: PurePosixPath) -> str:
+    """webdataset's key: the path up to the first dot of its last part."""
+    return (name.parent / name.name.split(".", 1)[0]).as_posix()
+
+
+def _printable(name: str) -> str:
+    """Names that are not valid UTF-8 still become unique, storable keys."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

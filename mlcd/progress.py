@@ -1,0 +1,109 @@
+"""Progress of long work: a bar on a terminal, JSON lines with `--json`, one line at the end otherwise."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Style = Literal["auto", "json", "silent"]
+_JSON_INTERVAL_S = 1.0
+
+
+class Meter(Protocol):
+    """What a pipeline tells about its work."""
+
+    def advance(self, num: int = 1, **facts: object) -> None:
+        """`num` more units are done; `facts` are shown beside the bar."""
+
+
+class Reporter:
+    """Opens one meter per stage of the work."""
+
+    def __init__(self, style: Style = "auto") -> None:
+        self._style = style
+
+    @contextmanager
+    def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator[Meter]:
+        if self._style == "json":
+            meter: _JsonMeter | _SilentMeter | _BarMeter = _JsonMeter(name, total, done)
+        elif self._style == "silent" or not sys.stderr.isatty():
+            meter = _SilentMeter()
+        else:
+            meter = _BarMeter(name, total, done)
+        with meter:
+            yield meter
+
+    def result(self, facts: Mapping[str, object], line: str) -> None:
+        """The outcome on standard output: `line` for people, `facts` with `--json`."""
+        if self._style == "json":
+            print(json.dumps(facts), flush=True)  # noqa: T201 - this is the command's output
+        elif self._style == "auto":
+            print(line, flush=True)  # noqa: T201 - this is the command's output
+
+
+class _SilentMeter:
+    def __enter__(self) -> "_SilentMeter":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def advance(self, num: int = 1, **facts: object) -> None: ...
+
+
+class _JsonMeter:
+    def __init__(self, name: str, total: int | None, done: int) -> None:
+        self._name, self._total, self._done = name, total, done
+        self._facts: dict[str, object] = {}
+        self._last = 0.0
+
+    def __enter__(self) -> "_JsonMeter":
+        self._emit()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._emit()
+
+    def advance(self, num: int = 1, **facts: object) -> None:
+        self._done += num
+        self._facts = facts
+        if time.monotonic() - self._last >= _JSON_INTERVAL_S:
+            self._emit()
+
+    def _emit(self) -> None:
+        self._last = time.monotonic()
+        event = {"stage": self._name, "done": self._done, "total": self._total, **self._facts}
+        print(json.dumps(event), flush=True)  # noqa: T201 - this is the command's output
+
+
+class _BarMeter:
+    def __init__(self, name: str, total: int | None, done: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task(name, total=total, completed=done, facts="")
+
+    def __enter__(self) -> "_BarMeter":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, num: int = 1, **facts: object) -> None:
+        shown = " ".join(f"{name}={_short(value)}" for name, value in facts.items())
+        self._progress.update(self._task, advance=num, facts=shown)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,48 @@
+"""The vocabulary: arrays that cross boundaries, and the names of things."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import InvalidInput
+
+Embeddings: TypeAlias = NDArray[np.float32]
+"""[N, D] float32, rows of unit L2 norm."""
+
+ImageBatch: TypeAlias = NDArray[np.uint8]
+"""[N, 3, H, W] uint8, RGB: what every encoder takes."""
+
+Fingerprint: TypeAlias = str
+"""Hex SHA-256 of a model's tensors and preprocessing. Embeddings of two fingerprints never mix."""
+
+SampleKey: TypeAlias = str
+"""Names one sample inside its source, for ever: relative path, or shard/key."""
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The nearest entries of each query, best first.
+
+    ids: [N, L] int32 or int64, -1 where there are fewer than L. scores: [N, L] float32, -inf there.
+    Order: score descending, then id ascending.
+    """
+
+    ids: NDArray[np.integer]
+    scores: NDArray[np.float32]
+
+
+def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
+    """Rows divided by their L2 norm: [N, D] to float32 [N, D].
+
+    Raises InvalidInput naming the first row that is not finite or has no direction (norm 0).
+    """
+    if rows.ndim != 2:  # noqa: PLR2004 - a matrix has two axes
+        raise InvalidInput(f"expected a matrix [rows, dimension], got shape {rows.shape}")
+    norms = np.linalg.norm(rows.astype(np.float64, copy=False), axis=1, keepdims=True)
+    usable = np.isfinite(norms[:, 0]) & (norms[:, 0] > 0)
+    if not usable.all():
+        row = int(np.flatnonzero(~usable)[0])
+        raise InvalidInput(f"row {row} has no direction (norm {norms[row, 0]})", remedy="remove NaN, Inf and zero rows")
+    return np.ascontiguousarray((rows / norms).astype(np.float32))
