@@ -1,0 +1,95 @@
+"""The Centers artifact: what labels refer to.
+
+centers.npy  float32 [k, d], unit rows
+sizes.npy    int64 [k], training members of each center
+names.json   optional: a name for each center, or null
+mean.npy     optional: float32 [d], subtracted from unit embeddings (which are then normalized again) before
+             they are compared with the centers; for encoders whose features sit in a narrow cone
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifact import Artifact, Draft, open_artifact
+from mlcd.errors import ArtifactInvalid
+from mlcd.types import Embeddings, Fingerprint, unit_rows
+
+
+@dataclass(frozen=True)
+class Centers:
+    """Unit class centers in the space of one model."""
+
+    vectors: Embeddings
+    sizes: NDArray[np.int64]
+    fingerprint: Fingerprint
+    names: tuple[str | None, ...] | None = None
+    mean: NDArray[np.float32] | None = None
+    digest: str = ""
+    """Identity of the artifact; empty until published."""
+
+    def __post_init__(self) -> None:
+        num, dimension = self.vectors.shape
+        if len(self.sizes) != num or (self.names is not None and len(self.names) != num):
+            raise ArtifactInvalid(f"{num} centers, {len(self.sizes)} sizes: the center set is not consistent")
+        if self.mean is not None and self.mean.shape != (dimension,):
+            raise ArtifactInvalid(f"the mean has shape {self.mean.shape}, the centers dimension {dimension}")
+
+    def align(self, embeddings: Embeddings) -> Embeddings:
+        """Unit embeddings as these centers want them: the mean subtracted, where there is one."""
+        return embeddings if self.mean is None else unit_rows(embeddings - self.mean)
+
+    def name(self, center: int) -> str | None:
+        return None if self.names is None else self.names[center]
+
+    def write(self, draft: Draft) -> None:
+        arrays = {"centers.npy": self.vectors, "sizes.npy": self.sizes}
+        if self.mean is not None:
+            arrays["mean.npy"] = self.mean
+        for name, array in arrays.items():
+            with draft.write(name) as path, path.open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+        if self.names is not None:
+            draft.write_json("names.json", list(self.names))
+
+    @classmethod
+    def open(cls, path: Path) -> "Centers":
+        return cls.read(open_artifact(path, "centers"))
+
+    @classmethod
+    def read(cls, artifact: Artifact) -> "Centers":
+        if artifact.fingerprint is None:
+            raise ArtifactInvalid(f"{artifact.path} names no model", remedy="cluster again")
+
+        def load(name: str) -> NDArray[np.generic]:
+            array: NDArray[np.generic] = np.load(artifact.file(name), allow_pickle=False)
+            return array
+
+        names = json.loads(artifact.file("names.json").read_text()) if "names.json" in artifact.files else None
+        return cls(
+            vectors=load("centers.npy").astype(np.float32),
+            sizes=load("sizes.npy").astype(np.int64),
+            fingerprint=artifact.fingerprint,
+            names=None if names is None else tuple(names),
+            mean=load("mean.npy").astype(np.float32) if "mean.npy" in artifact.files else None,
+            digest=artifact.digest,
+        )
+
+
+def majority_names(
+    assignment: NDArray[np.int32], class_names: Sequence[str | None], num_centers: int
+) -> tuple[str | None, ...]:
+    """The most frequent known class among each center's members (the alphabetically first of a tie)."""
+    members: list[dict[str, int]] = [{} for _ in range(num_centers)]
+    for center, class_name in zip(assignment, class_names, strict=True):
+        if class_name is not None:
+            members[center][class_name] = members[center].get(class_name, 0) + 1
+    return tuple(_most_frequent(counts) for counts in members)
+
+
+def _most_frequent(counts: dict[str, int]) -> str | None:
+    return min(counts, key=lambda name: (-counts[name], name)) if counts else None

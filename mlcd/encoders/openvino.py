@@ -1,0 +1,157 @@
+"""OpenVINO on the CPU: our exported models, and any ONNX image encoder with a JSON file beside it."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import openvino as ov
+from openvino.preprocess import PrePostProcessor
+
+from mlcd.artifact import open_artifact
+from mlcd.encoders.batches import check_batch, unit_or_zero
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
+from mlcd.images.transform import PreprocessSpec
+from mlcd.types import Embeddings, Fingerprint, ImageBatch
+
+Precision = Literal["fp32", "bf16"]
+_HINTS: Final[dict[Precision, Any]] = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
+_REQUIRED: Final = ("input", "output", "resize_shortest", "crop", "mean", "std", "dimension")
+_EXTRA: Final = ("name", "layout", "interpolation", "exif")
+
+
+class OpenVinoEncoder:
+    """The `Encoder` protocol over one compiled OpenVINO model."""
+
+    engine = "openvino"
+
+    def __init__(
+        self,
+        model: ov.Model,
+        *,
+        name: str,
+        fingerprint: Fingerprint,
+        preprocess: PreprocessSpec,
+        precision: Precision = "fp32",
+        num_threads: int = 0,
+    ) -> None:
+        """num_threads: 0 takes all cores that the process may use."""
+        self.name, self.fingerprint, self.preprocess, self.precision = name, fingerprint, preprocess, precision
+        self.dimension = int(model.output(0).partial_shape[1].get_length())
+        core = ov.Core()
+        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+        config = {"INFERENCE_PRECISION_HINT": _HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+        if num_threads:
+            config["INFERENCE_NUM_THREADS"] = num_threads
+        with _translated():
+            self._compiled = core.compile_model(model, "CPU", config)
+            self._request = self._compiled.create_infer_request()
+        self._lock = threading.Lock()
+
+    def encode(self, images: ImageBatch) -> Embeddings:
+        check_batch(images, self.preprocess.crop)
+        if len(images) == 0:
+            return np.zeros((0, self.dimension), np.float32)
+        with self._lock, _translated():
+            result = self._request.infer([np.ascontiguousarray(images)], share_inputs=True)
+            return unit_or_zero(result[0])
+
+    def close(self) -> None:
+        del self._request, self._compiled
+
+
+def open_model_artifact(path: Path, *, precision: Precision = "fp32", num_threads: int = 0) -> OpenVinoEncoder:
+    """A model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives unit rows."""
+    artifact = open_artifact(path, "model")
+    if artifact.fingerprint is None:
+        raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
+    with _translated():
+        model = ov.Core().read_model(artifact.file("model.onnx"))
+    return OpenVinoEncoder(
+        model,
+        name=str(artifact.config.get("name", path.resolve().name)),
+        fingerprint=artifact.fingerprint,
+        preprocess=PreprocessSpec.read(artifact.file("preprocess.json")),
+        precision=precision,
+        num_threads=num_threads,
+    )
+
+
+def open_external(path: Path, *, precision: Precision = "fp32", num_threads: int = 0) -> OpenVinoEncoder:
+    """Any ONNX image encoder; the JSON of the same name beside it states how it wants its pixels.
+
+    The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming what the JSON lacks.
+    """
+    sidecar = path.with_suffix(".json")
+    if not path.is_file():
+        raise NotFound(f"there is no model at {path}")
+    if not sidecar.is_file():
+        raise ConfigInvalid(f"{sidecar} is missing", remedy=f"state {', '.join(_REQUIRED)} of {path.name} in it")
+    card = _read_card(sidecar)
+    preprocess = PreprocessSpec.from_dict(
+        {name: card[name] for name in ("resize_shortest", "crop", "mean", "std", "interpolation", "exif") if name in card}
+    )
+    with _translated():
+        try:
+            model = ov.Core().read_model(path)
+        except RuntimeError as error:
+            raise ArtifactInvalid(f"{path} cannot be read as ONNX", remedy="restore or convert it again") from error
+        model = _with_uint8_input(model, card, preprocess, path)
+    fingerprint = sha256(path.read_bytes() + b"\0" + sidecar.read_bytes()).hexdigest()
+    return OpenVinoEncoder(
+        model,
+        name=str(card.get("name", path.stem)),
+        fingerprint=fingerprint,
+        preprocess=preprocess,
+        precision=precision,
+        num_threads=num_threads,
+    )
+
+
+def _read_card(sidecar: Path) -> dict[str, Any]:
+    try:
+        card = json.loads(sidecar.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"{sidecar} is not JSON") from error
+    if not isinstance(card, dict):
+        raise ConfigInvalid(f"{sidecar} is not a JSON object")
+    for name in _REQUIRED:
+        if name not in card:
+            raise ConfigInvalid(f"{sidecar} has no {name}", remedy=f"needed: {', '.join(_REQUIRED)}")
+    for name in card:
+        if name not in _REQUIRED + _EXTRA:
+            raise ConfigInvalid(f"{sidecar} has an unknown field {name}", remedy=f"known: {_REQUIRED + _EXTRA}")
+    return card
+
+
+def _with_uint8_input(model: ov.Model, card: dict[str, Any], spec: PreprocessSpec, path: Path) -> ov.Model:
+    """Cast, scale and normalize inside the graph, and keep the one output that is the embedding."""
+    inputs, outputs = ([port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs))
+    if inputs != [card["input"]] or card["output"] not in outputs:
+        raise ConfigInvalid(f"{path} has inputs {inputs} and outputs {outputs}", remedy="name them in the JSON beside it")
+    layout = card.get("layout", "NCHW")
+    shape = [-1, 3, spec.crop, spec.crop] if layout == "NCHW" else [-1, spec.crop, spec.crop, 3]
+    model.reshape({card["input"]: ov.PartialShape(shape)})
+    chosen = model.output(card["output"])
+    model = ov.Model([chosen.get_node().input_value(0)], model.get_parameters(), card.get("name", path.stem))
+    if model.output(0).partial_shape.rank.get_length() != 2 or model.output(0).partial_shape[1] != card["dimension"]:  # noqa: PLR2004 - [N, D]
+        raise ConfigInvalid(f"{card['output']} of {path} is not [N, {card['dimension']}]", remedy="correct the JSON")
+    steps = PrePostProcessor(model)
+    steps.input().tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NCHW"))
+    steps.input().model().set_layout(ov.Layout(layout))
+    scale = [255.0 * std for std in spec.std]
+    steps.input().preprocess().convert_element_type(ov.Type.f32).mean([255.0 * mean for mean in spec.mean]).scale(scale)
+    return steps.build()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise Unavailable("the OpenVINO engine failed", remedy="see the log; `mlcd doctor` checks the engine") from error

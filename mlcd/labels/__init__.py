@@ -1,0 +1,1 @@
+"""Labels: which centers each sample belongs to."""

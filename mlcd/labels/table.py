@@ -1,0 +1,71 @@
+"""The LabelTable artifact: for each sample its nearest centers, best first.
+
+part-00000.parquet  key, ids list<int32>, scores list<float16> (score descending, id ascending)
+errors.jsonl        samples without labels, carried over from the embeddings
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mlcd.artifact import Artifact, Draft, open_artifact
+from mlcd.types import Neighbors, SampleKey
+
+SCHEMA = pa.schema([("key", pa.string()), ("ids", pa.list_(pa.int32())), ("scores", pa.list_(pa.float16()))])
+
+
+def write_part(draft: Draft, part: int, keys: Sequence[SampleKey], neighbors: Neighbors) -> None:
+    """One part; entries with id -1 are left out, so rows may differ in length."""
+    present = neighbors.ids >= 0
+    offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
+    ids = pa.ListArray.from_arrays(offsets, neighbors.ids[present].astype(np.int32))
+    scores = pa.ListArray.from_arrays(offsets, neighbors.scores[present].astype(np.float16))
+    with draft.write(part_name(part)) as path:
+        pq.write_table(pa.table([pa.array(keys, pa.string()), ids, scores], schema=SCHEMA), path)
+
+
+def part_name(part: int) -> str:
+    return f"part-{part:05d}.parquet"
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """Reads a labels artifact."""
+
+    artifact: Artifact
+
+    @classmethod
+    def open(cls, path: Path) -> "LabelTable":
+        return cls(open_artifact(path, "labels"))
+
+    @property
+    def num_centers(self) -> int:
+        return int(self.artifact.config["num_centers"])
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        names = sorted(name for name in self.artifact.files if name.endswith(".parquet"))
+        return pa.concat_tables([pq.read_table(self.artifact.path / name) for name in names])
+
+    @cached_property
+    def keys(self) -> list[SampleKey]:
+        keys: list[SampleKey] = self._table.column("key").to_pylist()
+        return keys
+
+    @cached_property
+    def ids(self) -> NDArray[np.int32]:
+        """[N, L] int32, padded with -1 where a sample has fewer than L labels."""
+        column = self._table.column("ids").combine_chunks()
+        lengths = np.diff(column.offsets.to_numpy())
+        padded = np.full((len(lengths), max(1, lengths.max(initial=0))), -1, dtype=np.int32)
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = column.flatten().to_numpy()
+        return padded
+
+    def row_of_key(self) -> dict[SampleKey, int]:
+        return {key: row for row, key in enumerate(self.keys)}
