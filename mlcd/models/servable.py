@@ -1,0 +1,83 @@
+"""What is exported is what is served: uint8 pixels in, normalization, trunk, unit embedding out."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlcd.errors import ArtifactInvalid
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.vit import ViT, ViTConfig
+from mlcd.types import Fingerprint
+
+WEIGHTS: Final = "model.safetensors"
+CONFIG: Final = "config.json"
+PREPROCESS: Final = "preprocess.json"
+
+
+class Servable(nn.Module):
+    """uint8 [B, 3, S, S] RGB to float32 [B, D] of unit rows; preprocessing's mean and std are in the graph."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, trunk: ViT, preprocess: PreprocessSpec) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.preprocess = preprocess
+        self.register_buffer("mean", torch.tensor(preprocess.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocess.std).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, image_u8: Tensor) -> Tensor:
+        return functional.normalize(self.embed(image_u8).float(), dim=1)
+
+    def embed(self, image_u8: Tensor) -> Tensor:
+        """The embedding before it is normalized, as training wants it."""
+        pixels = (image_u8.float() / 255.0 - self.mean) / self.std
+        embedding: Tensor = self.trunk(pixels)
+        return embedding
+
+    def fingerprint(self) -> Fingerprint:
+        """SHA-256 over name, dtype, shape and bytes of every tensor, and preprocess.json."""
+        sha256 = hashlib.sha256()
+        for name, tensor in sorted(self.trunk.state_dict().items()):
+            content = tensor.detach().cpu().contiguous()
+            sha256.update(f"{name}\0{content.dtype}\0{list(content.shape)}\0".encode())
+            sha256.update(content.view(torch.uint8).numpy().tobytes() if content.dim() else bytes(content.untyped_storage()))
+        sha256.update(self.preprocess.to_json().encode())
+        return sha256.hexdigest()
+
+    def write(self, directory: Path) -> None:
+        """model.safetensors, config.json and preprocess.json into an existing directory."""
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.trunk.state_dict().items()}
+        save_file(state, directory / WEIGHTS)
+        (directory / CONFIG).write_text(json.dumps(self.trunk.config.to_dict(), indent=2, sort_keys=True) + "\n")
+        (directory / PREPROCESS).write_text(self.preprocess.to_json())
+
+    @classmethod
+    def read(cls, directory: Path) -> "Servable":
+        """Raises ArtifactInvalid naming the file, and the tensor where one is missing or has another shape."""
+        try:
+            config = ViTConfig.from_dict(json.loads((directory / CONFIG).read_text()))
+            state = load_file(directory / WEIGHTS)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ArtifactInvalid(f"{directory} holds no readable weights", remedy=f"it needs {WEIGHTS}, {CONFIG}") from error
+        trunk = ViT(config)
+        expected = trunk.state_dict()
+        for name in sorted(expected.keys() ^ state.keys()):
+            where = "is missing from" if name in expected else "is not known in"
+            raise ArtifactInvalid(f"tensor {name} {where} {directory / WEIGHTS}", remedy=f"does {CONFIG} belong to it?")
+        for name, tensor in state.items():
+            if tensor.shape != expected[name].shape:
+                raise ArtifactInvalid(
+                    f"tensor {name} in {directory / WEIGHTS} is {list(tensor.shape)}, not {list(expected[name].shape)}",
+                    remedy=f"does {CONFIG} belong to it?",
+                )
+        trunk.load_state_dict(state)
+        return cls(trunk, PreprocessSpec.read(directory / PREPROCESS)).eval()
