@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import mlcd
-from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, Unavailable
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
@@ -153,7 +153,8 @@ def find_published(out: Path, request: Request) -> Artifact | None:
 class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
-    Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt.
+    Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
+    except where the input or the settings are at fault: then no attempt can finish them.
     """
 
     def __init__(self, out: Path, request: Request) -> None:
@@ -180,6 +181,8 @@ class Draft:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._descriptor is not None:
+            if isinstance(error, InvalidInput | ConfigInvalid):
+                shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -201,6 +204,10 @@ class Draft:
                 temporary.rename(final)
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def discard(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+        self._entries.pop(name, None)
 
     def write_json(self, name: str, value: object) -> None:
         with self.write(name) as path:

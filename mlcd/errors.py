@@ -9,7 +9,8 @@ MlcdError                 base: a message, and the remedy where there is one
 │   ├── Overloaded        the queue is full
 │   └── DeadlineExceeded  the time allowed for the work has passed
 ├── ArtifactInvalid       a directory is incomplete, damaged or of another kind
-└── ConfigInvalid         a recipe, option or setting is wrong
+├── ConfigInvalid         a recipe, option or setting is wrong
+└── Diverged              training reached a loss or gradient that is not finite
 
 Bugs of our own stay `ValueError`, `AssertionError` and the like: they are not for the user to mend.
 """
@@ -74,3 +75,7 @@ class ArtifactInvalid(MlcdError):
 
 class ConfigInvalid(MlcdError):
     """A recipe, an option or a setting is wrong."""
+
+
+class Diverged(MlcdError):
+    """Training reached a loss or gradient that is not finite."""

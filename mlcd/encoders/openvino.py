@@ -65,15 +65,21 @@ class OpenVinoEncoder:
         del self._request, self._compiled
 
 
+def read_onnx(path: Path) -> ov.Model:
+    """Raises ArtifactInvalid for a file that is not ONNX."""
+    try:
+        return ov.Core().read_model(path)
+    except RuntimeError as error:
+        raise ArtifactInvalid(f"{path} cannot be read as ONNX", remedy="restore or convert it again") from error
+
+
 def open_model_artifact(path: Path, *, precision: Precision = "fp32", num_threads: int = 0) -> OpenVinoEncoder:
     """A model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives unit rows."""
     artifact = open_artifact(path, "model")
     if artifact.fingerprint is None:
         raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
-    with _translated():
-        model = ov.Core().read_model(artifact.file("model.onnx"))
     return OpenVinoEncoder(
-        model,
+        read_onnx(artifact.file("model.onnx")),
         name=str(artifact.config.get("name", path.resolve().name)),
         fingerprint=artifact.fingerprint,
         preprocess=PreprocessSpec.read(artifact.file("preprocess.json")),
@@ -96,11 +102,8 @@ def open_external(path: Path, *, precision: Precision = "fp32", num_threads: int
     preprocess = PreprocessSpec.from_dict(
         {name: card[name] for name in ("resize_shortest", "crop", "mean", "std", "interpolation", "exif") if name in card}
     )
+    model = read_onnx(path)
     with _translated():
-        try:
-            model = ov.Core().read_model(path)
-        except RuntimeError as error:
-            raise ArtifactInvalid(f"{path} cannot be read as ONNX", remedy="restore or convert it again") from error
         model = _with_uint8_input(model, card, preprocess, path)
     fingerprint = sha256(path.read_bytes() + b"\0" + sidecar.read_bytes()).hexdigest()
     return OpenVinoEncoder(

@@ -1,9 +1,10 @@
 """The LabelTable artifact: for each sample its nearest centers, best first.
 
 part-00000.parquet  key, ids list<int32>, scores list<float16> (score descending, id ascending)
-errors.jsonl        samples without labels, carried over from the embeddings
+names.json          optional: the names of the centers, so that the table stands without them
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from mlcd.artifact import Artifact, Draft, open_artifact
 from mlcd.types import Neighbors, SampleKey
 
+NAMES = "names.json"
 SCHEMA = pa.schema([("key", pa.string()), ("ids", pa.list_(pa.int32())), ("scores", pa.list_(pa.float16()))])
 
 
@@ -47,6 +49,14 @@ class LabelTable:
     @property
     def num_centers(self) -> int:
         return int(self.artifact.config["num_centers"])
+
+    @property
+    def names(self) -> list[str | None] | None:
+        """The names of the centers, where they have any."""
+        if NAMES not in self.artifact.files:
+            return None
+        names: list[str | None] = json.loads(self.artifact.file(NAMES).read_text())
+        return names
 
     @cached_property
     def _table(self) -> pa.Table:

@@ -1,0 +1,249 @@
+"""The `mlcd` command: parse, open, call one pipeline, print."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+
+import mlcd
+from mlcd.errors import MlcdError
+from mlcd.progress import Reporter
+
+FINISHED = "finished"
+_BAD_USAGE = 2
+_INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Our commands, and those that the installed products add through the entry point `mlcd.commands`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(point.name for point in _added())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        for point in _added():
+            if point.name == cmd_name:
+                try:
+                    command: click.Command = point.load()
+                except ImportError as error:
+                    raise click.UsageError(
+                        f"`mlcd {cmd_name}` needs the package {error.name}: pip install 'mlcd[serve,train]'"
+                    ) from error
+                return command
+        return None
+
+
+def _added() -> Any:
+    return entry_points(group="mlcd.commands")
+
+
+def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--json` and pass a Reporter."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Progress and result as JSON lines on standard output.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> None:
+        command(*args, reporter=Reporter("json" if as_json else "auto"), **kwargs)
+
+    return wrapped
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(mlcd.__version__, prog_name="mlcd")
+def cli() -> None:
+    """Raw images to embeddings, clusters, labels, a trained ViT and a live service."""
+
+
+@cli.command()
+@click.argument("images")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--model", required=True, help="A model artifact, an .onnx file with its JSON, hog or pixels.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
+@reporter_option
+def embed(images: str, out: Path, model: str, precision: str, reporter: Reporter) -> None:
+    """Turn IMAGES into unit embeddings at OUT.
+
+    IMAGES: a folder, a glob of tar shards, a parquet or zip file, or an fsspec URL of these. Files that cannot
+    be used are skipped and listed in OUT/errors.jsonl.
+    """
+    from mlcd.encoders import open_encoder
+    from mlcd.images.sources import open_source
+    from mlcd.pipelines.embed import embed as run
+
+    source = open_source(images)
+    encoder = open_encoder(model, precision=precision)
+    try:
+        artifact = run(source, encoder, out, reporter)
+    finally:
+        encoder.close()
+    facts = artifact.summary
+    _finish(reporter, artifact, f"{facts['images']} embeddings of {facts['dimension']}, {facts['errors']} files skipped")
+
+
+@cli.command()
+@click.argument("embeddings", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--clusters", type=click.IntRange(1), required=True)
+@click.option("--iterations", type=click.IntRange(0), default=25, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--hold-out", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True,
+              help="Share of each class (or overall), chosen by the hash of the key, left out of the clustering.")
+@click.option("--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean.")
+@click.option("--names", is_flag=True, help="Name each center by the majority of its members' sub-folders.")
+@reporter_option
+def cluster(
+    embeddings: Path,
+    out: Path,
+    clusters: int,
+    iterations: int,
+    seed: int,
+    hold_out: float,
+    subtract_mean: bool,
+    names: bool,
+    reporter: Reporter,
+) -> None:
+    """Cluster EMBEDDINGS by spherical k-means into centers at OUT."""
+    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines.cluster import cluster as run
+
+    artifact = run(
+        EmbeddingsArtifact.open(embeddings),
+        out,
+        num_clusters=clusters,
+        iterations=iterations,
+        seed=seed,
+        hold_out=hold_out,
+        subtract_mean=subtract_mean,
+        attach_names=names,
+        reporter=reporter,
+    )
+    facts = artifact.summary
+    _finish(reporter, artifact, f"{facts['clusters']} centers of {facts['rows']} rows, objective {facts['objective']:.4f}")
+
+
+@cli.command()
+@click.argument("embeddings", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--centers", type=click.Path(path_type=Path), required=True)
+@click.option("--top", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--threshold", type=float, help="Keep only centers at least this similar.")
+@reporter_option
+def label(
+    embeddings: Path, out: Path, centers: Path, top: int, threshold: float | None, reporter: Reporter
+) -> None:
+    """Give every row of EMBEDDINGS its nearest centers, exactly, at OUT."""
+    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines.label import label as run
+
+    artifact = run(
+        EmbeddingsArtifact.open(embeddings), centers, out, top=top, threshold=threshold, reporter=reporter
+    )
+    facts = artifact.summary
+    _finish(reporter, artifact, f"labels of {facts['images']} images among {facts['centers']} centers")
+
+
+@cli.command()
+@click.argument("embeddings", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@reporter_option
+def index(embeddings: Path, out: Path, reporter: Reporter) -> None:
+    """Build a searchable index of EMBEDDINGS at OUT (STATE/collections/NAME for the service)."""
+    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines.index import index as run
+
+    artifact = run(EmbeddingsArtifact.open(embeddings), out, reporter)
+    _finish(reporter, artifact, f"{artifact.summary['kind']} index of {artifact.summary['items']} items")
+
+
+@cli.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--format", "layout", type=click.Choice(["onnx", "triton"]), default="onnx", show_default=True,
+              help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository.")
+@click.option("--name", default="mlcd-vit", show_default=True, help="The model's name, also in Triton.")
+@click.option("--images", help="Images for the parity check; default: those of the run.")
+@reporter_option
+def export(checkpoint: Path, out: Path, layout: str, name: str, images: str | None, reporter: Reporter) -> None:
+    """Export CHECKPOINT (a run, one of its checkpoints, or for triton a model artifact) to OUT.
+
+    Nothing is written unless the exported graph agrees with the trained model on real images.
+    """
+    from mlcd.pipelines.export import export_model, export_triton
+
+    if layout == "triton":
+        artifact = export_triton(checkpoint, out, reporter)
+        _finish(reporter, artifact, f"Triton repository of {artifact.config['name']}")
+        return
+    artifact = export_model(checkpoint, out, name=name, images=images, reporter=reporter)
+    facts = artifact.summary
+    _finish(reporter, artifact, f"model of dimension {facts['dimension']}, parity {facts['parity_min_cosine']:.6f}")
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@reporter_option
+def verify(directory: Path, reporter: Reporter) -> None:
+    """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the manifests."""
+    from mlcd.pipelines.verify import verify as run
+
+    findings = list(run(directory))
+    for finding in findings:
+        mark = "ok     " if finding.checked else "skipped"
+        facts = {"path": finding.path, "kind": finding.kind, "checked": finding.checked, "detail": finding.detail}
+        reporter.result(facts, f"{mark} {finding.kind:<11} {finding.path}: {finding.detail}")
+
+
+@cli.command()
+@click.option("--images", help="A folder of your own images; default: scikit-learn's scanned digits.")
+@click.option("--features", help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--no-serve", is_flag=True, help="Stop after the result table.")
+def demo(images: str | None, features: str | None, out: Path, seed: int, host: str, port: int, no_serve: bool) -> None:
+    """Run the whole journey on real images, then serve the trained model."""
+    from mlcd.demo import Demo
+
+    journey = Demo(out=out, images=images, features=features, seed=seed)
+    journey.run()
+    if not no_serve:
+        journey.serve(host, port)
+
+
+def _finish(reporter: Reporter, artifact: Any, line: str) -> None:
+    facts = {FINISHED: str(artifact.path), "digest": artifact.digest, **artifact.summary}
+    reporter.result(facts, f"{line}: {artifact.path}")
+
+
+def main() -> None:
+    """Exit 0 on success, 2 with one line for a user's mistake, 130 when interrupted."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "mlcd"
+        _fail(f"{error.format_message()} (`{where} --help` explains)")
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except MlcdError as error:
+        _fail(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("mlcd: interrupted; run the same command again to go on", err=True)
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:  # `mlcd … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _fail(message: str) -> None:
+    click.echo(f"mlcd: {' '.join(message.split())}", err=True)
+    sys.exit(_BAD_USAGE)

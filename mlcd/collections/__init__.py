@@ -1,0 +1,1 @@
+"""Collections: named sets of images that can be searched."""

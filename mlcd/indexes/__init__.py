@@ -1,0 +1,1 @@
+"""Indexes: nearest vectors among many, one file per engine."""

@@ -1,0 +1,43 @@
+"""The oracle of every index: all scores, computed."""
+
+from pathlib import Path
+
+import numpy as np
+
+from mlcd.types import Embeddings, Neighbors
+
+
+class ExactIndex:
+    """The `VectorIndex` protocol over a matrix: score descending, row ascending."""
+
+    def __init__(self, rows: Embeddings) -> None:
+        self._rows = rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def dimension(self) -> int:
+        return int(self._rows.shape[1])
+
+    def search(self, queries: Embeddings, top: int) -> Neighbors:
+        scores = queries.astype(np.float64) @ self._rows.astype(np.float64).T
+        kept = min(top, len(self._rows))
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :kept]
+        ids = np.full((len(queries), top), -1, dtype=np.int64)
+        best = np.full((len(queries), top), -np.inf, dtype=np.float32)
+        ids[:, :kept] = order
+        best[:, :kept] = np.take_along_axis(scores, order, axis=1)
+        return Neighbors(ids, best)
+
+    def reconstruct(self, row: int) -> Embeddings:
+        return self._rows[row : row + 1]
+
+    def write(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.save(file, self._rows, allow_pickle=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "ExactIndex":
+        return cls(np.load(path, allow_pickle=False))

@@ -1,0 +1,26 @@
+"""Where a run keeps its checkpoints: `RUN/checkpoints/step_000100/`, each with `weights/` and `centers/`."""
+
+from pathlib import Path
+
+from mlcd.artifact import MANIFEST
+from mlcd.errors import ArtifactInvalid
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the finished checkpoints in `folder`, ascending."""
+    names = [path.name for path in folder.glob("step_*") if (path / MANIFEST).is_file()]
+    return sorted(int(name.removeprefix("step_")) for name in names)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at `path`, or the newest of the run at `path`; raises ArtifactInvalid."""
+    if (path / "weights").is_dir():
+        return path
+    steps = checkpoint_steps(path / "checkpoints")
+    if not steps:
+        raise ArtifactInvalid(f"{path} holds no checkpoint", remedy="give a run or one of its checkpoints/step_N")
+    return path / "checkpoints" / checkpoint_name(steps[-1])

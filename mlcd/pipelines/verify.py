@@ -1,0 +1,82 @@
+"""Walk from an artifact to everything it was made from, comparing every byte with the manifests."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.errors import ArtifactInvalid, ImageRejected, NotFound
+from mlcd.images.sources import open_source
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `checked` is False for a parent that is not on this machine."""
+
+    path: str
+    kind: str
+    checked: bool
+    detail: str
+
+
+def verify(directory: Path) -> Iterator[Finding]:
+    """Yield what was checked: the artifact, or all artifacts below a directory, and their parents.
+
+    Raises ArtifactInvalid at the first thing that does not match, naming the file.
+    """
+    if not directory.is_dir():
+        raise NotFound(f"{directory} is not a directory")
+    manifests = sorted(directory.rglob(MANIFEST)) if not (directory / MANIFEST).is_file() else [directory / MANIFEST]
+    if not manifests:
+        raise ArtifactInvalid(f"{directory} holds no artifact", remedy="give a directory made by an mlcd command")
+    seen: dict[Path, Artifact] = {}
+    for manifest in manifests:
+        yield from _walk(manifest.parent, seen)
+
+
+def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
+    place = path.resolve()
+    if place in seen:
+        return
+    artifact = open_artifact(path)
+    seen[place] = artifact
+    yield Finding(str(path), artifact.kind, True, f"{len(artifact.files)} files, digest {artifact.digest[:12]}")
+    for parent in artifact.parents:
+        yield from _walk_parent(artifact, parent, seen)
+
+
+def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact]) -> Iterator[Finding]:
+    # A checkpoint lies inside its run and states its parents relative to it.
+    bases = (artifact.path, *artifact.path.resolve().parents[:2]) if artifact.kind == "checkpoint" else (artifact.path,)
+    path = next((base / parent.path for base in bases if (base / parent.path).exists()), None)
+    if path is None:
+        yield Finding(parent.path, parent.role, False, "not on this machine, not checked")
+    elif parent.role == "images":
+        yield _check_images(artifact, path.resolve())
+    else:
+        yield from _walk(path.resolve(), seen)
+        if seen[path.resolve()].digest != parent.digest:
+            raise ArtifactInvalid(
+                f"{path.resolve() / MANIFEST} is not the {parent.role} that {artifact.path} was made from",
+                remedy="make the later artifact again, or restore the earlier one",
+            )
+
+
+def _check_images(artifact: Artifact, location: Path) -> Finding:
+    """Each image against the digest that was stored with its embedding."""
+    if artifact.kind != "embeddings":
+        return Finding(str(location), "images", False, "checked through the embeddings made from them")
+    source = open_source(str(location))
+    entries = {entry.key: entry for entry in source.entries}
+    num_images = 0
+    for key, digest in EmbeddingsArtifact.open(artifact.path).image_digests():
+        try:
+            intact = key in entries and hashlib.sha256(source.read(entries[key])).digest() == digest
+        except ImageRejected:
+            intact = False
+        if not intact:
+            raise ArtifactInvalid(f"{location / key} is not the image that {artifact.path} was made from")
+        num_images += 1
+    return Finding(str(location), "images", True, f"{num_images} images")

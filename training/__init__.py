@@ -1,0 +1,1 @@
+"""Makes checkpoints: reads images and labels artifacts, trains, evaluates."""

@@ -1,0 +1,1 @@
+"""Checkpoints: everything that must survive a crash, on disk."""

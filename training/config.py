@@ -1,0 +1,188 @@
+"""Configuration of a run: recipes (YAML) plus `a.b=c` overrides, every key known, the result saved with the run."""
+
+import difflib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mlcd.errors import ConfigInvalid
+from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.losses.margins import MarginGrad, MarginKind
+from mlcd.models.vit import Activation, ViTConfig
+
+_MANY_CLASSES = 10_000
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Section):
+    images: str
+    """Folder, tar shards, parquet or zip."""
+    labels: str
+    """A labels artifact made from the same images."""
+    hold_out: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_FRACTION
+    """Share of each class (or overall) kept for evaluation, chosen by the hash of the key."""
+    memory_gib: Annotated[float, Field(gt=0)] = 4.0
+    """The decoded training images are held in memory; more than this is refused."""
+
+
+class ModelConfig(_Section):
+    image_size: Annotated[int, Field(ge=1)]
+    patch_size: Annotated[int, Field(ge=1)]
+    width: Annotated[int, Field(ge=1)]
+    depth: Annotated[int, Field(ge=1)]
+    heads: Annotated[int, Field(ge=1)]
+    mlp_width: Annotated[int, Field(ge=1)]
+    embedding_dim: Annotated[int, Field(ge=1)]
+    activation: Activation = "gelu"
+
+    def vit(self) -> ViTConfig:
+        return ViTConfig(**self.model_dump())
+
+
+class LossConfig(_Section):
+    kind: Literal["mlcd", "mlc", "cd"] = "mlcd"
+    labels_per_image: Annotated[int, Field(ge=1)] = 8
+    """l: the nearest centers taken as positives. CD takes one."""
+    scale: Annotated[float, Field(gt=0)] | None = None
+    """s. None: 64 as published, but 16 below 10,000 centers, where 64 learns nothing."""
+    negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    """r, the share of classes drawn as negatives. None: 0.1 as published, but 1 below 10,000 centers."""
+    margin_kind: MarginKind = "arcface"
+    margin: Annotated[float, Field(ge=0, lt=1.5)] = 0.3
+    margin_grad: MarginGrad = "straight_through"
+    bias: float = 0.0
+    """b of Eq. 5 read as ZLPR; MLC and CD do not depend on it and refuse it."""
+
+    def resolved_scale(self, num_classes: int) -> float:
+        return self.scale or (16.0 if num_classes < _MANY_CLASSES else 64.0)
+
+    def resolved_ratio(self, num_classes: int) -> float:
+        return self.negative_ratio or (1.0 if num_classes < _MANY_CLASSES else 0.1)
+
+
+class AugmentConfig(_Section):
+    """Random resized crop and flip; the defaults are those of the authors' later recipe."""
+
+    min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
+    max_aspect: Annotated[float, Field(ge=1)] = 1.25
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+class OptimConfig(_Section):
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    center_lr: Annotated[float, Field(gt=0)] | None = None
+    """None: the same as lr."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    betas: tuple[float, float] = (0.9, 0.98)
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
+
+
+class ScheduleConfig(_Section):
+    steps: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)] = 128
+
+
+class CheckpointConfig(_Section):
+    every_steps: Annotated[int, Field(ge=1)] = 100
+    keep_last: Annotated[int, Field(ge=1)] = 1
+    """Beside step 0, the untrained model, and the final step, which always stay."""
+
+
+class RunConfig(_Section):
+    out: str
+    seed: int = 0
+    num_threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads; 0 takes all cores. A resumed run is bit-identical when this is the same."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    log_every: Annotated[int, Field(ge=1)] = 10
+    data: DataConfig
+    model: ModelConfig
+    loss: LossConfig = LossConfig()
+    augment: AugmentConfig = AugmentConfig()
+    optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the result: everything but places, which the artifact records as parents."""
+        return self.model_dump(mode="json", exclude={"out": True, "data": {"images", "labels", "memory_gib"}})
+
+
+def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The recipe (a path, or the name of a built-in one) with `a.b=c` applied.
+
+    Raises ConfigInvalid naming the key, with a suggestion for a misspelled one.
+    """
+    fields = _read_recipe(recipe)
+    for override in overrides:
+        name, separator, value = override.partition("=")
+        if not separator or not name:
+            raise ConfigInvalid(f"{override!r} is not an override", remedy="write it as section.key=value")
+        _assign(fields, name.split("."), yaml.safe_load(value), override)
+    return validate_config(fields)
+
+
+def validate_config(fields: dict[str, Any]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = _known_keys(RunConfig)
+            close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(
+                name.rsplit(".", 1)[-1], known, n=1, cutoff=0.4
+            )
+            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise ConfigInvalid(f"unknown key {name}", remedy=remedy) from error
+        if first["type"] == "missing":
+            raise ConfigInvalid(f"{name} is not set", remedy=f"add {name}=VALUE") from error
+        raise ConfigInvalid(f"{name}={first['input']!r}: {first['msg'].lower()}") from error
+
+
+def built_in_recipes() -> list[str]:
+    folder = resources.files("training") / "recipes"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def _read_recipe(recipe: str) -> dict[str, Any]:
+    try:
+        if recipe in built_in_recipes():
+            text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
+        else:
+            text = Path(recipe).read_text()
+        fields = yaml.safe_load(text)
+    except OSError as error:
+        names = ", ".join(built_in_recipes())
+        raise ConfigInvalid(f"there is no recipe {recipe}", remedy=f"give a YAML file or one of {names}") from error
+    except yaml.YAMLError as error:
+        raise ConfigInvalid(f"{recipe} is not YAML") from error
+    if not isinstance(fields, dict):
+        raise ConfigInvalid(f"{recipe} holds no sections")
+    return fields
+
+
+def _assign(fields: dict[str, Any], path: list[str], value: object, override: str) -> None:
+    for name in path[:-1]:
+        fields = fields.setdefault(name, {})
+        if not isinstance(fields, dict):
+            raise ConfigInvalid(f"{override!r}: {name} is a value, not a section")
+    fields[path[-1]] = value
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    names = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += _known_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names

@@ -1,0 +1,1 @@
+"""Samples, their order and their augmentation, each a pure function of (seed, position)."""

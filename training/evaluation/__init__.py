@@ -1,0 +1,1 @@
+"""Evaluators: representations in, (name, value) out."""

@@ -1,0 +1,62 @@
+"""Evaluate several representations under one protocol, and keep the result as an artifact."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlcd.artifact import Draft, Request, find_published, open_artifact
+from mlcd.errors import MlcdError, NotFound
+from mlcd.models.checkpoints import find_checkpoint
+from mlcd.progress import Reporter
+from training.evaluation.knn import clusters, knn
+from training.evaluation.representations import Representation, open_representation
+
+RESULTS = "results.json"
+
+
+def evaluate_all(
+    paths: Sequence[Path], settings: dict[str, Any], *, images: str | None, out: Path | None, reporter: Reporter
+) -> list[dict[str, Any]]:
+    """One record per path: representation, its digest, metrics, and the protocol that gave them."""
+    request = None
+    if out is not None:
+        artifacts = [open_artifact(_artifact_path(path), verify_files=False) for path in paths]
+        parents = tuple(artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts)
+        request = Request("evaluation", settings, parents)
+        if (done := find_published(out, request)) is not None:
+            results: list[dict[str, Any]] = json.loads(done.file(RESULTS).read_text())
+            return results
+    with reporter.stage("evaluate", None) as meter:
+        results = [_evaluate(path, settings, images, lambda: meter.advance(1)) for path in paths]
+    if out is not None and request is not None:
+        with Draft(out, request) as draft:
+            draft.write_json(RESULTS, results)
+            draft.publish()
+    return results
+
+
+def _evaluate(path: Path, settings: dict[str, Any], images: str | None, on_image: Any) -> dict[str, Any]:
+    representation = open_representation(path, images=images, on_image=on_image)
+    return {
+        "representation": representation.name,
+        "digest": representation.artifact.digest,
+        "metrics": dict(_metrics(representation, settings)),
+        "protocol": settings,
+    }
+
+
+def _metrics(representation: Representation, settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    if settings["kind"] == "knn":
+        yield from knn(representation, neighbors=settings["neighbors"], hold_out=settings["hold_out"])
+    else:
+        yield from clusters(representation, seed=settings["seed"])
+
+
+def _artifact_path(path: Path) -> Path:
+    if not path.is_dir():
+        raise NotFound(f"{path} does not exist", remedy="give checkpoints, runs or embeddings artifacts")
+    try:
+        return find_checkpoint(path)
+    except MlcdError:
+        return path

@@ -1,0 +1,11 @@
+"""The learning rate as a closed formula of the step: nothing to save, nothing to drift."""
+
+import math
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) -> float:
+    """Linear from peak / warmup_steps at step 0 to `peak`, then half a cosine to 0 at `num_steps`."""
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))

@@ -1,0 +1,1 @@
+"""What is spread over ranks: for now, class centers on one."""

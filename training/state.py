@@ -1,0 +1,22 @@
+"""Everything that must survive a crash: weights, centers, both optimizers' moments, and one integer."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mlcd.models.servable import Servable
+from training.parallel.partial_fc import PartialFC
+
+
+@dataclass
+class TrainState:
+    """`step` counts finished updates; order, negatives, augmentation and learning rate follow from it."""
+
+    model: Servable
+    centers: PartialFC
+    optimizer: torch.optim.AdamW
+    step: int = 0
+
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
+        trunk = {f"trunk.{name}": parameter for name, parameter in self.model.trunk.named_parameters()}
+        return {**trunk, "centers.weight": self.centers.weight}
