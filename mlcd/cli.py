@@ -188,12 +188,17 @@ def export(checkpoint: Path, out: Path, layout: str, name: str, images: str | No
 
 @cli.command()
 @click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--quiet", is_flag=True, help="One line instead of one for each artifact.")
 @reporter_option
-def verify(directory: Path, reporter: Reporter) -> None:
+def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
     """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the manifests."""
     from mlcd.pipelines.verify import verify as run
 
     findings = list(run(directory))
+    if quiet:
+        num_checked = sum(finding.checked for finding in findings)
+        reporter.result({"checked": num_checked}, f"{num_checked} artifacts and their files match: {directory}")
+        return
     for finding in findings:
         mark = "ok     " if finding.checked else "skipped"
         facts = {"path": finding.path, "kind": finding.kind, "checked": finding.checked, "detail": finding.detail}

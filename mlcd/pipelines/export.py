@@ -4,6 +4,7 @@ Nothing is published unless the exported graph, run by the engine that will serv
 model on real images.
 """
 
+import logging
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -96,8 +97,10 @@ def write_onnx(model: Servable, path: Path) -> None:
     """Input `image_u8` uint8 [N, 3, S, S], output `embedding` float32 unit rows [N, D]."""
     size = model.preprocess.crop
     example = torch.zeros((2, 3, size, size), dtype=torch.uint8)
+    # The exporter's remarks on its own internals and on packages that we do without.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's remarks on its own internals
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             model.eval(),
             (example,),

@@ -1,0 +1,1 @@
+"""Serves models: REST in front, an encoder behind. Holds no science."""

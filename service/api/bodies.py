@@ -1,0 +1,125 @@
+"""Request bodies to image bytes: multipart files, one raw image, or data-URIs in JSON."""
+
+import base64
+import binascii
+import math
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from fastapi import Request
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
+
+from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.types import Embeddings, unit_rows
+from service.problems import BadRequest, TooLarge, Unsupported
+from service.settings import Limits
+
+MEDIA_TYPES: Final = ("multipart/form-data", "image/*", "application/octet-stream", "application/json")
+_OPENAPI_CONTENT: Final[dict[str, Any]] = {
+    "multipart/form-data": {
+        "schema": {
+            "type": "object",
+            "required": ["files"],
+            "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+        }
+    },
+    "image/*": {"schema": {"type": "string", "format": "binary"}},
+}
+
+
+def openapi_body(json_schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body with `read_images`."""
+    content = dict(_OPENAPI_CONTENT)
+    if json_schema is not None:
+        content["application/json"] = {"schema": json_schema}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRejected]:
+    """The images of a multipart form (field `files`, 1..n) or of a raw image body."""
+    kind = media_type(request)
+    if kind == "multipart/form-data":
+        return await _read_form(request, limits)
+    if kind.startswith("image/") or kind == "application/octet-stream":
+        return [await read_body(request)]
+    raise Unsupported(f"this route does not take {kind or 'a body without Content-Type'}", remedy=f"send {MEDIA_TYPES}")
+
+
+async def read_body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise BadRequest("the client went away") from error
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    try:
+        content = orjson.loads(await read_body(request))
+    except orjson.JSONDecodeError as error:
+        raise BadRequest("the body is not JSON") from error
+    if not isinstance(content, dict):
+        raise BadRequest("the body is not a JSON object")
+    return content
+
+
+async def _read_form(request: Request, limits: Limits) -> list[bytes | ImageRejected]:
+    try:
+        async with request.form(max_files=limits.max_images + 1, max_fields=16) as form:
+            files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
+            if not files:
+                raise BadRequest("the form has no file", remedy="send images in the field `files`", param="files")
+            check_count(len(files), limits)
+            return [await file.read() for file in files]
+    except (MultiPartException, KeyError, ClientDisconnect) as error:
+        raise BadRequest("the multipart form cannot be read") from error
+    except Exception as error:
+        # Starlette wraps its parser's complaints in its own HTTPException.
+        if getattr(error, "status_code", None) == 400:  # noqa: PLR2004 - HTTP
+            raise BadRequest(
+                "the multipart form cannot be read", remedy=f"at most {limits.max_images} files, well formed"
+            ) from error
+        raise
+
+
+def check_count(num: int, limits: Limits) -> None:
+    if num > limits.max_images:
+        raise TooLarge(f"{num} items in one request, more than {limits.max_images}", limit="max_images")
+
+
+def image_from_uri(value: Any) -> bytes | ImageRejected:
+    """A data-URI to its bytes. Anything else is refused: never a path, and URLs only where fetching is on."""
+    if not isinstance(value, str):
+        return ImageRejected("unreadable", "an image must be a data-URI", remedy="data:image/jpeg;base64,…")
+    if value.startswith(("http://", "https://")):
+        return ImageRejected("unreadable", "fetching URLs is off", remedy="send the image itself as a data-URI")
+    head, separator, payload = value.partition(",")
+    if not separator or not head.startswith("data:") or not head.endswith(";base64"):
+        return ImageRejected("unreadable", "an image must be a data-URI", remedy="data:image/jpeg;base64,…")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError):
+        return ImageRejected("unreadable", "the data-URI is not valid base64")
+
+
+def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddings:
+    """A list of vectors to unit rows [N, D]."""
+    if not isinstance(value, list) or not value:
+        raise BadRequest("embeddings must be a list of vectors", param="embeddings")
+    check_count(len(value), limits)
+    for index, row in enumerate(value):
+        numbers = isinstance(row, list) and all(type(number) in (int, float) for number in row)
+        if not numbers or len(row) != dimension or not all(math.isfinite(number) for number in row):
+            raise BadRequest(
+                f"embedding {index} is not a vector of {dimension} finite numbers", param=f"embeddings[{index}]"
+            )
+    try:
+        return unit_rows(np.asarray(value, dtype=np.float64))
+    except InvalidInput as error:
+        raise BadRequest(error.message, remedy=error.remedy, param="embeddings") from error

@@ -1,0 +1,30 @@
+"""Whether the process lives, whether it can serve, what it has done."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api.access import Opened
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health/live")
+async def live() -> dict[str, Any]:
+    """The process answers."""
+    return {"status": "live"}
+
+
+@router.get("/health/ready", responses={503: {"description": "Not ready to serve"}})
+async def ready(request: Request, resources: Opened, response: Response) -> dict[str, Any]:
+    """The latest inference succeeded and the server is not stopping."""
+    healthy = resources.batcher.healthy and request.app.state.accepting
+    response.status_code = 200 if healthy else 503
+    return {"status": "ready" if healthy else "not ready"}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(resources: Opened) -> Response:
+    """Prometheus text format."""
+    return Response(resources.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")

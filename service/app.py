@@ -1,0 +1,45 @@
+"""The application: middleware, problems, routers, lifespan."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+import mlcd
+from mlcd.errors import MlcdError
+from service.api import centers, collections, embeddings, health, images, info, labels
+from service.middleware import BodyLimitMiddleware, RequestMiddleware
+from service.problems import handle_http_error, handle_mlcd_error, handle_unexpected, handle_validation_error
+from service.resources import Resources
+from service.web import explorer
+
+
+def create_app(resources: Resources) -> FastAPI:
+    """An ASGI application over open resources; their owner closes them."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.accepting = True
+        yield
+        app.state.accepting = False
+
+    app = FastAPI(
+        title="mlcd",
+        version=mlcd.__version__,
+        summary="Image embeddings, nearest-cluster labels and search.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.resources = resources
+    app.state.accepting = True
+    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(RequestMiddleware)
+    app.add_exception_handler(MlcdError, handle_mlcd_error)
+    app.add_exception_handler(RequestValidationError, handle_validation_error)
+    app.add_exception_handler(HTTPException, handle_http_error)
+    app.add_exception_handler(Exception, handle_unexpected)
+    for module in (health, info, embeddings, images, labels, centers, collections, explorer):
+        app.include_router(module.router)
+    return app

@@ -1,0 +1,1 @@
+"""From bytes to embeddings inside the service: admission, decoding, batching."""

@@ -1,0 +1,83 @@
+"""Settings of the service: the one place that reads the environment."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from mlcd.errors import ConfigInvalid
+
+_PREFIX = "MLCD_"
+
+
+class Limits(BaseModel, frozen=True, extra="forbid"):
+    """What one request, and the server as a whole, may hold. Shown in /v1/info."""
+
+    max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
+    """Bytes of one request's body, counted while it streams in."""
+    max_images: Annotated[int, Field(gt=0)] = 64
+    """Images (or embeddings) in one request."""
+    max_pixels: Annotated[int, Field(gt=0)] = 89_478_485
+    """Pixels of one image, compared with its header before it is decoded."""
+    max_top: Annotated[int, Field(gt=0)] = 1000
+    """Labels or matches per image."""
+    max_queued_images: Annotated[int, Field(gt=0)] = 512
+    """Images admitted at one time; beyond it requests are refused with 429."""
+    deadline_s: Annotated[float, Field(gt=0)] = 30.0
+    """A request that is not answered by then gets 504."""
+
+
+class Settings(BaseSettings):
+    """Environment variables MLCD_<NAME>, nested by two underscores: MLCD_LIMITS__MAX_IMAGES."""
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    model: str
+    """A directory made by `mlcd export`, an .onnx file with its JSON, hog or pixels."""
+    centers: str | None = None
+    """Centers to label with; default: those shipped in the model's directory."""
+    engine: Literal["auto", "openvino"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    state_dir: str | None = None
+    """Holds collections/NAME, each made by `mlcd index`."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    max_batch: Annotated[int, Field(ge=1)] = 32
+    """Images that the engine is given at once."""
+    decode_threads: Annotated[int, Field(ge=0)] = 0
+    """Threads that decode images; 0 takes one per core."""
+    limits: Limits = Limits()
+
+
+def read_settings(overrides: Mapping[str, Any]) -> Settings:
+    """Settings from the environment, with command-line `overrides` (None: not given) on top.
+
+    Raises ConfigInvalid for an unknown MLCD_ name, suggesting the nearest known one, and for bad values.
+    """
+    known = setting_names()
+    for name in os.environ:  # noqa: TID251 - this is the one place
+        if name.startswith(_PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise ConfigInvalid(f"unknown setting {name}", remedy=remedy)
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = _PREFIX + "__".join(str(part).upper() for part in first["loc"])
+        if first["type"] == "missing":
+            raise ConfigInvalid(f"{name} is not set", remedy="give --model or set it") from error
+        raise ConfigInvalid(f"{name}: {first['msg'].lower()}") from error
+
+
+def setting_names() -> list[str]:
+    names = []
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += [f"{_PREFIX}{name}__{nested}".upper() for nested in field.annotation.model_fields]
+        else:
+            names.append(f"{_PREFIX}{name}".upper())
+    return names
