@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 import mlcd
+from mlcd.encoders.base import Precision
 from mlcd.errors import MlcdError
 from mlcd.progress import Reporter
 
@@ -67,7 +68,7 @@ def cli() -> None:
 @click.option("--model", required=True, help="A model artifact, an .onnx file with its JSON, hog or pixels.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
 @reporter_option
-def embed(images: str, out: Path, model: str, precision: str, reporter: Reporter) -> None:
+def embed(images: str, out: Path, model: str, precision: Precision, reporter: Reporter) -> None:
     """Turn IMAGES into unit embeddings at OUT.
 
     IMAGES: a folder, a glob of tar shards, a parquet or zip file, or an fsspec URL of these. Files that cannot
@@ -84,7 +85,11 @@ def embed(images: str, out: Path, model: str, precision: str, reporter: Reporter
     finally:
         encoder.close()
     facts = artifact.summary
-    _finish(reporter, artifact, f"{facts['images']} embeddings of {facts['dimension']}, {facts['errors']} files skipped")
+    _finish(
+        reporter,
+        artifact,
+        f"{facts['images']} embeddings of {facts['dimension']}, {facts['errors']} files skipped",
+    )
 
 
 @cli.command()
@@ -93,8 +98,13 @@ def embed(images: str, out: Path, model: str, precision: str, reporter: Reporter
 @click.option("--clusters", type=click.IntRange(1), required=True)
 @click.option("--iterations", type=click.IntRange(0), default=25, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--hold-out", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True,
-              help="Share of each class (or overall), chosen by the hash of the key, left out of the clustering.")
+@click.option(
+    "--hold-out",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Share of each class (or overall), chosen by the hash of the key, left out of the clustering.",
+)
 @click.option("--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean.")
 @click.option("--names", is_flag=True, help="Name each center by the majority of its members' sub-folders.")
 @reporter_option
@@ -125,7 +135,11 @@ def cluster(
         reporter=reporter,
     )
     facts = artifact.summary
-    _finish(reporter, artifact, f"{facts['clusters']} centers of {facts['rows']} rows, objective {facts['objective']:.4f}")
+    _finish(
+        reporter,
+        artifact,
+        f"{facts['clusters']} centers of {facts['rows']} rows, objective {facts['objective']:.4f}",
+    )
 
 
 @cli.command()
@@ -135,16 +149,12 @@ def cluster(
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--threshold", type=float, help="Keep only centers at least this similar.")
 @reporter_option
-def label(
-    embeddings: Path, out: Path, centers: Path, top: int, threshold: float | None, reporter: Reporter
-) -> None:
+def label(embeddings: Path, out: Path, centers: Path, top: int, threshold: float | None, reporter: Reporter) -> None:
     """Give every row of EMBEDDINGS its nearest centers, exactly, at OUT."""
     from mlcd.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.label import label as run
 
-    artifact = run(
-        EmbeddingsArtifact.open(embeddings), centers, out, top=top, threshold=threshold, reporter=reporter
-    )
+    artifact = run(EmbeddingsArtifact.open(embeddings), centers, out, top=top, threshold=threshold, reporter=reporter)
     facts = artifact.summary
     _finish(reporter, artifact, f"labels of {facts['images']} images among {facts['centers']} centers")
 
@@ -165,8 +175,14 @@ def index(embeddings: Path, out: Path, reporter: Reporter) -> None:
 @cli.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--format", "layout", type=click.Choice(["onnx", "triton"]), default="onnx", show_default=True,
-              help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository.")
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["onnx", "triton"]),
+    default="onnx",
+    show_default=True,
+    help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository.",
+)
 @click.option("--name", default="mlcd-vit", show_default=True, help="The model's name, also in Triton.")
 @click.option("--images", help="Images for the parity check; default: those of the run.")
 @reporter_option
@@ -183,7 +199,11 @@ def export(checkpoint: Path, out: Path, layout: str, name: str, images: str | No
         return
     artifact = export_model(checkpoint, out, name=name, images=images, reporter=reporter)
     facts = artifact.summary
-    _finish(reporter, artifact, f"model of dimension {facts['dimension']}, parity {facts['parity_min_cosine']:.6f}")
+    _finish(
+        reporter,
+        artifact,
+        f"model of dimension {facts['dimension']}, parity {facts['parity_min_cosine']:.6f}",
+    )
 
 
 @cli.command()
@@ -201,7 +221,12 @@ def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
         return
     for finding in findings:
         mark = "ok     " if finding.checked else "skipped"
-        facts = {"path": finding.path, "kind": finding.kind, "checked": finding.checked, "detail": finding.detail}
+        facts = {
+            "path": finding.path,
+            "kind": finding.kind,
+            "checked": finding.checked,
+            "detail": finding.detail,
+        }
         reporter.result(facts, f"{mark} {finding.kind:<11} {finding.path}: {finding.detail}")
 
 

@@ -5,7 +5,6 @@ by running it again: it keeps no state of its own.
 """
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -70,6 +69,13 @@ class Demo:
         num_clustered = num_images - int(HELD_OUT_FRACTION * num_images)
         num_clusters = max(2, min(_MAX_CLUSTERS, num_clustered // _IMAGES_PER_CLUSTER, num_clustered))
         num_labels = 4 if num_clusters < _MANY_CLUSTERS else 8
+        clustering = ["--clusters", str(num_clusters), "--hold-out", str(HELD_OUT_FRACTION), "--subtract-mean"]
+        if has_classes:
+            clustering.append("--names")
+        top = ["--top", str(num_labels)]
+        places = {"data.images": self._images, "data.labels": out / "labels", "out": out / "run"}
+        chosen = {**places, "seed": self.seed, "loss.labels_per_image": num_labels}
+        overrides = [f"{name}={value}" for name, value in chosen.items()]
         recipe = "demo-digits" if self.images is None else "demo-photos"
         step_0 = str(out / "run" / "checkpoints" / "step_000000")
         representations = [str(out / "pixels"), str(out / "features"), step_0, str(out / "run")]
@@ -79,12 +85,9 @@ class Demo:
         return [
             ["embed", self._images, str(out / "features"), "--model", self.features or "hog"],
             ["embed", self._images, str(out / "pixels"), "--model", "pixels"],
-            ["cluster", str(out / "features"), str(out / "centers"), "--clusters", str(num_clusters), *seed]
-            + ["--hold-out", str(HELD_OUT_FRACTION), "--subtract-mean", *(["--names"] if has_classes else [])],
-            ["label", str(out / "features"), str(out / "labels"), "--centers", str(out / "centers")]
-            + ["--top", str(num_labels)],
-            ["train", recipe, f"data.images={self._images}", f"data.labels={out / 'labels'}", f"out={out / 'run'}"]
-            + [f"seed={self.seed}", f"loss.labels_per_image={num_labels}"],
+            ["cluster", str(out / "features"), str(out / "centers"), *clustering, *seed],
+            ["label", str(out / "features"), str(out / "labels"), "--centers", str(out / "centers"), *top],
+            ["train", recipe, *overrides],
             *(evaluate if has_classes else []),
             ["export", str(out / "run"), str(out / "model"), "--images", self._images],
             ["export", str(out / "model"), str(out / "triton"), "--format", "triton"],

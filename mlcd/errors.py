@@ -18,7 +18,13 @@ Bugs of our own stay `ValueError`, `AssertionError` and the like: they are not f
 from typing import Literal
 
 ImageReason = Literal[
-    "empty", "unreadable", "too-many-bytes", "too-many-pixels", "unsupported-format", "undecodable", "no-embedding"
+    "empty",
+    "unreadable",
+    "too-many-bytes",
+    "too-many-pixels",
+    "unsupported-format",
+    "undecodable",
+    "no-embedding",
 ]
 
 

@@ -5,10 +5,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 Style = Literal["auto", "json", "silent"]
 _JSON_INTERVAL_S = 1.0
@@ -47,7 +54,7 @@ class Reporter:
 
 
 class _SilentMeter:
-    def __enter__(self) -> "_SilentMeter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -61,7 +68,7 @@ class _JsonMeter:
         self._facts: dict[str, object] = {}
         self._last = 0.0
 
-    def __enter__(self) -> "_JsonMeter":
+    def __enter__(self) -> Self:
         self._emit()
         return self
 
@@ -93,7 +100,7 @@ class _BarMeter:
         )
         self._task = self._progress.add_task(name, total=total, completed=done, facts="")
 
-    def __enter__(self) -> "_BarMeter":
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 

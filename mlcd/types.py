@@ -38,7 +38,7 @@ def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
 
     Raises InvalidInput naming the first row that is not finite or has no direction (norm 0).
     """
-    if rows.ndim != 2:  # noqa: PLR2004 - a matrix has two axes
+    if rows.ndim != 2:
         raise InvalidInput(f"expected a matrix [rows, dimension], got shape {rows.shape}")
     norms = np.linalg.norm(rows.astype(np.float64, copy=False), axis=1, keepdims=True)
     usable = np.isfinite(norms[:, 0]) & (norms[:, 0] > 0)

@@ -105,7 +105,12 @@ def status_of(error: MlcdError) -> int:
 
 def item_error(index: int, rejection: ImageRejected) -> dict[str, Any]:
     """One entry of `errors` in a batch answer."""
-    return {"index": index, "type": rejection.reason, "title": _TITLES[status_of(rejection)], "detail": str(rejection)}
+    return {
+        "index": index,
+        "type": rejection.reason,
+        "title": _TITLES[status_of(rejection)],
+        "detail": str(rejection),
+    }
 
 
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:

@@ -44,7 +44,10 @@ async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
     compute = ThreadPoolExecutor(num_cores, thread_name_prefix="compute")
     try:
         metrics = Metrics(
-            model=encoder.name, fingerprint=encoder.fingerprint, engine=encoder.engine, precision=encoder.precision
+            model=encoder.name,
+            fingerprint=encoder.fingerprint,
+            engine=encoder.engine,
+            precision=encoder.precision,
         )
         limits = settings.limits
         batcher = MicroBatcher(

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class Centers:
         return None if self.names is None else self.names[center]
 
     def write(self, draft: Draft) -> None:
-        arrays = {"centers.npy": self.vectors, "sizes.npy": self.sizes}
+        arrays: dict[str, NDArray[Any]] = {"centers.npy": self.vectors, "sizes.npy": self.sizes}
         if self.mean is not None:
             arrays["mean.npy"] = self.mean
         for name, array in arrays.items():

@@ -89,7 +89,11 @@ def _update(
 
 
 def _split_largest(
-    means: NDArray[np.float64], sizes: NDArray[np.float64], usable: NDArray[np.bool_], seed: int, iteration: int
+    means: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    usable: NDArray[np.bool_],
+    seed: int,
+    iteration: int,
 ) -> tuple[Embeddings, int]:
     """Refill every cluster that has no direction with one half of the currently largest cluster."""
     sizes = np.where(usable, sizes, 0.0)

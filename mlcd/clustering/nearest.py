@@ -52,7 +52,7 @@ def nearest_centers(
 
 def check_rows(rows: NDArray[np.floating], what: str) -> None:
     """Raise InvalidInput unless `rows` is a float32 matrix of finite values."""
-    if rows.ndim != 2 or rows.dtype != np.float32:  # noqa: PLR2004 - a matrix has two axes
+    if rows.ndim != 2 or rows.dtype != np.float32:
         raise InvalidInput(f"{what} must be a float32 matrix, got {rows.dtype} {list(rows.shape)}")
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():

@@ -24,7 +24,7 @@ def normalized_mutual_information(assignment: NDArray[np.integer], class_names: 
 
 
 def imbalance(sizes: NDArray[np.integer]) -> float:
-    """k sum(sizes^2) / n^2: 1 when all clusters are equal, k when one holds everything (as faiss reports it)."""
+    """K sum(sizes^2) / n^2: 1 when all clusters are equal, k when one holds everything (as faiss reports it)."""
     sizes = sizes.astype(np.float64)
     return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2)
 

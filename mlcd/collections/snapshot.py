@@ -64,7 +64,7 @@ class Snapshot:
 
     def search(self, queries: Embeddings, top: int) -> list[list[Match]]:
         """min(top, size) matches for each unit query, most similar first."""
-        if queries.ndim != 2 or queries.shape[1] != self.index.dimension:  # noqa: PLR2004 - [N, D]
+        if queries.ndim != 2 or queries.shape[1] != self.index.dimension:
             raise InvalidInput(f"the collection has dimension {self.index.dimension}, got {list(queries.shape)}")
         found = self.index.search(queries, min(top, self.index.num_rows))
         return [

@@ -3,19 +3,15 @@
 from pathlib import Path
 
 from mlcd.artifact import MANIFEST
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.base import Encoder, Precision
 from mlcd.errors import ConfigInvalid, NotFound
 
-PRECISIONS = ("fp32", "bf16")
 
-
-def open_encoder(spec: str, *, precision: str = "fp32", num_threads: int = 0) -> Encoder:
+def open_encoder(spec: str, *, precision: Precision = "fp32", num_threads: int = 0) -> Encoder:
     """The encoder named by `spec`: a model artifact, an `.onnx` file with its JSON, `hog` or `pixels`.
 
     Raises NotFound, ConfigInvalid or ArtifactInvalid; each names what is missing.
     """
-    if precision not in PRECISIONS:
-        raise ConfigInvalid(f"unknown precision {precision}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     try:
         if spec in ("hog", "pixels"):
             if precision != "fp32":
@@ -25,15 +21,18 @@ def open_encoder(spec: str, *, precision: str = "fp32", num_threads: int = 0) ->
         if (path / MANIFEST).is_file():
             from mlcd.encoders.openvino import open_model_artifact
 
-            return open_model_artifact(path, precision=precision, num_threads=num_threads)  # type: ignore[arg-type]
+            return open_model_artifact(path, precision=precision, num_threads=num_threads)
         if path.suffix == ".onnx":
             from mlcd.encoders.openvino import open_external
 
-            return open_external(path, precision=precision, num_threads=num_threads)  # type: ignore[arg-type]
+            return open_external(path, precision=precision, num_threads=num_threads)
     except ImportError as error:
-        raise ConfigInvalid(f"{spec} needs a package that is not installed", remedy="pip install 'mlcd[serve,train]'") from error
+        raise ConfigInvalid(
+            f"{spec} needs a package that is not installed", remedy="pip install 'mlcd[serve,train]'"
+        ) from error
     raise NotFound(
-        f"there is no model {spec}", remedy="give a directory made by `mlcd export`, an .onnx file, hog or pixels"
+        f"there is no model {spec}",
+        remedy="give a directory made by `mlcd export`, an .onnx file, hog or pixels",
     )
 
 

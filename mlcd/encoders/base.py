@@ -1,9 +1,12 @@
 """The seam between pixels and embeddings: one narrow protocol, engines behind it."""
 
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, Fingerprint, ImageBatch
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
+"""What an engine computes in."""
 
 
 class Encoder(Protocol):

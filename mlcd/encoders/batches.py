@@ -8,7 +8,7 @@ from mlcd.types import Embeddings, ImageBatch
 
 
 def check_batch(images: ImageBatch, crop: int) -> None:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (3, crop, crop):  # noqa: PLR2004 - N, C, H, W
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (3, crop, crop):
         raise InvalidInput(
             f"expected uint8 images of shape [N, 3, {crop}, {crop}], got {images.dtype} {list(images.shape)}"
         )

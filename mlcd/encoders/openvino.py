@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
 from openvino.preprocess import PrePostProcessor
 
 from mlcd.artifact import open_artifact
+from mlcd.encoders.base import Precision
 from mlcd.encoders.batches import check_batch, unit_or_zero
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, Fingerprint, ImageBatch
 
-Precision = Literal["fp32", "bf16"]
 _HINTS: Final[dict[Precision, Any]] = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
 _REQUIRED: Final = ("input", "output", "resize_shortest", "crop", "mean", "std", "dimension")
 _EXTRA: Final = ("name", "layout", "interpolation", "exif")
@@ -40,7 +40,8 @@ class OpenVinoEncoder:
         num_threads: int = 0,
     ) -> None:
         """num_threads: 0 takes all cores that the process may use."""
-        self.name, self.fingerprint, self.preprocess, self.precision = name, fingerprint, preprocess, precision
+        self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
+        self.precision: str = precision
         self.dimension = int(model.output(0).partial_shape[1].get_length())
         core = ov.Core()
         if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
@@ -100,7 +101,11 @@ def open_external(path: Path, *, precision: Precision = "fp32", num_threads: int
         raise ConfigInvalid(f"{sidecar} is missing", remedy=f"state {', '.join(_REQUIRED)} of {path.name} in it")
     card = _read_card(sidecar)
     preprocess = PreprocessSpec.from_dict(
-        {name: card[name] for name in ("resize_shortest", "crop", "mean", "std", "interpolation", "exif") if name in card}
+        {
+            name: card[name]
+            for name in ("resize_shortest", "crop", "mean", "std", "interpolation", "exif")
+            if name in card
+        }
     )
     model = read_onnx(path)
     with _translated():
@@ -136,13 +141,16 @@ def _with_uint8_input(model: ov.Model, card: dict[str, Any], spec: PreprocessSpe
     """Cast, scale and normalize inside the graph, and keep the one output that is the embedding."""
     inputs, outputs = ([port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs))
     if inputs != [card["input"]] or card["output"] not in outputs:
-        raise ConfigInvalid(f"{path} has inputs {inputs} and outputs {outputs}", remedy="name them in the JSON beside it")
+        raise ConfigInvalid(
+            f"{path} has inputs {inputs} and outputs {outputs}", remedy="name them in the JSON beside it"
+        )
     layout = card.get("layout", "NCHW")
     shape = [-1, 3, spec.crop, spec.crop] if layout == "NCHW" else [-1, spec.crop, spec.crop, 3]
     model.reshape({card["input"]: ov.PartialShape(shape)})
     chosen = model.output(card["output"])
     model = ov.Model([chosen.get_node().input_value(0)], model.get_parameters(), card.get("name", path.stem))
-    if model.output(0).partial_shape.rank.get_length() != 2 or model.output(0).partial_shape[1] != card["dimension"]:  # noqa: PLR2004 - [N, D]
+    produced = model.output(0).partial_shape
+    if len(produced) != 2 or produced[1] != card["dimension"]:
         raise ConfigInvalid(f"{card['output']} of {path} is not [N, {card['dimension']}]", remedy="correct the JSON")
     steps = PrePostProcessor(model)
     steps.input().tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NCHW"))
@@ -157,4 +165,6 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Unavailable("the OpenVINO engine failed", remedy="see the log; `mlcd doctor` checks the engine") from error
+        raise Unavailable(
+            "the OpenVINO engine failed", remedy="see the log; `mlcd doctor` checks the engine"
+        ) from error

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mlcd.errors import ImageRejected
 
@@ -70,13 +70,11 @@ def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise ImageRejected("too-many-pixels", f"more than the limit of {limits.max_pixels} pixels") from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise ImageRejected("unsupported-format", f"not one of {', '.join(FORMATS)}") from error
     width, height = image.size
     if width * height > limits.max_pixels:
-        raise ImageRejected(
-            "too-many-pixels", f"{width} x {height} pixels, more than the limit of {limits.max_pixels}"
-        )
+        raise ImageRejected("too-many-pixels", f"{width} x {height} pixels, more than the limit of {limits.max_pixels}")
     return image
 
 

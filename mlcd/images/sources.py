@@ -26,9 +26,33 @@ from mlcd.types import SampleKey
 
 # Files that stand beside images and are none; every other file is tried, and listed when it fails.
 _SIDECARS: Final = frozenset(
-    ".txt .json .jsonl .csv .tsv .md .yaml .yml .xml .html .npy .npz .parquet .cls .pkl .py .db .ini .log .zip .tar".split()
+    [
+        ".txt",
+        ".json",
+        ".jsonl",
+        ".csv",
+        ".tsv",
+        ".md",
+        ".yaml",
+        ".yml",
+        ".xml",
+        ".html",
+        ".npy",
+        ".npz",
+        ".parquet",
+        ".cls",
+        ".pkl",
+        ".py",
+        ".db",
+        ".ini",
+        ".log",
+        ".zip",
+        ".tar",
+    ]
 )
-_IMAGE_SUFFIXES: Final = frozenset(".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .avif".split())
+_IMAGE_SUFFIXES: Final = frozenset(
+    [".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"]
+)
 _IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
 
@@ -82,7 +106,9 @@ def open_source(location: str) -> Source:
     try:
         filesystem, path = fsspec.core.url_to_fs(location)
     except (ImportError, ValueError) as error:
-        raise InvalidInput(f"{location} is not a place that can be read", remedy="give a path or a known URL") from error
+        raise InvalidInput(
+            f"{location} is not a place that can be read", remedy="give a path or a known URL"
+        ) from error
     if any(character in path for character in "*?[") and not filesystem.exists(path):
         paths = sorted(filesystem.glob(path))
     elif filesystem.isdir(path):
@@ -100,7 +126,8 @@ def open_source(location: str) -> Source:
     if len(suffixes) == 1 and (kind := kinds.get(suffixes.pop())):
         return kind(location, filesystem, paths)
     raise InvalidInput(
-        f"{location} is not a folder of images, .tar, .parquet or .zip", remedy="give one of these (one kind at a time)"
+        f"{location} is not a folder of images, .tar, .parquet or .zip",
+        remedy="give one of these (one kind at a time)",
     )
 
 
@@ -245,7 +272,7 @@ class ParquetSource(_FilesSource):
             raise InvalidInput(f"{path} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}")
         class_column = next((column for column in _CLASS_COLUMNS if column in columns), None)
         wanted = [column for column in ("key", class_column) if column in columns]
-        entries = []
+        entries: list[Entry] = []
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=[*wanted, image])
             data = _image_bytes(table.column(image))
@@ -281,7 +308,7 @@ def _is_candidate(path: PurePosixPath) -> bool:
 
 
 def _sample(name: PurePosixPath) -> str:
-    """webdataset's key: the path up to the first dot of its last part."""
+    """Webdataset's key: the path up to the first dot of its last part."""
     return (name.parent / name.name.split(".", 1)[0]).as_posix()
 
 

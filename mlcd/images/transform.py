@@ -50,9 +50,10 @@ class PreprocessSpec:
         known = {"resize_shortest", "crop", "mean", "std", "interpolation", "exif", "version"}
         unknown = set(fields) - known
         if unknown:
-            raise ConfigInvalid(f"preprocessing has no field {sorted(unknown)[0]}", remedy=f"known: {sorted(known)}")
+            raise ConfigInvalid(f"preprocessing has no field {min(unknown)}", remedy=f"known: {sorted(known)}")
         try:
-            return cls(**{**fields, **{name: tuple(fields[name]) for name in ("mean", "std") if name in fields}})
+            triples: dict[str, Any] = {name: tuple(fields[name]) for name in ("mean", "std") if name in fields}
+            return cls(**{**fields, **triples})
         except TypeError as error:
             raise ConfigInvalid("preprocessing needs resize_shortest, crop, mean and std") from error
 
@@ -85,9 +86,7 @@ class PreprocessSpec:
 _MAX_ASPECT: Final = 64
 
 
-def _resized_strip(
-    image: Image.Image, size: tuple[int, int], box: tuple[int, int, int, int]
-) -> Image.Image:
+def _resized_strip(image: Image.Image, size: tuple[int, int], box: tuple[int, int, int, int]) -> Image.Image:
     scale_x, scale_y = image.size[0] / size[0], image.size[1] / size[1]
     source = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
     return image.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC, box=source)

@@ -24,6 +24,7 @@ class FaissIndex:
 
     @classmethod
     def build(cls, blocks: Iterable[Embeddings], *, num_rows: int, dimension: int) -> "FaissIndex":
+        index: Any
         if num_rows < FLAT_LIMIT:
             index = faiss.IndexFlatIP(dimension)
         else:
@@ -65,4 +66,6 @@ class FaissIndex:
         try:
             return cls(faiss.read_index(str(path)))
         except RuntimeError as error:
-            raise ArtifactInvalid(f"{path} is not a readable index", remedy="build it again with `mlcd index`") from error
+            raise ArtifactInvalid(
+                f"{path} is not a readable index", remedy="build it again with `mlcd index`"
+            ) from error

@@ -13,7 +13,11 @@ _MIN_SINE: Final = 1e-6  # keeps d sqrt(1 - c^2) / dc finite at |c| = 1
 
 
 def with_margin(
-    cosines: Tensor, *, kind: MarginKind = "arcface", margin: float = 0.3, grad: MarginGrad = "straight_through"
+    cosines: Tensor,
+    *,
+    kind: MarginKind = "arcface",
+    margin: float = 0.3,
+    grad: MarginGrad = "straight_through",
 ) -> Tensor:
     """Cosines of positives, lowered by the margin; same shape.
 

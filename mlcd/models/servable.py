@@ -49,7 +49,9 @@ class Servable(nn.Module):
         for name, tensor in sorted(self.trunk.state_dict().items()):
             content = tensor.detach().cpu().contiguous()
             sha256.update(f"{name}\0{content.dtype}\0{list(content.shape)}\0".encode())
-            sha256.update(content.view(torch.uint8).numpy().tobytes() if content.dim() else bytes(content.untyped_storage()))
+            sha256.update(
+                content.view(torch.uint8).numpy().tobytes() if content.dim() else bytes(content.untyped_storage())
+            )
         sha256.update(self.preprocess.to_json().encode())
         return sha256.hexdigest()
 
@@ -67,7 +69,9 @@ class Servable(nn.Module):
             config = ViTConfig.from_dict(json.loads((directory / CONFIG).read_text()))
             state = load_file(directory / WEIGHTS)
         except (OSError, ValueError, SafetensorError) as error:
-            raise ArtifactInvalid(f"{directory} holds no readable weights", remedy=f"it needs {WEIGHTS}, {CONFIG}") from error
+            raise ArtifactInvalid(
+                f"{directory} holds no readable weights", remedy=f"it needs {WEIGHTS}, {CONFIG}"
+            ) from error
         trunk = ViT(config)
         expected = trunk.state_dict()
         for name in sorted(expected.keys() ^ state.keys()):

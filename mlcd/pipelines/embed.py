@@ -34,7 +34,12 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
         raise InvalidInput(f"there are no images in {source.location}", remedy="give a folder that holds some")
     request = Request(
         "embeddings",
-        {"precision": encoder.precision, "engine": encoder.engine, "part_entries": _PART_ENTRIES, "batch": _BATCH},
+        {
+            "precision": encoder.precision,
+            "engine": encoder.engine,
+            "part_entries": _PART_ENTRIES,
+            "batch": _BATCH,
+        },
         (images_parent(source, out),),
         encoder.fingerprint,
     )
@@ -54,7 +59,12 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
                 f"none of the {len(entries)} files in {source.location} is a usable image",
                 remedy=f"the first: {errors[0]['key']}: {errors[0]['detail']}",
             )
-        summary = {"images": num_rows, "errors": len(errors), "dimension": encoder.dimension, "model": encoder.name}
+        summary = {
+            "images": num_rows,
+            "errors": len(errors),
+            "dimension": encoder.dimension,
+            "model": encoder.name,
+        }
         return draft.publish(summary=summary)
 
 

@@ -16,9 +16,7 @@ from mlcd.types import Embeddings
 
 def index(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter) -> Artifact:
     """A faiss index over all rows, with their keys."""
-    request = Request(
-        "index", {}, (embeddings.artifact.as_parent_of(out, "embeddings"),), embeddings.fingerprint
-    )
+    request = Request("index", {}, (embeddings.artifact.as_parent_of(out, "embeddings"),), embeddings.fingerprint)
     if (done := find_published(out, request)) is not None:
         return done
     with Draft(out, request) as draft:

@@ -73,19 +73,23 @@ async def _read_form(request: Request, limits: Limits) -> list[bytes | ImageReje
     try:
         async with request.form(max_files=limits.max_images + 1, max_fields=16) as form:
             files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
-            if not files:
-                raise BadRequest("the form has no file", remedy="send images in the field `files`", param="files")
-            check_count(len(files), limits)
+            _check_files(files, limits)
             return [await file.read() for file in files]
     except (MultiPartException, KeyError, ClientDisconnect) as error:
         raise BadRequest("the multipart form cannot be read") from error
     except Exception as error:
         # Starlette wraps its parser's complaints in its own HTTPException.
-        if getattr(error, "status_code", None) == 400:  # noqa: PLR2004 - HTTP
+        if getattr(error, "status_code", None) == 400:
             raise BadRequest(
                 "the multipart form cannot be read", remedy=f"at most {limits.max_images} files, well formed"
             ) from error
         raise
+
+
+def _check_files(files: list[UploadFile], limits: Limits) -> None:
+    if not files:
+        raise BadRequest("the form has no file", remedy="send images in the field `files`", param="files")
+    check_count(len(files), limits)
 
 
 def check_count(num: int, limits: Limits) -> None:
@@ -117,7 +121,8 @@ def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddin
         numbers = isinstance(row, list) and all(type(number) in (int, float) for number in row)
         if not numbers or len(row) != dimension or not all(math.isfinite(number) for number in row):
             raise BadRequest(
-                f"embedding {index} is not a vector of {dimension} finite numbers", param=f"embeddings[{index}]"
+                f"embedding {index} is not a vector of {dimension} finite numbers",
+                param=f"embeddings[{index}]",
             )
     try:
         return unit_rows(np.asarray(value, dtype=np.float64))

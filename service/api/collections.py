@@ -19,7 +19,10 @@ router = APIRouter(tags=["collections"])
 
 _SEARCH_SCHEMA = {
     **JSON_SCHEMA,
-    "properties": {**JSON_SCHEMA["properties"], "id": {"type": "string", "description": "the key of an indexed item"}},
+    "properties": {
+        **JSON_SCHEMA["properties"],
+        "id": {"type": "string", "description": "the key of an indexed item"},
+    },
 }
 
 
@@ -33,12 +36,8 @@ async def describe_collection(name: str, resources: Opened) -> dict[str, Any]:
     return _describe(name, _opened(name, resources))
 
 
-@router.post(
-    "/v1/collections/{name}/search", response_class=Response, openapi_extra=openapi_body(_SEARCH_SCHEMA)
-)
-async def search(
-    name: str, request: Request, resources: Opened, top: Annotated[int, Query(ge=1)] = 10
-) -> Response:
+@router.post("/v1/collections/{name}/search", response_class=Response, openapi_extra=openapi_body(_SEARCH_SCHEMA))
+async def search(name: str, request: Request, resources: Opened, top: Annotated[int, Query(ge=1)] = 10) -> Response:
     """The items most similar to each image, embedding, or indexed item (JSON `id`)."""
     snapshot = _opened(name, resources)
     if top > resources.settings.limits.max_top:

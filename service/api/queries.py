@@ -7,7 +7,14 @@ from fastapi import Request
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
-from service.api.bodies import check_count, embeddings_from_json, image_from_uri, media_type, read_images, read_json
+from service.api.bodies import (
+    check_count,
+    embeddings_from_json,
+    image_from_uri,
+    media_type,
+    read_images,
+    read_json,
+)
 from service.middleware import within_deadline
 from service.problems import BadRequest
 from service.resources import Resources

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ class MicroBatcher:
         """Whether the latest inference succeeded."""
         return self._healthy and self._worker is not None and not self._worker.done()
 
-    async def __aenter__(self) -> "MicroBatcher":
+    async def __aenter__(self) -> Self:
         size = self._encoder.preprocess.crop
         blank = np.zeros((1, 3, size, size), np.uint8)
         loop = asyncio.get_running_loop()

@@ -14,24 +14,38 @@ class Metrics:
 
     def __init__(self, *, model: str, fingerprint: str, engine: str, precision: str) -> None:
         self._registry = CollectorRegistry()
-        labels = {"registry": self._registry}
-        self._requests = Counter("mlcd_requests_total", "Requests answered.", ["route", "status"], **labels)
+        self._requests = Counter(
+            "mlcd_requests_total", "Requests answered.", ["route", "status"], registry=self._registry
+        )
         self._durations = Histogram(
-            "mlcd_request_duration_seconds", "Time to answer.", ["route"], buckets=_SECONDS, **labels
+            "mlcd_request_duration_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=self._registry
         )
         self._decodes = Histogram(
-            "mlcd_decode_duration_seconds", "Time to decode one image, queueing included.", buckets=_SECONDS, **labels
+            "mlcd_decode_duration_seconds",
+            "Time to decode one image, queueing included.",
+            buckets=_SECONDS,
+            registry=self._registry,
         )
         self._waits = Histogram(
-            "mlcd_queue_wait_seconds", "Wait of a batch's first image for the engine.", buckets=_SECONDS, **labels
+            "mlcd_queue_wait_seconds",
+            "Wait of a batch's first image for the engine.",
+            buckets=_SECONDS,
+            registry=self._registry,
         )
-        self._batches = Histogram("mlcd_batch_size", "Images per inference.", buckets=_IMAGES, **labels)
+        self._batches = Histogram("mlcd_batch_size", "Images per inference.", buckets=_IMAGES, registry=self._registry)
         self._inferences = Histogram(
-            "mlcd_inference_duration_seconds", "Time of one inference.", buckets=_SECONDS, **labels
+            "mlcd_inference_duration_seconds", "Time of one inference.", buckets=_SECONDS, registry=self._registry
         )
-        self._rejections = Counter("mlcd_rejected_total", "Images or requests refused.", ["reason"], **labels)
-        self._drops = Counter("mlcd_dropped_total", "Admitted images not encoded.", ["reason"], **labels)
-        info = Gauge("mlcd_model_info", "The served model.", ["model", "fingerprint", "engine", "precision"], **labels)
+        self._rejections = Counter(
+            "mlcd_rejected_total", "Images or requests refused.", ["reason"], registry=self._registry
+        )
+        self._drops = Counter("mlcd_dropped_total", "Admitted images not encoded.", ["reason"], registry=self._registry)
+        info = Gauge(
+            "mlcd_model_info",
+            "The served model.",
+            ["model", "fingerprint", "engine", "precision"],
+            registry=self._registry,
+        )
         info.labels(model, fingerprint, engine, precision).set(1)
 
     def request(self, route: str, status: int, seconds: float) -> None:

@@ -27,7 +27,13 @@ class CheckpointStore:
     """Saves, finds, loads and retires the checkpoints of one run directory."""
 
     def __init__(
-        self, run: Path, *, every_steps: int, keep_last: int, names: Sequence[str | None] | None, sizes: NDArray[np.int64]
+        self,
+        run: Path,
+        *,
+        every_steps: int,
+        keep_last: int,
+        names: Sequence[str | None] | None,
+        sizes: NDArray[np.int64],
     ) -> None:
         self._folder = run / "checkpoints"
         self._every_steps, self._keep_last = every_steps, keep_last
@@ -67,12 +73,11 @@ class CheckpointStore:
         with torch.no_grad():
             state.centers.weight.copy_(tensors["centers.weight"])
         for name, parameter in state.named_parameters().items():
-            moments = {kind: tensors.get(f"{name}.{kind}") for kind in _MOMENTS}
-            if all(moment is not None for moment in moments.values()):
+            if f"{name}.step" in tensors:
+                # AdamW keeps its step counter on the CPU.
+                places = {"step": torch.device("cpu")}
                 state.optimizer.state[parameter] = {
-                    # AdamW keeps its step counter on the CPU.
-                    kind: moment if kind == "step" else moment.to(parameter.device)  # type: ignore[union-attr]
-                    for kind, moment in moments.items()
+                    kind: tensors[f"{name}.{kind}"].to(places.get(kind, parameter.device)) for kind in _MOMENTS
                 }
         state.step = step
 

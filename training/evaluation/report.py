@@ -16,7 +16,12 @@ RESULTS = "results.json"
 
 
 def evaluate_all(
-    paths: Sequence[Path], settings: dict[str, Any], *, images: str | None, out: Path | None, reporter: Reporter
+    paths: Sequence[Path],
+    settings: dict[str, Any],
+    *,
+    images: str | None,
+    out: Path | None,
+    reporter: Reporter,
 ) -> list[dict[str, Any]]:
     """One record per path: representation, its digest, metrics, and the protocol that gave them."""
     request = None

@@ -82,7 +82,8 @@ def _of_known_class(
     known = [row for row, class_name in enumerate(class_names) if class_name is not None]
     if not known:
         raise ConfigInvalid(
-            f"no image of {name} has a known class", remedy="put the images into one sub-folder per class to evaluate"
+            f"no image of {name} has a known class",
+            remedy="put the images into one sub-folder per class to evaluate",
         )
     return Representation(
         name, artifact, rows[known], [keys[row] for row in known], [str(class_names[row]) for row in known]

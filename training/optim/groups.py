@@ -9,7 +9,8 @@ from training.config import OptimConfig
 
 def parameter_groups(trunk: nn.Module, centers: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     """AdamW's groups; each carries `peak_lr`, from which the schedule sets `lr`."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, parameter in trunk.named_parameters():
         (decayed if parameter.dim() > 1 and name != "pos" else plain).append(parameter)
     center_lr = config.center_lr or config.lr
