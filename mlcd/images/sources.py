@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 
 import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mlcd.errors import ImageRejected, InvalidInput, NotFound
@@ -297,7 +298,7 @@ class ParquetSource(_FilesSource):
 
 def _image_bytes(column: Any) -> list[bytes | None]:
     if pa.types.is_struct(column.type):
-        column = pa.compute.struct_field(column, "bytes")
+        column = pc.struct_field(column, "bytes")
     values: list[bytes | None] = column.to_pylist()
     return values
 

@@ -1,0 +1,94 @@
+"""Fixtures: the shared data where it is at hand, small real images everywhere, and one trained small model."""
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+TINY_RECIPE = """
+model: {image_size: 16, patch_size: 8, width: 32, depth: 2, heads: 2, mlp_width: 64, embedding_dim: 16}
+loss: {labels_per_image: 2}
+augment: {flip: 0.0}
+optim: {warmup_steps: 5}
+schedule: {steps: 30, batch_size: 32}
+checkpoint: {every_steps: 10}
+"""
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The project's shared images; tests that need them skip where they are not."""
+    if not SHARED.is_dir():
+        pytest.skip("the shared data are not at hand (../shared/data)")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory) -> Path:
+    """200 scanned digits of scikit-learn as PNG files, one sub-folder per digit."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    data = load_digits()
+    for number in range(200):
+        path = folder / str(data.target[number]) / f"{number:04d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray((data.images[number] * 255 / 16).astype(np.uint8)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photo() -> bytes:
+    """A real photograph (scikit-learn's china.jpg) as JPEG bytes."""
+    from sklearn.datasets import load_sample_image
+
+    buffer = io.BytesIO()
+    Image.fromarray(load_sample_image("china.jpg")).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    path.write_text(TINY_RECIPE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
+    """The whole journey on 200 digits by the public commands: every artifact of the demo, in seconds."""
+    out = tmp_path_factory.mktemp("journey") / "demo"
+    result = run_mlcd("demo", "--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("MLCD_"):
+            monkeypatch.delenv(name)

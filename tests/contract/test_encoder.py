@@ -1,0 +1,156 @@
+"""One suite for the `Encoder` protocol, run on every adapter."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from PIL import Image
+
+from mlcd.encoders import open_encoder
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
+from mlcd.images.decode import decode
+
+
+def external_onnx(folder, **changes):
+    """A tiny foreign encoder: 4x4 average pooling of normalized pixels, flattened."""
+    nodes = [
+        helper.make_node("AveragePool", ["pixels"], ["pooled"], kernel_shape=[4, 4], strides=[4, 4]),
+        helper.make_node("Flatten", ["pooled"], ["features"]),
+        helper.make_node("Neg", ["features"], ["other"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [
+            helper.make_tensor_value_info("other", TensorProto.FLOAT, ["N", 12]),
+            helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", 12]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.save(model, folder / "tiny.onnx")
+    card = {"input": "pixels", "output": "features", "resize_shortest": 8, "crop": 8, "dimension": 12}
+    card |= {"mean": [0.5, 0.4, 0.3], "std": [0.5, 0.25, 0.2], "layout": "NCHW", **changes}
+    (folder / "tiny.json").write_text(json.dumps({name: value for name, value in card.items() if value is not None}))
+    return folder / "tiny.onnx"
+
+
+@pytest.fixture(params=["hog", "pixels", "external", "exported"])
+def encoder(request, tmp_path):
+    if request.param == "external":
+        spec = str(external_onnx(tmp_path))
+    elif request.param == "exported":
+        spec = str(request.getfixturevalue("journey") / "model")
+    else:
+        spec = request.param
+    opened = open_encoder(spec)
+    yield opened
+    opened.close()
+
+
+def images(encoder, num):
+    side = encoder.preprocess.crop
+    return np.random.default_rng(0).integers(0, 256, (num, 3, side, side), dtype=np.uint8)
+
+
+def test_rows_are_float32_unit_and_of_the_stated_dimension(encoder):
+    rows = encoder.encode(images(encoder, 5))
+    assert rows.shape == (5, encoder.dimension)
+    assert rows.dtype == np.float32
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(5), abs=1e-6)
+
+
+def test_an_image_does_not_depend_on_its_neighbors(encoder):
+    batch = images(encoder, 9)
+    alone = np.concatenate([encoder.encode(batch[i : i + 1]) for i in range(9)])
+    assert encoder.encode(batch) == pytest.approx(alone, abs=1e-5)
+
+
+def test_an_empty_batch_gives_no_rows(encoder):
+    assert encoder.encode(images(encoder, 0)).shape == (0, encoder.dimension)
+
+
+@pytest.mark.parametrize("change", ["dtype", "size", "channels"])
+def test_another_shape_or_type_is_refused(encoder, change):
+    batch = images(encoder, 1)
+    wrong = {"dtype": batch.astype(np.float32), "size": batch[..., :-1], "channels": batch[:, :1]}[change]
+    with pytest.raises(InvalidInput, match="expected uint8 images"):
+        encoder.encode(wrong)
+
+
+def test_threads_may_share_it(encoder):
+    batch = images(encoder, 16)
+    expected = encoder.encode(batch)
+    with ThreadPoolExecutor(4) as pool:
+        for rows in pool.map(encoder.encode, [batch] * 16):
+            assert (rows == expected).all()
+
+
+def test_the_fingerprint_names_the_model(encoder):
+    assert len(encoder.fingerprint) == 64
+    int(encoder.fingerprint, 16)
+
+
+def test_the_external_graph_normalizes_inside(tmp_path):
+    encoder = open_encoder(str(external_onnx(tmp_path)))
+    batch = images(encoder, 3)
+    pixels = (batch / 255.0 - np.array([0.5, 0.4, 0.3])[:, None, None]) / np.array([0.5, 0.25, 0.2])[:, None, None]
+    expected = pixels.reshape(3, 3, 2, 4, 2, 4).mean(axis=(3, 5)).reshape(3, -1)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert encoder.encode(batch) == pytest.approx(expected, abs=1e-5)
+    encoder.close()
+
+
+def test_another_card_is_another_model(tmp_path):
+    first = open_encoder(str(external_onnx(tmp_path))).fingerprint
+    assert open_encoder(str(external_onnx(tmp_path, mean=[0.5, 0.5, 0.5]))).fingerprint != first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mean": None}, "no mean"),
+        ({"dimension": 13}, "is not"),
+        ({"output": "logits"}, "outputs"),
+        ({"colour": "RGB"}, "unknown field colour"),
+        ({"crop": 9}, "crop"),
+    ],
+)
+def test_a_card_that_does_not_fit_is_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigInvalid, match=message):
+        open_encoder(str(external_onnx(tmp_path, **changes)))
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(NotFound, match="mlcd export"):
+        open_encoder(str(tmp_path))
+    path = external_onnx(tmp_path)
+    path.write_bytes(b"not onnx")
+    with pytest.raises(ArtifactInvalid, match="ONNX"):
+        open_encoder(str(path))
+    path.with_suffix(".json").unlink()
+    with pytest.raises(ConfigInvalid, match=r"tiny\.json is missing"):
+        open_encoder(str(path))
+
+
+def test_mobilenet_gives_its_reference_features(shared_data):
+    folder = shared_data / "encoders" / "mobilenet_v2_imagenet"
+    encoder = open_encoder(str(folder / "mobilenet_v2_1.0_224.onnx"))
+    reference = np.load(folder / "reference_features.npz")
+    wanted = reference["features"] / np.linalg.norm(reference["features"], axis=1, keepdims=True)
+    pixels, ours = [], []
+    for path in reference["paths"]:
+        data = (shared_data / "caltech101_20" / str(path)).read_bytes()
+        image = decode(data)
+        # The reference rounds the longer side; CLIP's processor, which we follow, truncates it.
+        size = [round(256 * side / min(image.size)) for side in image.size]
+        left, top = (size[0] - 224) // 2, (size[1] - 224) // 2
+        resized = image.resize(size, Image.Resampling.BICUBIC).crop((left, top, left + 224, top + 224))
+        pixels.append(np.asarray(resized).transpose(2, 0, 1))
+        ours.append(encoder.preprocess.prepare(data))
+    assert (encoder.encode(np.stack(pixels)) * wanted).sum(axis=1).min() > 0.99999
+    assert (encoder.encode(np.stack(ours)) * wanted).sum(axis=1).min() > 0.98
+    encoder.close()

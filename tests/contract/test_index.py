@@ -1,0 +1,58 @@
+"""One suite for the `VectorIndex` protocol, run on every adapter."""
+
+import numpy as np
+import pytest
+
+from mlcd.errors import ArtifactInvalid
+from mlcd.indexes import faiss as faiss_module
+from mlcd.indexes.exact import ExactIndex
+from mlcd.indexes.faiss import FaissIndex
+from mlcd.types import unit_rows
+
+
+@pytest.fixture
+def rows():
+    return unit_rows(np.random.default_rng(0).standard_normal((500, 24)))
+
+
+@pytest.fixture(params=["exact", "flat", "hnsw"])
+def index(request, rows, monkeypatch):
+    if request.param == "exact":
+        return ExactIndex(rows)
+    monkeypatch.setattr(faiss_module, "FLAT_LIMIT", 0 if request.param == "hnsw" else 10**6)
+    built = FaissIndex.build([rows[:200], rows[200:]], num_rows=500, dimension=24)
+    assert built.kind == request.param
+    return built
+
+
+def test_it_finds_what_brute_force_finds(index, rows):
+    queries = unit_rows(np.random.default_rng(1).standard_normal((50, 24)))
+    scores = queries.astype(np.float64) @ rows.astype(np.float64).T
+    expected = np.sort(scores, axis=1)[:, ::-1][:, :10]
+    found = index.search(queries, 10)
+    assert found.scores == pytest.approx(expected, abs=1e-5)
+    assert np.take_along_axis(scores, found.ids, axis=1) == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_row_finds_itself_and_is_given_back(index, rows):
+    assert (index.search(rows, 1).ids[:, 0] == np.arange(500)).all()
+    assert (index.reconstruct(7) == rows[7:8]).all()
+
+
+def test_more_than_there_is_gives_what_there_is(index):
+    found = index.search(np.eye(24, dtype=np.float32)[:1], 600)
+    assert (found.ids[0] >= 0).sum() == 500
+    assert np.isneginf(found.scores[0, 500:]).all()
+
+
+def test_it_survives_disk(index, rows, tmp_path):
+    index.write(tmp_path / "index")
+    again = type(index).read(tmp_path / "index")
+    assert (again.search(rows, 5).ids == index.search(rows, 5).ids).all()
+    assert (again.num_rows, again.dimension) == (500, 24)
+
+
+def test_a_file_that_is_no_index_is_refused(tmp_path):
+    (tmp_path / "index").write_bytes(b"nothing")
+    with pytest.raises(ArtifactInvalid, match="mlcd index"):
+        FaissIndex.read(tmp_path / "index")

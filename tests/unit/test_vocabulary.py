@@ -1,0 +1,61 @@
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlcd.errors
+from mlcd.errors import InvalidInput, MlcdError
+from mlcd.keys import held_out
+from mlcd.randomness import hash_counters, permutation, uniform
+from mlcd.types import unit_rows
+
+
+def test_the_tree_in_the_docstring_is_the_tree_in_the_code():
+    classes = {name for name, value in vars(mlcd.errors).items() if inspect.isclass(value)}
+    drawn = {word for word in mlcd.errors.__doc__.replace("│", " ").split() if word in classes}
+    assert drawn == classes
+
+
+def test_an_error_reads_as_one_line_with_its_remedy():
+    assert str(MlcdError("the disk is full", remedy="free space")) == "the disk is full: free space"
+
+
+def test_unit_rows_names_the_row_that_has_no_direction():
+    with pytest.raises(InvalidInput, match="row 1"):
+        unit_rows(np.array([[1.0, 0.0], [0.0, 0.0]]))
+    with pytest.raises(InvalidInput, match="row 0"):
+        unit_rows(np.array([[np.nan, 0.0]]))
+
+
+def test_hashes_are_the_same_on_every_machine():
+    # The first output of SplitMix64 for this seed, as published with its reference implementation.
+    assert hash_counters(1234567).tolist() == [6457827717110365317]
+    assert hash_counters(1, np.array([2])) != hash_counters(2, np.array([1]))
+
+
+@given(st.integers(0, 2**31), st.integers(1, 300))
+def test_permutation_holds_every_number_once(seed, num):
+    assert sorted(permutation(num, seed)) == list(range(num))
+
+
+def test_uniform_is_uniform_and_its_streams_are_independent():
+    values = uniform(0, 1, np.arange(100_000))
+    counts = np.bincount((values * 20).astype(int), minlength=20)
+    assert ((counts - 5000) ** 2 / 5000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
+    assert abs(np.corrcoef(values, uniform(0, 2, np.arange(100_000)))[0, 1]) < 0.01
+
+
+def test_held_out_takes_its_share_of_every_class_whatever_the_order():
+    keys = [f"{c}/{i}" for c in "ab" for i in range(50)]
+    classes = [key[0] for key in keys]
+    mask = held_out(keys, classes, 0.2)
+    assert mask[:50].sum() == mask[50:].sum() == 10
+    order = np.random.default_rng(0).permutation(100)
+    again = held_out([keys[i] for i in order], [classes[i] for i in order], 0.2)
+    assert (again == mask[order]).all()
+
+
+def test_held_out_without_classes_takes_its_share_overall():
+    assert held_out([str(i) for i in range(100)], [None] * 100, 0.2).sum() == 20
