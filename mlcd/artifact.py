@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 _REQUEST: Final = ".request.json"
 _PARTIAL: Final = ".partial"
+_SHORT_WRITE: Final = re.compile(r"\d+ requested and \d+ written")  # numpy's ndarray.tofile
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -185,6 +187,10 @@ class Draft:
                 shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._descriptor)
             self._descriptor = None
+        if error is not None and _is_disk_full(error):
+            raise Unavailable(
+                f"the disk is full while writing {self.out}", remedy="free space and run the same command again"
+            ) from error
 
     def has(self, name: str) -> bool:
         """Whether the file was finished, now or by an earlier attempt."""
@@ -279,11 +285,6 @@ def translated_os_errors(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # pyarrow raises OSError with the text of errno, not always the number.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise Unavailable(
-                f"the disk is full while writing {place}", remedy="free space and run the same command again"
-            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise InvalidInput(f"{place} cannot be written: no permission", remedy="give a writable output") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
@@ -291,9 +292,19 @@ def translated_os_errors(place: Path) -> Iterator[None]:
         raise
 
 
+def _is_disk_full(error: BaseException) -> bool:
+    """By number where there is one; numpy, pyarrow, safetensors and faiss tell it in words only."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left on device" in str(error) or bool(_SHORT_WRITE.search(str(error)))
+
+
 def _lock_directory(path: Path) -> int:
     while True:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(exist_ok=True)
+        except FileNotFoundError as error:  # file systems like /proc hold no files of ours
+            raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

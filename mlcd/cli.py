@@ -233,16 +233,26 @@ def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
 @cli.command()
 @click.option("--images", help="A folder of your own images; default: scikit-learn's scanned digits.")
 @click.option("--features", help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.")
+@click.option("--recipe", help="The training recipe; default: demo-digits, with --images demo-photos.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--no-serve", is_flag=True, help="Stop after the result table.")
-def demo(images: str | None, features: str | None, out: Path, seed: int, host: str, port: int, no_serve: bool) -> None:
+def demo(
+    images: str | None,
+    features: str | None,
+    recipe: str | None,
+    out: Path,
+    seed: int,
+    host: str,
+    port: int,
+    no_serve: bool,
+) -> None:
     """Run the whole journey on real images, then serve the trained model."""
     from mlcd.demo import Demo
 
-    journey = Demo(out=out, images=images, features=features, seed=seed)
+    journey = Demo(out=out, images=images, features=features, recipe=recipe, seed=seed)
     journey.run()
     if not no_serve:
         journey.serve(host, port)
@@ -256,7 +266,7 @@ def _finish(reporter: Reporter, artifact: Any, line: str) -> None:
 def main() -> None:
     """Exit 0 on success, 2 with one line for a user's mistake, 130 when interrupted."""
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="mlcd", standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.UsageError as error:

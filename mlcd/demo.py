@@ -41,6 +41,7 @@ class Demo:
     out: Path
     images: str | None = None
     features: str | None = None
+    recipe: str | None = None
     seed: int = 0
 
     def run(self) -> None:
@@ -76,7 +77,7 @@ class Demo:
         places = {"data.images": self._images, "data.labels": out / "labels", "out": out / "run"}
         chosen = {**places, "seed": self.seed, "loss.labels_per_image": num_labels}
         overrides = [f"{name}={value}" for name, value in chosen.items()]
-        recipe = "demo-digits" if self.images is None else "demo-photos"
+        recipe = self.recipe or ("demo-digits" if self.images is None else "demo-photos")
         step_0 = str(out / "run" / "checkpoints" / "step_000000")
         representations = [str(out / "pixels"), str(out / "features"), step_0, str(out / "run")]
         evaluate = [

@@ -48,7 +48,7 @@ def train_step(state: TrainState, images: Tensor, labels: Tensor, config: RunCon
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.clip_norm or float("inf"))
     if not bool(torch.isfinite(loss)) or not bool(torch.isfinite(grad_norm)):
         raise Diverged(
-            f"step {state.step}: loss {float(loss)}, gradient norm {float(grad_norm)}",
+            f"step {state.step}: loss {loss.item()}, gradient norm {grad_norm.item()}",
             remedy="lower optim.lr or loss.scale; the last checkpoint is intact",
         )
     state.optimizer.step()

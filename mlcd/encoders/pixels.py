@@ -26,6 +26,6 @@ class PixelsEncoder:
 
     def encode(self, images: ImageBatch) -> Embeddings:
         check_batch(images, _SIDE)
-        return unit_or_zero(images.reshape(len(images), -1).astype(np.float64))
+        return unit_or_zero(images.reshape(len(images), self.dimension).astype(np.float64))
 
     def close(self) -> None: ...

@@ -17,6 +17,8 @@ from mlcd.types import Embeddings, unit_rows
 from service.problems import BadRequest, TooLarge, Unsupported
 from service.settings import Limits
 
+# The body cap bounds their bytes; this bounds the work of parsing them.
+_MAX_FORM_PARTS: Final = 1000
 MEDIA_TYPES: Final = ("multipart/form-data", "image/*", "application/octet-stream", "application/json")
 _OPENAPI_CONTENT: Final[dict[str, Any]] = {
     "multipart/form-data": {
@@ -71,7 +73,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 async def _read_form(request: Request, limits: Limits) -> list[bytes | ImageRejected]:
     try:
-        async with request.form(max_files=limits.max_images + 1, max_fields=16) as form:
+        async with request.form(max_files=_MAX_FORM_PARTS, max_fields=_MAX_FORM_PARTS) as form:
             files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
             _check_files(files, limits)
             return [await file.read() for file in files]

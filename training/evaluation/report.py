@@ -5,12 +5,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlcd.artifact import Draft, Request, find_published, open_artifact
-from mlcd.errors import MlcdError, NotFound
-from mlcd.models.checkpoints import find_checkpoint
+from mlcd.artifact import Draft, Request, find_published
 from mlcd.progress import Reporter
 from training.evaluation.knn import clusters, knn
-from training.evaluation.representations import Representation, open_representation
+from training.evaluation.representations import Representation, locate, open_representation
 
 RESULTS = "results.json"
 
@@ -26,7 +24,7 @@ def evaluate_all(
     """One record per path: representation, its digest, metrics, and the protocol that gave them."""
     request = None
     if out is not None:
-        artifacts = [open_artifact(_artifact_path(path), verify_files=False) for path in paths]
+        artifacts = [locate(path) for path in paths]
         parents = tuple(artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts)
         request = Request("evaluation", settings, parents)
         if (done := find_published(out, request)) is not None:
@@ -56,12 +54,3 @@ def _metrics(representation: Representation, settings: dict[str, Any]) -> Iterat
         yield from knn(representation, neighbors=settings["neighbors"], hold_out=settings["hold_out"])
     else:
         yield from clusters(representation, seed=settings["seed"])
-
-
-def _artifact_path(path: Path) -> Path:
-    if not path.is_dir():
-        raise NotFound(f"{path} does not exist", remedy="give checkpoints, runs or embeddings artifacts")
-    try:
-        return find_checkpoint(path)
-    except MlcdError:
-        return path

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mlcd.artifact import Artifact, open_artifact
+from mlcd.artifact import MANIFEST, Artifact, open_artifact
 from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import open_source
 from mlcd.models.checkpoints import find_checkpoint
@@ -32,18 +32,29 @@ class Representation:
     class_names: list[str]
 
 
+def locate(path: Path) -> Artifact:
+    """The embeddings artifact, checkpoint, or newest checkpoint of the run at `path`, not yet verified in full."""
+    if not path.is_dir():
+        raise NotFound(f"{path} does not exist", remedy="give checkpoints, runs or embeddings artifacts")
+    if (path / MANIFEST).is_file():
+        artifact = open_artifact(path, verify_files=False)
+        if artifact.kind == "embeddings":
+            return artifact
+    return open_artifact(find_checkpoint(path), "checkpoint", verify_files=False)
+
+
 def open_representation(
     path: Path, *, images: str | None = None, on_image: Callable[[], None] = lambda: None
 ) -> Representation:
     """An embeddings artifact as it is; a checkpoint or run by encoding `images` (default: the run's own)."""
-    if (path / "manifest.json").is_file() and open_artifact(path, verify_files=False).kind == "embeddings":
+    artifact = locate(path)
+    if artifact.kind == "embeddings":
         stored = EmbeddingsArtifact.open(path)
-        return _of_known_class(path.name, stored.artifact, stored.load(), stored.keys, stored.class_names)
-    checkpoint = find_checkpoint(path)
-    artifact = open_artifact(checkpoint, "checkpoint")
-    location = images or read_run_config(checkpoint.parents[1]).data.images
-    rows, keys, class_names = _encode(Servable.read(checkpoint / "weights"), location, on_image)
-    return _of_known_class(checkpoint.name, artifact, rows, keys, class_names)
+        return _of_known_class(artifact, stored.load(), stored.keys, stored.class_names)
+    open_artifact(artifact.path, verify_files=True)
+    location = images or read_run_config(artifact.path.resolve().parents[1]).data.images
+    rows, keys, class_names = _encode(Servable.read(artifact.path / "weights"), location, on_image)
+    return _of_known_class(artifact, rows, keys, class_names)
 
 
 def _encode(
@@ -77,14 +88,15 @@ def _encode(
 
 
 def _of_known_class(
-    name: str, artifact: Artifact, rows: Embeddings, keys: list[SampleKey], class_names: list[str | None]
+    artifact: Artifact, rows: Embeddings, keys: list[SampleKey], class_names: list[str | None]
 ) -> Representation:
     known = [row for row, class_name in enumerate(class_names) if class_name is not None]
     if not known:
         raise ConfigInvalid(
-            f"no image of {name} has a known class",
+            f"no image of {artifact.path} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
+    name = artifact.path.name
     return Representation(
         name, artifact, rows[known], [keys[row] for row in known], [str(class_names[row]) for row in known]
     )

@@ -1,0 +1,81 @@
+"""The layers are executable: they hold, and breaking one is noticed."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINTER = Path(sysconfig.get_path("scripts")) / "lint-imports"
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([LINTER, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for package in ("mlcd", "training", "service"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_every_contract_holds():
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("service/app.py", "import training"),
+        ("training/run.py", "import service"),
+        ("mlcd/artifact.py", "import mlcd.pipelines.embed"),
+        ("mlcd/images/decode.py", "import torch"),
+        ("mlcd/losses/margins.py", "import mlcd.clustering.kmeans"),
+        ("mlcd/encoders/hog.py", "import mlcd.encoders.openvino"),
+        ("service/resources.py", "import faiss"),
+        ("mlcd/pipelines/embed.py", "import fastapi"),
+    ],
+)
+def test_a_forbidden_import_is_noticed(copy, file, line):
+    (copy / file).write_text((copy / file).read_text() + f"\n{line}\n")
+    result = lint(copy)
+    assert result.returncode != 0
+    assert "BROKEN" in result.stdout
+
+
+def test_a_new_top_level_file_must_be_given_a_layer(copy):
+    (copy / "mlcd" / "utils.py").write_text("")
+    assert lint(copy).returncode != 0
+
+
+@pytest.mark.parametrize(
+    "package", ["mlcd", "mlcd.errors", "mlcd.types", "mlcd.artifact", "mlcd.cli", "mlcd.images.sources"]
+)
+def test_the_vocabulary_imports_nothing_heavy(package):
+    code = f"import {package}, sys; print([m for m in ('torch', 'redis', 'fastapi', 'faiss', 'openvino') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_service_runs_without_torch(journey):
+    """The api image carries none: opening the model, labeling and searching must not need it."""
+    code = f"""
+import asyncio, sys
+sys.modules["torch"] = None
+from service.app import create_app
+from service.resources import open_resources
+from service.settings import read_settings
+async def main():
+    async with open_resources(read_settings({{"model": {str(journey / "model")!r}, "state_dir": {str(journey)!r}}})) as resources:
+        create_app(resources)
+        print(len(resources.centers.vectors) > 0, list(resources.collections))
+asyncio.run(main())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "True ['demo']", result.stderr

@@ -1,0 +1,214 @@
+"""The public commands as a user types them: what they make, and what bad input gets."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.labels.table import LabelTable
+from tests.conftest import run_mlcd
+
+
+def refused(*arguments, contains, **options):
+    """Exit status 2, one line, no traceback."""
+    result = run_mlcd(*arguments, **options)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert contains in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.fixture
+def mixed(digits, tmp_path):
+    """Good digits beside everything that can be wrong with a file."""
+    folder = tmp_path / "images"
+    shutil.copytree(digits / "0", folder / "0")
+    shutil.copytree(digits / "1", folder / "1")
+    (folder / "0" / "broken.png").write_bytes(next((digits / "0").iterdir()).read_bytes()[:50])
+    (folder / "1" / "empty.jpg").write_bytes(b"")
+    (folder / "1" / "drawing.svg").write_text("<svg/>")
+    (folder / "1" / "notes.txt").write_text("not an image, and not meant to be one")
+    (folder / "dangling.png").symlink_to("nowhere.png")
+    return folder
+
+
+def test_broken_files_are_skipped_counted_and_listed(mixed, tmp_path):
+    num_good = len(list(mixed.rglob("0*.png")))
+    result = run_mlcd("embed", mixed, tmp_path / "out", "--model", "hog")
+    assert result.returncode == 0, result.stderr
+    assert "3 files skipped" in result.stdout or "4 files skipped" in result.stdout
+    errors = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    reasons = {error["key"]: error["reason"] for error in errors}
+    assert reasons["0/broken.png"] == "undecodable"
+    assert reasons["1/empty.jpg"] == "empty"
+    assert reasons["1/drawing.svg"] == "unsupported-format"
+    assert "1/notes.txt" not in reasons
+    assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == num_good
+
+
+def test_a_folder_and_its_tar_give_the_same_embeddings(digits, tmp_path):
+    with tarfile.open(tmp_path / "shard.tar", "w") as archive:
+        for path in sorted(digits.rglob("*.png")):
+            archive.add(path, path.relative_to(digits).as_posix())
+    assert run_mlcd("embed", digits, tmp_path / "a", "--model", "hog").returncode == 0
+    assert run_mlcd("embed", tmp_path / "shard.tar", tmp_path / "b", "--model", "hog").returncode == 0
+    folder, shard = (EmbeddingsArtifact.open(tmp_path / name) for name in "ab")
+    assert folder.load().tobytes() == shard.load().tobytes()
+    assert [f"shard/{key.removesuffix('.png')}" for key in folder.keys] == shard.keys
+
+
+def test_the_journey_made_every_artifact(journey):
+    kinds = {}
+    for manifest in journey.glob("*/manifest.json"):
+        kinds[manifest.parent.name] = json.loads(manifest.read_text())["kind"]
+    assert kinds == {
+        "features": "embeddings",
+        "pixels": "embeddings",
+        "centers": "centers",
+        "labels": "labels",
+        "run": "run",
+        "knn": "evaluation",
+        "clusters": "evaluation",
+        "model": "model",
+        "triton": "triton",
+        "embeddings": "embeddings",
+    }
+    assert (journey / "collections" / "demo" / "manifest.json").is_file()
+    assert list(journey.glob("*.partial")) == []
+
+
+def test_labels_are_sorted_distinct_and_of_the_clustering(journey):
+    table = LabelTable.open(journey / "labels")
+    rows = pq.read_table(journey / "labels" / "part-00000.parquet")
+    scores = np.array(rows.column("scores").to_pylist(), np.float32)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    assert all(len(set(ids)) == len(ids) for ids in table.ids.tolist())
+    assert table.ids.max() < table.num_centers
+
+
+def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(journey):
+    results = json.loads((journey / "knn" / "results.json").read_text())
+    accuracy = {result["representation"]: result["metrics"]["knn_accuracy"] for result in results}
+    assert accuracy["step_000030"] > accuracy["step_000000"]
+    assert results[0]["protocol"] == {"kind": "knn", "hold_out": 0.2, "neighbors": 5, "seed": 0}
+
+
+def test_the_triton_repository_is_complete(journey):
+    config = (journey / "triton" / "mlcd-vit" / "config.pbtxt").read_text()
+    assert (journey / "triton" / "mlcd-vit" / "1" / "model.onnx").is_file()
+    for line in ('name: "mlcd-vit"', "TYPE_UINT8 dims: [ 3, 16, 16 ]", "TYPE_FP32  dims: [ 16 ]", "REJECT"):
+        assert line.replace("  ", " ") in config.replace("  ", " ")
+    assert config.count("{") == config.count("}")
+
+
+def test_the_exported_graph_holds_no_trace_of_the_machine(journey):
+    content = (journey / "model" / "model.onnx").read_bytes()
+    assert b"/mlcd/models" not in content
+    assert os.fsencode(sys.prefix) not in content
+
+
+def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp_path):
+    assert run_mlcd("verify", journey).returncode == 0
+    copy = tmp_path / "copy"
+    shutil.copytree(journey, copy)
+    for path in sorted(copy.rglob("*")):
+        if not path.is_file():
+            continue
+        original = path.read_bytes()
+        damaged = bytearray(original or b"x")
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
+        from mlcd.errors import ArtifactInvalid
+        from mlcd.pipelines.verify import verify
+
+        with pytest.raises(ArtifactInvalid, match=path.name):
+            list(verify(copy))
+        path.write_bytes(original)
+    refused("verify", digits, contains="holds no artifact")
+
+
+def test_verify_names_the_image_that_changed(digits, tmp_path):
+    images = tmp_path / "images"
+    shutil.copytree(digits, images)
+    assert run_mlcd("embed", images, tmp_path / "out", "--model", "hog").returncode == 0
+    victim = sorted(images.rglob("*.png"))[7]
+    victim.write_bytes(victim.read_bytes() + b"\0")
+    refused("verify", tmp_path / "out", contains=str(victim))
+
+
+def test_commands_leave_finished_work_alone(journey, digits):
+    before = (journey / "features" / "manifest.json").stat().st_mtime_ns
+    assert run_mlcd("embed", digits, journey / "features", "--model", "hog").returncode == 0
+    assert (journey / "features" / "manifest.json").stat().st_mtime_ns == before
+    refused("embed", digits, journey / "features", "--model", "pixels", contains="other input or settings")
+
+
+def test_json_lines_are_for_machines(digits, tmp_path):
+    result = run_mlcd("embed", digits, tmp_path / "out", "--model", "hog", "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert lines[0] == {"stage": "embed", "done": 0, "total": 200}
+    assert lines[-1]["images"] == 200
+    assert lines[-1]["digest"]
+
+
+def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
+    out = tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rubbish").mkdir()
+    (tmp_path / "rubbish" / "a.png").write_bytes(b"rubbish")
+    (tmp_path / "file").write_text("in the way")
+    features = journey / "features"
+    refused("embed", tmp_path / "empty", out, "--model", "hog", contains="no images")
+    refused("embed", tmp_path / "absent", out, "--model", "hog", contains="no images")
+    refused("embed", tmp_path / "rubbish", out, "--model", "hog", contains="a.png")
+    refused("embed", digits, out, contains="--model")
+    refused("embed", digits, out, "--model", "resnet", contains="there is no model resnet")
+    refused("embed", digits, tmp_path / "file" / "out", "--model", "hog", contains="cannot be made a directory")
+    refused("embed", digits, "/proc/out", "--model", "hog", contains="/proc/out")
+    refused("cluster", features, out, "--clusters", 500, contains="at most 200 clusters")
+    refused("cluster", features, out, "--clusters", 0, contains="--clusters")
+    refused("cluster", journey / "labels", out, "--clusters", 2, contains="holds labels, not embeddings")
+    refused("label", journey / "pixels", out, "--centers", journey / "centers", contains="two models")
+    refused("train", "demo-digits", contains="not set")
+    refused("train", contains="--resume RUN")
+    refused("train", "--resume", tmp_path / "empty", contains="is not a run")
+    refused("export", features, out, contains="holds no checkpoint")
+    refused("evaluate", "knn", tmp_path / "absent", contains="absent does not exist")
+    refused("index", tmp_path / "absent", out, contains="not a finished artifact")
+    refused("nonsense", contains="nonsense")
+    refused("demo", "--images", tmp_path / "empty", "--out", out, contains="no images")
+    assert not out.exists()
+    assert not out.with_name("out.partial").exists()
+
+
+def test_a_full_disk_is_said_and_the_same_command_goes_on_later(digits, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk], check=False, capture_output=True
+        ).returncode
+    ):
+        pytest.skip("a small file system needs the right to mount one")
+    try:
+        refused("embed", digits, disk / "out", "--model", "hog", contains="the disk is full")
+        assert not (disk / "out").exists()
+        subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+        assert run_mlcd("embed", digits, disk / "out", "--model", "hog").returncode == 0
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_an_output_that_may_not_be_written_is_said(digits, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    tmp_path.chmod(0o500)
+    refused("embed", digits, tmp_path / "out", "--model", "hog", contains="no permission")

@@ -1,0 +1,340 @@
+"""The real server with a model that was really trained, over real HTTP."""
+
+import base64
+import io
+import json
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from openai import BadRequestError, OpenAI
+from PIL import Image
+
+from mlcd.clustering.centers import Centers
+from mlcd.embeddings import EmbeddingsArtifact
+from tests.conftest import free_port, run_mlcd, start_mlcd
+
+
+def wait_ready(url, process, timeout=60):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.stdout.read()
+        try:
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise TimeoutError(url)
+
+
+@pytest.fixture(scope="module")
+def server(journey):
+    port = free_port()
+    process = start_mlcd("serve", "--model", journey / "model", "--state", journey, "--port", port)
+    url = f"http://127.0.0.1:{port}"
+    wait_ready(url, process)
+    yield url
+    process.terminate()
+    process.communicate(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with httpx.Client(base_url=server, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def stored(journey):
+    return EmbeddingsArtifact.open(journey / "embeddings")
+
+
+@pytest.fixture(scope="module")
+def picture(digits, stored):
+    """(key, bytes, embedding that `mlcd embed` gave)."""
+    key = stored.keys[17]
+    return key, (digits / key).read_bytes(), stored.load()[17]
+
+
+def data_uri(data):
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def files(*images):
+    return [("files", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
+
+
+def test_embedding_an_image_gives_what_mlcd_embed_gave(client, picture, journey):
+    _, data, expected = picture
+    for answer in (
+        client.post("/v1/images/embed", files=files(data)),
+        client.post("/v1/images/embed", content=data, headers={"Content-Type": "image/png"}),
+    ):
+        body = answer.json()
+        assert answer.status_code == 200
+        assert body["results"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
+        assert body["fingerprint"] == json.loads((journey / "model" / "manifest.json").read_text())["fingerprint"]
+        assert "x-request-id" in answer.headers
+        assert "server-timing" in answer.headers
+
+
+def test_binary_answers_carry_the_same_numbers(client, picture):
+    _, data, expected = picture
+
+    def ask(accept):
+        answer = client.post("/v1/images/embed", files=files(data, data), headers={"Accept": accept})
+        assert answer.headers["content-type"] == accept
+        return answer.content
+
+    raw = np.frombuffer(ask("application/octet-stream"), "<f4").reshape(2, -1)
+    npy = np.load(io.BytesIO(ask("application/x-npy")), allow_pickle=False)
+    table = pa.ipc.open_stream(ask("application/vnd.apache.arrow.stream")).read_all()
+    arrow = np.array(table.column("embedding").to_pylist(), np.float32)
+    for rows in (raw, npy, arrow):
+        assert rows[1] == pytest.approx(expected, abs=1e-5)
+    assert client.post("/v1/images/embed", files=files(data), headers={"Accept": "text/html"}).status_code == 406
+
+
+def test_a_bad_image_fails_alone(client, picture):
+    _, data, expected = picture
+    answer = client.post("/v1/images/embed", files=files(b"no image", data, b"", data[:60]))
+    body = answer.json()
+    assert answer.status_code == 200
+    assert [result["index"] for result in body["results"]] == [1]
+    assert body["results"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
+    assert {error["index"]: error["type"] for error in body["errors"]} == {
+        0: "unsupported-format",
+        2: "empty",
+        3: "undecodable",
+    }
+    strict = client.post("/v1/images/embed", files=files(data, b"no image"), headers={"Accept": "application/x-npy"})
+    assert strict.status_code == 415
+    assert strict.json()["index"] == 1
+    table = pa.ipc.open_stream(
+        client.post(
+            "/v1/images/embed", files=files(data, b""), headers={"Accept": "application/vnd.apache.arrow.stream"}
+        ).content
+    ).read_all()
+    assert table.column("error").to_pylist() == [None, "empty"]
+
+
+def test_labels_are_the_nearest_shipped_centers(client, picture, journey):
+    _, data, expected = picture
+    centers = Centers.open(journey / "model" / "centers")
+    similarities = centers.vectors.astype(np.float64) @ expected.astype(np.float64)
+    answer = client.post("/v1/labels?top=3", files=files(data)).json()
+    labels = answer["results"][0]["labels"]
+    assert [label["id"] for label in labels] == list(np.argsort(-similarities)[:3])
+    assert [label["similarity"] for label in labels] == pytest.approx(np.sort(similarities)[::-1][:3], abs=1e-4)
+    assert labels[0]["name"] == centers.names[labels[0]["id"]]
+    assert answer["centers"] == centers.digest
+
+
+def test_labels_take_json_images_embeddings_and_a_threshold(client, picture):
+    _, data, expected = picture
+    by_file = client.post("/v1/labels", files=files(data)).json()["results"][0]["labels"]
+    body = {"images": [data_uri(data), "https://example.com/x.png", "/etc/passwd", 7]}
+    answer = client.post("/v1/labels", json=body).json()
+    assert answer["results"][0]["labels"] == by_file
+    assert [error["index"] for error in answer["errors"]] == [1, 2, 3]
+    by_vector = client.post("/v1/labels", json={"embeddings": [expected.tolist()]}).json()["results"][0]["labels"]
+    assert [label["id"] for label in by_vector] == [label["id"] for label in by_file]
+    cut = by_file[2]["similarity"]
+    kept = client.post(f"/v1/labels?threshold={cut - 1e-6}", files=files(data)).json()["results"][0]["labels"]
+    assert len(kept) == 3
+    every = client.post("/v1/labels?top=1000", files=files(data)).json()["results"][0]["labels"]
+    assert len(every) == client.get("/v1/info").json()["centers"]["num_centers"]
+
+
+def test_search_finds_the_image_itself_by_image_embedding_and_id(client, picture):
+    key, data, expected = picture
+    route = "/v1/collections/demo/search?top=4"
+    answers = [
+        client.post(route, files=files(data)),
+        client.post(route, json={"embeddings": [expected.tolist()]}),
+        client.post(route, json={"id": key}),
+    ]
+    for answer in answers:
+        matches = answer.json()["results"][0]["matches"]
+        assert len(matches) == 4
+        assert matches[0]["similarity"] == pytest.approx(1.0, abs=1e-5)
+        assert key in [match["id"] for match in matches if match["similarity"] > 0.99999]
+        assert matches[0]["class_name"] is not None
+    assert client.get("/v1/collections/demo").json()["items"] == 200
+
+
+def test_a_center_describes_itself(client, journey):
+    answer = client.get("/v1/centers/1").json()
+    centers = Centers.open(journey / "model" / "centers")
+    assert answer["size"] == centers.sizes[1]
+    assert len(answer["nearest"]) == min(8, len(centers.vectors) - 1)
+    assert 1 not in [other["id"] for other in answer["nearest"]]
+    assert len(answer["examples"]) == 8
+    assert client.get("/v1/centers/100000").status_code == 404
+
+
+def test_the_openai_client_works_as_it_is(server, picture):
+    _, data, expected = picture
+    client = OpenAI(base_url=f"{server}/v1", api_key="unused")
+    model = client.models.list().data[0].id
+    default = client.embeddings.create(model=model, input=[data_uri(data), data_uri(data)])
+    assert default.data[1].embedding == pytest.approx(expected, abs=1e-5)
+    floats = client.embeddings.create(model=model, input=data_uri(data), encoding_format="float")
+    assert floats.data[0].embedding == pytest.approx(expected, abs=1e-5)
+    short = client.embeddings.create(model=model, input=data_uri(data), dimensions=4)
+    assert short.data[0].embedding == pytest.approx(expected[:4] / np.linalg.norm(expected[:4]), abs=1e-5)
+    with pytest.raises(BadRequestError) as caught:
+        client.embeddings.create(model=model, input=[[1, 2, 3]])
+    assert "check_embedding_ctx_length=False" in caught.value.message
+
+
+def test_the_openai_route_speaks_openai_errors(client, picture):
+    _, data, _ = picture
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    cases = [
+        ({"model": model}, 400, "input"),
+        ({"model": model, "input": []}, 400, "input"),
+        ({"model": model, "input": [data_uri(data), "a text"]}, 422, "input[1]"),
+        ({"model": model, "input": data_uri(b"no image")}, 415, "input[0]"),
+        ({"model": model, "input": data_uri(data), "encoding_format": "hex"}, 400, "encoding_format"),
+        ({"model": model, "input": data_uri(data), "dimensions": 10_000}, 400, "dimensions"),
+        ({"model": "gpt", "input": data_uri(data)}, 404, None),
+    ]
+    for body, status, param in cases:
+        answer = client.post("/v1/embeddings", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_own_routes_speak_problem_json(client, picture):
+    _, data, _ = picture
+    cases = [
+        (client.get("/nothing"), 404),
+        (client.get("/v1/labels"), 405),
+        (client.post("/v1/labels", json={}), 400),
+        (client.post("/v1/labels", content=b"{", headers={"Content-Type": "application/json"}), 400),
+        (client.post("/v1/labels", json={"embeddings": [[1.0]]}), 400),
+        (client.post("/v1/labels", json={"embeddings": [[0.0] * 16]}), 400),
+        (client.post("/v1/labels?top=0", files=files(data)), 400),
+        (client.post("/v1/labels?top=5000", files=files(data)), 413),
+        (client.post("/v1/labels?mode=roughly", files=files(data)), 400),
+        (client.post("/v1/labels", content=b"x", headers={"Content-Type": "text/plain"}), 415),
+        (client.post("/v1/images/embed", files={"other": data}), 400),
+        (client.post("/v1/images/embed", content=b"--x", headers={"Content-Type": "multipart/form-data; boundary=x"}), 400),
+        (client.post("/v1/images/embed", files=files(*[data] * 65)), 413),
+        (client.post("/v1/labels", json={"images": [data_uri(data)] * 65}), 413),
+        (client.post("/v1/collections/none/search", files=files(data)), 404),
+        (client.post("/v1/collections/demo/search", json={"id": "absent"}), 404),
+    ]  # fmt: skip
+    for answer, status in cases:
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = answer.json()
+        assert problem["status"] == status
+        assert problem["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_body_over_the_limit_is_refused_while_it_streams(client):
+    def endless():
+        for _ in range(200):
+            yield b"x" * 2**20
+
+    try:
+        answer = client.post("/v1/images/embed", content=endless(), headers={"Content-Type": "image/png"})
+    except httpx.TransportError:  # the server may close before we have sent everything
+        return
+    assert answer.status_code == 413
+    assert answer.json()["limit"] == "max_body_bytes"
+
+
+def test_requests_at_once_share_batches(client, picture, server):
+    _, data, _ = picture
+
+    def batches():
+        text = httpx.get(f"{server}/metrics").text
+        return {
+            line.split()[0]: float(line.split()[1])
+            for line in text.splitlines()
+            if line.startswith(("mlcd_batch_size_count", "mlcd_batch_size_sum"))
+        }
+
+    before = batches()
+    barrier = threading.Barrier(16)
+
+    def ask(_):
+        barrier.wait()
+        return client.post("/v1/images/embed", files=files(data)).status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(ask, range(64), timeout=60)) == {200}
+    after = batches()
+    images = after["mlcd_batch_size_sum"] - before["mlcd_batch_size_sum"]
+    assert images == 64
+    assert after["mlcd_batch_size_count"] - before["mlcd_batch_size_count"] < 64
+
+
+def test_metrics_count_by_route_and_not_by_path(client):
+    for number in range(3):
+        client.get(f"/v1/centers/{number}")
+    text = client.get("/metrics").text
+    assert 'route="/v1/centers/{center}",status="200"' in text
+    assert "/v1/centers/2" not in text
+
+
+def test_the_page_and_the_api_document_are_there(client):
+    page = client.get("/")
+    assert "mlcd explorer" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "/v1/labels" in client.get("/openapi.json").json()["paths"]
+    assert client.get("/docs").status_code == 200
+    assert client.get("/health/live").json() == {"status": "live"}
+
+
+def test_a_large_photograph_is_answered(client, photo):
+    assert client.post("/v1/labels", files=files(photo)).json()["errors"] == []
+    bomb = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
+    error = client.post("/v1/labels", files=files(bomb.getvalue())).json()["errors"][0]
+    assert error["type"] == "too-many-pixels"
+
+
+def test_sigterm_ends_it_within_five_seconds_while_clients_are_connected(journey, picture):
+    port = free_port()
+    process = start_mlcd("serve", "--model", journey / "model", "--state", journey, "--port", port)
+    url = f"http://127.0.0.1:{port}"
+    wait_ready(url, process)
+    with httpx.Client(base_url=url) as keep_alive:
+        assert keep_alive.post("/v1/labels", files=files(picture[1])).status_code == 200
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=10)
+    assert time.monotonic() - started < 5
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "absent"], "there is no model absent"),
+        (["--model", "{journey}/model", "--centers", "{journey}/centers"], "in the space of another model"),
+        (["--model", "hog", "--state", "{journey}"], "embedded by another model"),
+        (["--model", "{journey}/run"], "holds run, not model"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(journey, options, message):
+    given = [option.format(journey=journey) for option in options]
+    result = run_mlcd("serve", *given, "--port", free_port())
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_in_use_is_refused_in_one_line(server, journey):
+    result = run_mlcd("serve", "--model", journey / "model", "--port", server.rsplit(":", 1)[1])
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "is in use: give another with --port" in result.stderr

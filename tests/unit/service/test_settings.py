@@ -1,0 +1,59 @@
+import inspect
+
+import pytest
+
+import mlcd.errors
+import service.problems
+from mlcd.errors import ConfigInvalid, ImageRejected, MlcdError
+from service.problems import STATUS, status_of
+from service.settings import read_settings, setting_names
+
+
+def test_settings_come_from_the_environment_and_options_win(monkeypatch):
+    monkeypatch.setenv("MLCD_MODEL", "from-environment")
+    monkeypatch.setenv("MLCD_LIMITS__MAX_IMAGES", "3")
+    settings = read_settings({"port": 9, "model": None})
+    assert (settings.model, settings.port, settings.limits.max_images) == ("from-environment", 9, 3)
+    assert read_settings({"model": "from-option"}).model == "from-option"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MLCD_MODLE", "x", "did you mean MLCD_MODEL"),
+        ("MLCD_LIMITS__MAX_IMAGE", "3", "did you mean MLCD_LIMITS__MAX_IMAGES"),
+        ("MLCD_PORT", "many", "MLCD_PORT"),
+        ("MLCD_LIMITS__MAX_IMAGES", "0", "MLCD_LIMITS__MAX_IMAGES"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_a_hint(monkeypatch, name, value, message):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigInvalid, match=message):
+        read_settings({"model": "m"})
+
+
+def test_a_missing_model_is_named():
+    with pytest.raises(ConfigInvalid, match="MLCD_MODEL is not set"):
+        read_settings({})
+
+
+def test_every_name_is_upper_case_and_prefixed():
+    assert "MLCD_LIMITS__DEADLINE_S" in setting_names()
+    assert all(name == name.upper() and name.startswith("MLCD_") for name in setting_names())
+
+
+def test_every_error_class_has_a_status():
+    classes = [
+        value
+        for module in (mlcd.errors, service.problems)
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, MlcdError)
+    ]
+    carried_by_their_content = {"ImageRejected", "StrictBatch"}
+    assert {cls.__name__ for cls in classes} - carried_by_their_content == {cls.__name__ for cls in STATUS}
+
+
+def test_an_image_s_status_follows_its_reason():
+    reasons = {"too-many-pixels": 413, "unsupported-format": 415, "undecodable": 422, "empty": 422}
+    for reason, status in reasons.items():
+        assert status_of(ImageRejected(reason, "…")) == status
