@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlcd.artifact import open_artifact, translated_os_errors
+from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Conflict, InvalidInput, MlcdError, Unavailable
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
@@ -105,8 +106,7 @@ class Demo:
             url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared only
             if not _wait_until_ready(url, process):
                 raise Conflict(f"the service did not start on port {port}", remedy="see the line above")
-            example = open_source(self._images).entries[0].key
-            picture = shlex.quote(f"files=@{Path(self._images) / example}")
+            picture = shlex.quote(f"files=@{self._example()}")
             _say(f"\nopen {url}/ or ask:\n\n  curl -s -F {picture} '{url}/v1/labels?top=5'")
             _say(f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops it.")
             process.wait()
@@ -116,6 +116,17 @@ class Demo:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait()
+
+    def _example(self) -> Path:
+        """A file to send: the first image that could be used, unpacked where it lies in a shard."""
+        key = EmbeddingsArtifact.open(self.out / "embeddings").keys[0]
+        if (path := Path(self._images) / key).is_file():
+            return path
+        source = open_source(self._images)
+        entry = next(entry for entry in source.entries if entry.key == key)
+        copy = self.out / "example.image"
+        copy.write_bytes(source.read(entry))
+        return copy
 
     @property
     def _images(self) -> str:

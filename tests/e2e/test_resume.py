@@ -49,10 +49,8 @@ def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, dig
 
 def test_a_training_killed_between_checkpoints_ends_with_the_same_weights(journey, digits, tiny_recipe, tmp_path):
     def train(out):
-        return ["train", tiny_recipe, f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={out}"] + [
-            "schedule.steps=120",
-            "log_every=1",
-        ]
+        places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={out}"]
+        return ["train", tiny_recipe, *places, "schedule.steps=120", "log_every=1"]
 
     assert run_mlcd(*train(tmp_path / "whole")).returncode == 0
     out = tmp_path / "parts"

@@ -44,8 +44,8 @@ def test_known_gradients():
 def brute_force(positive, negative):
     """Eq. 5 as printed, by a double loop over pairs; -inf entries are left out."""
     losses = []
-    for p, n in zip(positive.tolist(), negative.tolist(), strict=True):
-        p, n = [x for x in p if x != -math.inf], [x for x in n if x != -math.inf]
+    for positives, negatives in zip(positive.tolist(), negative.tolist(), strict=True):
+        p, n = ([x for x in logits if x != -math.inf] for logits in (positives, negatives))
         pairs = sum(math.exp(j - i) for i in p for j in n)
         losses.append(math.log(1 + pairs + sum(math.exp(j) for j in n) + sum(math.exp(-i) for i in p)))
     return losses
