@@ -155,12 +155,14 @@ def find_published(out: Path, request: Request) -> Artifact | None:
 class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
+    A draft of another request is refused, unless `replace_stale` says that its content is worth nothing.
     Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
     except where the input or the settings are at fault: then no attempt can finish them.
     """
 
-    def __init__(self, out: Path, request: Request) -> None:
+    def __init__(self, out: Path, request: Request, *, replace_stale: bool = False) -> None:
         self.out = out
+        self._replace_stale = replace_stale
         self.request = request
         self.path = out.with_name(out.name + _PARTIAL)
         self._descriptor: int | None = None
@@ -170,27 +172,45 @@ class Draft:
         with translated_os_errors(self.out):
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = _lock_directory(self.path)
-            for leftover in self.path.rglob(".*.tmp"):
-                leftover.unlink()
-            identity = _canonical(self.request.identity())
-            marker = self.path / _REQUEST
-            if not marker.is_file() or marker.read_text() != identity:
-                _empty(self.path)
-                _write_synced(marker, identity.encode())
+            try:
+                self._claim()
+            except BaseException:
+                self._unlock()
+                raise
         return self
+
+    def _claim(self) -> None:
+        """Go on with a draft of the same request; begin where there is none."""
+        identity = _canonical(self.request.identity())
+        marker = self.path / _REQUEST
+        for leftover in self.path.rglob(".*.tmp"):
+            leftover.unlink()
+        if marker.is_file() and marker.read_text() == identity:
+            return
+        holds_work = any(entry.name != _REQUEST for entry in self.path.iterdir())
+        if holds_work and not self._replace_stale:
+            raise Conflict(
+                f"{self.path} holds unfinished work on other input or settings",
+                remedy="remove it or give another output directory",
+            )
+        _empty(self.path)
+        _write_synced(marker, identity.encode())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._descriptor is not None:
-            if isinstance(error, InvalidInput | ConfigInvalid):
-                shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+        if isinstance(error, InvalidInput | ConfigInvalid):
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._unlock()
         if error is not None and _is_disk_full(error):
             raise Unavailable(
                 f"the disk is full while writing {self.out}", remedy="free space and run the same command again"
             ) from error
+
+    def _unlock(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def has(self, name: str) -> bool:
         """Whether the file was finished, now or by an earlier attempt."""

@@ -4,13 +4,15 @@ import asyncio
 import re
 import time
 import uuid
-from typing import Any, Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
 from service.problems import BadRequest, TooLarge
 
+_Result = TypeVar("_Result")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -83,7 +85,7 @@ def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is larger than {limit} bytes", limit="max_body_bytes")
 
 
-async def within_deadline(awaitable: Any, seconds: float) -> Any:
+async def within_deadline(awaitable: Awaitable[_Result], seconds: float) -> _Result:
     """The result, or DeadlineExceeded; the work is cancelled."""
     try:
         async with asyncio.timeout(seconds):

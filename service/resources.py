@@ -1,6 +1,5 @@
 """Settings to open resources: the one composition root of the service, closed in reverse."""
 
-import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from mlcd.artifact import MANIFEST
 from mlcd.clustering.centers import Centers
 from mlcd.collections.snapshot import Snapshot
+from mlcd.cores import available_cores
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ConfigInvalid
@@ -39,7 +39,11 @@ class Resources:
 async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
     """Open model, centers and collections; refuse those of another fingerprint."""
     encoder = open_encoder(settings.model, precision=settings.precision)
-    num_cores = os.cpu_count() or 1
+    if settings.engine not in ("auto", encoder.engine):
+        raise ConfigInvalid(
+            f"{settings.model} runs on {encoder.engine}, not {settings.engine}", remedy="use engine auto"
+        )
+    num_cores = available_cores()
     decoders = ThreadPoolExecutor(settings.decode_threads or num_cores, thread_name_prefix="decode")
     compute = ThreadPoolExecutor(num_cores, thread_name_prefix="compute")
     try:

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
+from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import Source, open_source
 from mlcd.images.transform import PreprocessSpec
@@ -93,7 +94,7 @@ def _request(config: RunConfig, out: Path, table: LabelTable, source: Source) ->
 
 def _prepare_torch(config: RunConfig) -> torch.device:
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.num_threads or available_cores())
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigInvalid("device=cuda, but torch finds no CUDA GPU", remedy="use device=auto")
     use_cuda = config.device != "cpu" and torch.cuda.is_available()

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
+from mlcd.cores import available_cores
 from mlcd.embeddings import ERRORS, KEY_SCHEMA, keys_name, part_name
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
@@ -103,7 +104,7 @@ def _embed_part(
 ) -> None:
     part = _Part()
     batch: list[Prepared] = []
-    for prepared in prepare_all(source, entries, encoder.preprocess, num_threads=os.cpu_count() or 1):
+    for prepared in prepare_all(source, entries, encoder.preprocess, num_threads=available_cores()):
         if prepared.rejection is not None:
             part.reject(prepared.entry, prepared.rejection)
         else:

@@ -18,8 +18,8 @@ async def live() -> dict[str, Any]:
 
 @router.get("/health/ready", responses={503: {"description": "Not ready to serve"}})
 async def ready(request: Request, resources: Opened, response: Response) -> dict[str, Any]:
-    """The latest inference succeeded and the server is not stopping."""
-    healthy = resources.batcher.healthy and request.app.state.accepting
+    """The latest inference succeeded and the server is not stopping; after a failure, one is tried."""
+    healthy = request.app.state.accepting and await resources.batcher.probe()
     response.status_code = 200 if healthy else 503
     return {"status": "ready" if healthy else "not ready"}
 

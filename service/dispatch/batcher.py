@@ -10,7 +10,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from mlcd.encoders.base import Encoder
 from mlcd.errors import MlcdError, Overloaded, Unavailable
 from service.observability.metrics import Metrics
+
+_PROBE_TIMEOUT_S: Final = 2.0
 
 
 @dataclass
@@ -64,6 +66,14 @@ class MicroBatcher:
         self._fail(list(self._waiting), Unavailable("the server is stopping"))
         self._waiting.clear()
         self._engine.shutdown(wait=True, cancel_futures=True)
+
+    async def probe(self) -> bool:
+        """Whether an inference succeeds now: tried only where the latest one failed, so that probes do not pile up."""
+        if not self.healthy and not self._waiting:
+            size = self._encoder.preprocess.crop
+            with contextlib.suppress(MlcdError, TimeoutError):
+                await asyncio.wait_for(self.encode(np.zeros((3, size, size), np.uint8)), _PROBE_TIMEOUT_S)
+        return self.healthy
 
     async def encode(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """One prepared image, uint8 [3, S, S], to its unit embedding [D].

@@ -68,12 +68,25 @@ def test_an_unfinished_draft_is_invisible_and_resumable(tmp_path):
     assert find_published(out, REQUEST) is not None
 
 
-def test_a_draft_of_another_request_starts_anew(tmp_path):
+def test_unfinished_work_is_never_thrown_away_for_another_request(tmp_path):
     out = tmp_path / "out"
     with Draft(out, REQUEST) as draft, draft.write("part.bin") as path:
         path.write_bytes(b"content")
-    with Draft(out, Request("embeddings", {"a": 2})) as draft:
+    other = Request("embeddings", {"a": 2})
+    with pytest.raises(Conflict, match="unfinished work"), Draft(out, other):
+        pass
+    with Draft(out, REQUEST) as draft:
+        assert draft.has("part.bin")
+    with Draft(out, other, replace_stale=True) as draft:
         assert not draft.has("part.bin")
+
+
+def test_a_directory_that_happens_to_be_called_partial_is_left_alone(tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "thesis.txt").write_text("mine")
+    with pytest.raises(Conflict), Draft(tmp_path / "out", REQUEST):
+        pass
+    assert (tmp_path / "out.partial" / "thesis.txt").read_text() == "mine"
 
 
 def test_a_crash_inside_a_write_leaves_nothing_that_looks_finished(tmp_path):

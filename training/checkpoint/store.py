@@ -52,7 +52,8 @@ class CheckpointStore:
             return out
         fingerprint = state.model.fingerprint()
         request = Request("checkpoint", {"step": state.step}, parents, fingerprint)
-        with Draft(out, request) as draft:
+        # A crash may have left a draft of this very step.
+        with Draft(out, request, replace_stale=True) as draft:
             weights = draft.path / "weights"
             weights.mkdir(exist_ok=True)
             state.model.write(weights)
@@ -82,7 +83,8 @@ class CheckpointStore:
         state.step = step
 
     def _save_centers(self, state: TrainState, out: Path, fingerprint: str) -> None:
-        with Draft(out, Request("centers", {"origin": "training", "step": state.step}, (), fingerprint)) as draft:
+        request = Request("centers", {"origin": "training", "step": state.step}, (), fingerprint)
+        with Draft(out, request, replace_stale=True) as draft:
             vectors = state.centers.unit_centers().cpu().numpy()
             names = None if self._names is None else tuple(self._names)
             Centers(vectors=vectors, sizes=self._sizes, fingerprint=fingerprint, names=names).write(draft)

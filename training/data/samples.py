@@ -1,6 +1,5 @@
 """The training set: images joined with their labels by key, decoded once and held in memory."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import Source
@@ -62,7 +62,7 @@ def load_samples(
     rows: list[int] = []
     keys: list[SampleKey] = []
     spec = PreprocessSpec(resize_shortest=side, crop=side)
-    for prepared in prepare_all(source, chosen, spec, num_threads=os.cpu_count() or 1):
+    for prepared in prepare_all(source, chosen, spec, num_threads=available_cores()):
         if prepared.pixels is not None:
             pixels[len(keys)] = prepared.pixels
             rows.append(row_of_key[prepared.entry.key])

@@ -1,6 +1,5 @@
 """What evaluators look at: unit embeddings with keys and classes, from an artifact or from a checkpoint."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 
 from mlcd.artifact import MANIFEST, Artifact, open_artifact
+from mlcd.cores import available_cores
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.prefetch import prepare_all
@@ -72,7 +72,7 @@ def _encode(
                 rows.append(model(torch.from_numpy(np.stack(waiting))).numpy())
             waiting.clear()
 
-    for prepared in prepare_all(source, source.entries, model.preprocess, num_threads=os.cpu_count() or 1):
+    for prepared in prepare_all(source, source.entries, model.preprocess, num_threads=available_cores()):
         on_image()
         if prepared.pixels is None:
             continue

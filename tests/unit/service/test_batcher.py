@@ -94,7 +94,9 @@ def test_engine_failure_reaches_every_waiter_and_says_nothing_of_the_engine():
             assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
             assert "engine text" not in str(outcomes[0])
             assert not running.healthy
+            assert not await running.probe()
             encoder.failing = False
+            assert await running.probe()
             assert (await running.encode(image(7)))[0] == 7
             assert running.healthy
 
