@@ -32,6 +32,7 @@ SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 _REQUEST: Final = ".request.json"
 _PARTIAL: Final = ".partial"
+_TEMPORARY: Final = ".*.tmp"
 _SHORT_WRITE: Final = re.compile(r"\d+ requested and \d+ written")  # numpy's ndarray.tofile
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -183,11 +184,11 @@ class Draft:
         """Go on with a draft of the same request; begin where there is none."""
         identity = _canonical(self.request.identity())
         marker = self.path / _REQUEST
-        for leftover in self.path.rglob(".*.tmp"):
-            leftover.unlink()
         if marker.is_file() and marker.read_text() == identity:
+            for leftover in self.path.rglob(_TEMPORARY):
+                leftover.unlink()
             return
-        holds_work = any(entry.name != _REQUEST for entry in self.path.iterdir())
+        holds_work = any(entry.name != _REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir())
         if holds_work and not self._replace_stale:
             raise Conflict(
                 f"{self.path} holds unfinished work on other input or settings",
