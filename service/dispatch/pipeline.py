@@ -77,7 +77,7 @@ class Pipeline:
             return image
         try:
             loop = asyncio.get_running_loop()
-            with self._metrics.decoding():
+            with self._batcher.announced(), self._metrics.decoding():
                 pixels = await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
         except ImageRejected as rejection:
             return rejection

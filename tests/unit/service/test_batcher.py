@@ -73,6 +73,28 @@ def test_images_that_come_together_ride_together_and_never_over_the_maximum():
     run(scenario())
 
 
+def test_an_announced_image_is_waited_for_and_an_absent_one_is_not():
+    encoder = FakeEncoder(latency_s=0.0)
+
+    async def scenario():
+        async with batcher(encoder) as running:
+            encoder.batches.clear()
+
+            async def prepared_late():
+                with running.announced():
+                    await asyncio.sleep(0.0005)
+                return await running.encode(image(2))
+
+            await asyncio.gather(prepared_late(), running.encode(image(1)))
+            assert encoder.batches == [2]
+            with running.announced():  # never comes: nobody waits for it longer than the delay
+                started = time.perf_counter()
+                await running.encode(image(3))
+                assert time.perf_counter() - started < 0.5
+
+    run(scenario())
+
+
 def test_a_lone_image_does_not_wait_for_company():
     async def scenario():
         async with batcher(FakeEncoder(latency_s=0.0)) as running:
