@@ -35,7 +35,8 @@ async def embed_images(request: Request, resources: Opened) -> Response:
     """
     chosen = _negotiated(request.headers.get("accept", "*/*"))
     limits = resources.settings.limits
-    images = await read_images(request, limits)
+    with resources.batcher.announced():
+        images = await read_images(request, limits)
     encoded: Encoded = await within_deadline(resources.pipeline.encode(images), limits.deadline_s)
     if chosen == _JSON:
         return json_answer(_as_json(encoded, resources))

@@ -39,9 +39,11 @@ class Queries:
 
 async def read_queries(request: Request, resources: Resources) -> Queries:
     """From a multipart form, a raw image, or JSON with `images` or `embeddings`."""
-    if media_type(request) != "application/json":
-        return await encode_queries(await read_images(request, resources.settings.limits), resources)
-    return await queries_from_json(await read_json(request), resources)
+    if media_type(request) == "application/json":
+        return await queries_from_json(await read_json(request), resources)
+    with resources.batcher.announced():
+        images = await read_images(request, resources.settings.limits)
+    return await encode_queries(images, resources)
 
 
 async def queries_from_json(content: dict[str, Any], resources: Resources) -> Queries:
