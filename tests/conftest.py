@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -78,7 +79,14 @@ def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_heed_ctrl_c, **options
+    )
+
+
+def _heed_ctrl_c() -> None:
+    """A background job of a shell ignores SIGINT and hands that down; a user's terminal does not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def free_port() -> int:
