@@ -24,6 +24,11 @@ checkpoint: {every_steps: 10}
 """
 
 
+def pytest_configure():
+    # A background job of a shell ignores Ctrl-C and hands that down to what the tests start; a terminal does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The project's shared images; tests that need them skip where they are not."""
@@ -79,14 +84,7 @@ def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_heed_ctrl_c, **options
-    )
-
-
-def _heed_ctrl_c() -> None:
-    """A background job of a shell ignores SIGINT and hands that down; a user's terminal does not."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
 def free_port() -> int:
