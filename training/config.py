@@ -4,15 +4,17 @@ import difflib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mlcd.errors import ConfigInvalid
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.losses.margins import MarginGrad, MarginKind
+from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.vit import Activation, ViTConfig
+from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 
 _MANY_CLASSES = 10_000
 
@@ -47,7 +49,8 @@ class ModelConfig(_Section):
 
 
 class LossConfig(_Section):
-    kind: Literal["mlcd", "mlc", "cd"] = "mlcd"
+    kind: LossKind = "mlcd"
+    """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later softmax per label."""
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l: the nearest centers taken as positives. CD takes one."""
     scale: Annotated[float, Field(gt=0)] | None = None
@@ -58,7 +61,32 @@ class LossConfig(_Section):
     margin: Annotated[float, Field(ge=0, lt=1.5)] = 0.3
     margin_grad: MarginGrad = "straight_through"
     bias: float = 0.0
-    """b of Eq. 5 read as ZLPR; MLC and CD do not depend on it and refuse it."""
+    """b of Eq. 5 read as ZLPR with threshold -b; only for mlcd, the others do not depend on it."""
+    policy: NegativePolicy = "independent"
+    """How negatives are drawn; per_column always draws as partialfc, each label for itself."""
+    correct_ratio: bool = False
+    """Add log(1/r) to the negatives' log-sum, as if all had been used."""
+    filter_threshold: Annotated[float, Field(gt=-1, le=1)] | None = None
+    """Negatives more similar than this are left out; the authors' later code uses 0.75."""
+    drop_unlabeled: bool = False
+    """Leave samples without labels out of the mean, instead of training on their negatives only."""
+    center_update: CenterUpdate = "sparse"
+    """sparse: only centers that a step touched move. dense: AdamW moves all, by decay and momentum."""
+
+    @model_validator(mode="after")
+    def _no_dead_options(self) -> Self:
+        if self.bias != 0.0 and self.kind != "mlcd":
+            raise ValueError(f"loss.bias has no effect on {self.kind}")
+        if self.kind == "per_column" and (self.policy != "independent" or self.correct_ratio):
+            raise ValueError("loss.policy and loss.correct_ratio have no effect on per_column")
+        return self
+
+    def head(self, num_classes: int, seed: int) -> HeadConfig:
+        """With the defaults that follow the number of classes filled in."""
+        fields = self.model_dump(exclude={"labels_per_image", "scale", "negative_ratio"})
+        return HeadConfig(
+            **fields, scale=self.resolved_scale(num_classes), negative_ratio=self.resolved_ratio(num_classes), seed=seed
+        )
 
     def resolved_scale(self, num_classes: int) -> float:
         return self.scale or (16.0 if num_classes < _MANY_CLASSES else 64.0)

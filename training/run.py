@@ -21,7 +21,7 @@ from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, validate_config
 from training.data.samples import Samples, load_samples
 from training.loop import train
-from training.optim.groups import parameter_groups
+from training.optim.groups import center_optimizer, parameter_groups
 from training.parallel.partial_fc import PartialFC
 from training.state import TrainState
 from training.telemetry.metrics import NAME as METRICS
@@ -108,21 +108,13 @@ def _initial_state(config: RunConfig, num_classes: int, device: torch.device) ->
     trunk.initialize(generator)
     size = config.model.image_size
     model = Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size)).to(device)
-    centers = PartialFC(
-        num_classes,
-        config.model.embedding_dim,
-        scale=config.loss.resolved_scale(num_classes),
-        margin=config.loss.margin,
-        margin_kind=config.loss.margin_kind,
-        margin_grad=config.loss.margin_grad,
-        negative_ratio=config.loss.resolved_ratio(num_classes),
-        seed=config.seed,
-    )
-    centers.initialize(generator)
+    centers = PartialFC(num_classes, config.model.embedding_dim, config.loss.head(num_classes, config.seed))
+    centers.initialize(config.seed)
     centers.to(device)
-    groups = parameter_groups(model.trunk, centers, config.optim)
-    optimizer = torch.optim.AdamW(groups, lr=config.optim.lr, betas=config.optim.betas)
-    return TrainState(model, centers, optimizer)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model.trunk, config.optim), lr=config.optim.lr, betas=config.optim.betas
+    )
+    return TrainState(model, centers, optimizer, center_optimizer(centers, config.optim))
 
 
 def _store(run: Path, config: RunConfig, table: LabelTable, samples: Samples) -> CheckpointStore:

@@ -15,8 +15,12 @@ class TrainState:
     model: Servable
     centers: PartialFC
     optimizer: torch.optim.AdamW
+    center_optimizer: torch.optim.Optimizer
     step: int = 0
 
-    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
-        trunk = {f"trunk.{name}": parameter for name, parameter in self.model.trunk.named_parameters()}
-        return {**trunk, "centers.weight": self.centers.weight}
+    def optimized(self) -> dict[str, tuple[torch.nn.Parameter, torch.optim.Optimizer]]:
+        """Every trained parameter by name, with the optimizer that holds its moments."""
+        trunk = {
+            f"trunk.{name}": (parameter, self.optimizer) for name, parameter in self.model.trunk.named_parameters()
+        }
+        return {**trunk, "centers.weight": (self.centers.weight, self.center_optimizer)}

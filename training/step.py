@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mlcd.errors import Diverged
-from mlcd.losses.discrimination import cd_loss, mlc_loss, mlcd_loss
-from training.config import LossConfig, RunConfig
+from training.config import RunConfig
+from training.optim.clip import clip_global_norm
 from training.optim.schedule import learning_rate
 from training.state import TrainState
 
@@ -17,19 +17,19 @@ class Meters:
     """Scalar tensors of one step; read them only when they are logged."""
 
     loss: Tensor
-    positive_cosine: Tensor
-    negative_cosine: Tensor
+    head: dict[str, Tensor]
     grad_norm: Tensor
+    center_grad_norm: Tensor
     lr: float
 
     def to_dict(self) -> dict[str, float]:
-        return {
-            "loss": float(self.loss),
-            "positive_cosine": float(self.positive_cosine),
-            "negative_cosine": float(self.negative_cosine),
-            "grad_norm": float(self.grad_norm),
-            "lr": self.lr,
+        tensors = {
+            "loss": self.loss,
+            **self.head,
+            "grad_norm": self.grad_norm,
+            "center_grad_norm": self.center_grad_norm,
         }
+        return {**{name: float(tensor) for name, tensor in tensors.items()}, "lr": self.lr}
 
 
 def train_step(state: TrainState, images: Tensor, labels: Tensor, config: RunConfig) -> Meters:
@@ -39,33 +39,30 @@ def train_step(state: TrainState, images: Tensor, labels: Tensor, config: RunCon
     """
     lr = _set_learning_rate(state, config)
     state.model.train()
-    embeddings = state.model.embed(images)
-    positive, negative, positive_cosines, negative_cosines = state.centers(embeddings, labels, state.step)
-    loss = _loss(config.loss, positive, negative)
-    state.optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    parameters = list(state.named_parameters().values())
-    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.clip_norm or float("inf"))
-    if not bool(torch.isfinite(loss)) or not bool(torch.isfinite(grad_norm)):
+    output = state.centers(state.model.embed(images), labels, state.step)
+    optimizers = (state.optimizer, state.center_optimizer)
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    output.loss.backward()
+    backbone, centers = list(state.model.trunk.parameters()), list(state.centers.parameters())
+    max_norm = config.optim.clip_norm or float("inf")
+    grad_norm, center_grad_norm = clip_global_norm(backbone, centers, max_norm, state.centers.world)
+    loss = output.loss.detach()
+    if not bool(torch.isfinite(loss + grad_norm + center_grad_norm)):
         raise Diverged(
-            f"step {state.step}: loss {loss.item()}, gradient norm {grad_norm.item()}",
+            f"step {state.step}: loss {loss.item()}, gradient norm {grad_norm.item()} and {center_grad_norm.item()}",
             remedy="lower optim.lr or loss.scale; the last checkpoint is intact",
         )
-    state.optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
     state.step += 1
-    return Meters(loss.detach(), positive_cosines.nanmean(), negative_cosines.nanmean(), grad_norm.detach(), lr)
-
-
-def _loss(config: LossConfig, positive: Tensor, negative: Tensor) -> Tensor:
-    if config.kind == "mlcd":
-        return mlcd_loss(positive, negative, bias=config.bias)
-    return mlc_loss(positive, negative) if config.kind == "mlc" else cd_loss(positive, negative)
+    return Meters(loss, output.meters, grad_norm, center_grad_norm, lr)
 
 
 def _set_learning_rate(state: TrainState, config: RunConfig) -> float:
     factor = learning_rate(
         state.step, peak=1.0, warmup_steps=config.optim.warmup_steps, num_steps=config.schedule.steps
     )
-    for group in state.optimizer.param_groups:
+    for group in (*state.optimizer.param_groups, *state.center_optimizer.param_groups):
         group["lr"] = factor * group["peak_lr"]
     return factor * config.optim.lr

@@ -1,39 +1,87 @@
-"""Which classes serve as negatives in a step.
+"""Which classes serve as negatives in a step: a function of (seed, step, class id) and, where the policy says so,
+of the global batch's labels; never of the number of processes or of the shard layout.
 
-`independent` (method of the paper, taken literally): a class is drawn when its hash with (seed, step) falls
-among the smallest r k. The draw knows nothing of labels, ranks or batches, so any number of ranks sees the
-same set; each sample's own positives are masked afterwards.
+independent  int(r k) classes, uniformly without replacement, blind to labels: the paper taken literally
+partialfc    the batch's positives, filled up to int(r k) uniformly; the positives alone where they are more
+             (insightface; with several labels per image it runs out of random negatives)
+
+A class is drawn when its hash with (seed, step) is among the smallest. Each sample's own positives are masked
+afterwards; other samples' positives are legal negatives.
 """
 
-import numpy as np
+from typing import Final, Literal
+
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.errors import ConfigInvalid
-from mlcd.randomness import hash_counters
+
+NegativePolicy = Literal["independent", "partialfc"]
+
+# SplitMix64, as mlcd.randomness; torch has no uint64 arithmetic, so the same bits in wrapping int64.
+_GOLDEN: Final = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1: Final = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2: Final = 0x94D049BB133111EB - 2**64
+_SMALLEST: Final = -(2**63)
 
 
-def independent_negatives(num_classes: int, ratio: float, *, seed: int, step: int) -> NDArray[np.int64]:
-    """Ascending ids of int(r k) classes (at least 1), drawn uniformly without replacement; all of them at r = 1."""
+def draw_negatives(
+    num_classes: int,
+    ratio: float,
+    *,
+    seed: int,
+    step: int,
+    policy: NegativePolicy = "independent",
+    labels: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Ascending int64 ids of the classes drawn in this step; all of them at r = 1.
+
+    labels: int64 [B, L] of the global batch, which `partialfc` needs. At least one class is drawn.
+    """
     if not 0.0 < ratio <= 1.0:
         raise ConfigInvalid(f"the negative ratio must be in (0, 1], got {ratio}")
-    if ratio == 1.0:
-        return np.arange(num_classes)
-    num_drawn = max(1, int(ratio * num_classes))
-    hashes = hash_counters(seed, step, np.arange(num_classes))
-    return np.sort(np.argpartition(hashes, num_drawn - 1)[:num_drawn])
+    ids = torch.arange(num_classes, device=device)
+    quota = max(1, int(ratio * num_classes))
+    if quota == num_classes:
+        return ids
+    hashes = hash_classes(seed, step, ids)
+    if policy == "partialfc":
+        if labels is None:
+            raise ValueError("the policy partialfc needs the labels of the global batch")
+        positives = labels[labels >= 0].unique()
+        hashes[positives] = _SMALLEST
+        quota = max(quota, len(positives))
+    # The hashes of distinct classes are distinct, so exactly `quota` are at or below the quota-th smallest.
+    threshold = hashes.kthvalue(quota).values
+    return ids[hashes <= threshold]
 
 
-def mask_own_positives(negative_logits: Tensor, class_ids: Tensor, labels: Tensor) -> Tensor:
-    """[B, S] logits of the classes `class_ids` [S] (ascending), -inf where the class is among the row's labels.
+def hash_classes(seed: int, step: int, ids: Tensor) -> Tensor:
+    """int64 whose signed order is the unsigned order of `mlcd.randomness.hash_counters(seed, step, ids)`."""
+    state = torch.zeros((), dtype=torch.int64, device=ids.device)
+    for counter in (seed, step, ids):
+        state = _mix(state ^ counter)
+    return state ^ _SMALLEST
 
-    labels: [B, L] int64, -1 for none.
-    """
-    slots = torch.searchsorted(class_ids, labels.clamp_min(0))
-    slots = slots.clamp_max(len(class_ids) - 1)
-    own = (class_ids[slots] == labels) & (labels >= 0)
-    hits = torch.zeros_like(negative_logits, dtype=torch.bool)
-    rows, columns = own.nonzero(as_tuple=True)
-    hits[rows, slots[rows, columns]] = True
-    return negative_logits.masked_fill(hits, -torch.inf)
+
+def _mix(x: Tensor) -> Tensor:
+    x = x + _GOLDEN
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def own_positions(drawn: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows, slots), by ascending slot: where a sample's own label is among the drawn classes (ascending ids)."""
+    slots = torch.searchsorted(drawn, labels.clamp_min(0)).clamp_max(max(0, len(drawn) - 1))
+    hits = (drawn[slots] == labels) & (labels >= 0) if len(drawn) else torch.zeros_like(labels, dtype=torch.bool)
+    rows, columns = hits.nonzero(as_tuple=True)
+    found = slots[rows, columns]
+    order = found.argsort()
+    return rows[order], found[order]

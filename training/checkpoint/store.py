@@ -20,8 +20,6 @@ from mlcd.models.checkpoints import checkpoint_name, checkpoint_steps
 from mlcd.models.servable import Servable
 from training.state import TrainState
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
 
 class CheckpointStore:
     """Saves, finds, loads and retires the checkpoints of one run directory."""
@@ -73,12 +71,14 @@ class CheckpointStore:
         tensors = load_file(path / "state.safetensors")
         with torch.no_grad():
             state.centers.weight.copy_(tensors["centers.weight"])
-        for name, parameter in state.named_parameters().items():
-            if f"{name}.step" in tensors:
+        for name, (parameter, optimizer) in state.optimized().items():
+            moments = {
+                key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")
+            }
+            if moments:
                 # AdamW keeps its step counter on the CPU.
-                places = {"step": torch.device("cpu")}
-                state.optimizer.state[parameter] = {
-                    kind: tensors[f"{name}.{kind}"].to(places.get(kind, parameter.device)) for kind in _MOMENTS
+                optimizer.state[parameter] = {
+                    kind: moment if kind == "step" else moment.to(parameter.device) for kind, moment in moments.items()
                 }
         state.step = step
 
@@ -101,8 +101,7 @@ class CheckpointStore:
 
 def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
     tensors = {"centers.weight": state.centers.weight.detach().cpu().contiguous()}
-    for name, parameter in state.named_parameters().items():
-        for kind in _MOMENTS:
-            if kind in state.optimizer.state.get(parameter, {}):
-                tensors[f"{name}.{kind}"] = state.optimizer.state[parameter][kind].detach().cpu().contiguous()
+    for name, (parameter, optimizer) in state.optimized().items():
+        for kind, moment in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}.{kind}"] = moment.detach().cpu().contiguous()
     return tensors

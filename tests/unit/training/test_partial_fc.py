@@ -1,83 +1,191 @@
+"""The head against Eq. 5 written out, and any number of processes against one."""
+
+import numpy as np
 import pytest
 import torch
+import torch.multiprocessing
 
-from mlcd.errors import InvalidInput
-from mlcd.losses.discrimination import mlcd_loss
-from training.parallel.partial_fc import PartialFC
+from mlcd.clustering.centers import Centers
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.losses.negatives import draw_negatives
+from mlcd.types import unit_rows
+from mlcd.world import World
+from tests.unit.training import distributed
+from training.parallel.partial_fc import HeadConfig, PartialFC
+
+CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 
 
-def head(num_classes=20, ratio=1.0, **options):
-    settings = {"scale": 16.0, "margin": 0.3, "margin_kind": "arcface", "margin_grad": "exact", "seed": 0}
-    centers = PartialFC(num_classes, 8, negative_ratio=ratio, **(settings | options)).double()
-    centers.initialize(torch.Generator().manual_seed(0))
-    return centers
-
-
-def dense_loss(z, weight, labels, scale=16.0, margin=0.3):
-    """Eq. 5 over all classes by loops, from the formula alone."""
+def written_out(z, weight, labels, drawn, *, kind="mlcd", scale=16.0, margin=0.3, bias=0.0):
+    """Eq. 3, 4 and 5 in float64 by loops over pairs, from the formulas alone; autograd gives the gradients."""
     z, weight = torch.nn.functional.normalize(z, dim=1), torch.nn.functional.normalize(weight, dim=1)
-    total = torch.zeros((), dtype=z.dtype)
+    losses = []
     for row in range(len(z)):
         own = {int(label) for label in labels[row] if label >= 0}
-        p = n = torch.zeros((), dtype=z.dtype)
-        for k in range(len(weight)):
-            cosine = z[row] @ weight[k]
-            if k in own:
-                p = p + torch.exp(-scale * torch.cos(torch.arccos(cosine) + margin))
-            else:
-                n = n + torch.exp(scale * cosine)
-        total = total + torch.log(1 + n * p + n + p)
-    return total / len(z)
+        positives = [scale * torch.cos(torch.arccos(z[row] @ weight[k]) + margin) + bias for k in sorted(own)]
+        negatives = [scale * (z[row] @ weight[k]) + bias for k in drawn.tolist() if k not in own]
+        pairs = sum(torch.exp(n - p) for n in negatives for p in positives)
+        if kind == "mlcd":
+            pairs = pairs + sum(torch.exp(n) for n in negatives) + sum(torch.exp(-p) for p in positives)
+        losses.append(torch.log(1 + pairs) if torch.is_tensor(pairs) else z[row].sum() * 0)
+    return torch.stack(losses).mean()
 
 
-def test_with_all_classes_it_is_the_dense_loss_in_value_and_gradient():
-    centers = head()
+@pytest.mark.parametrize("kind", ["mlcd", "mlc"])
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+@pytest.mark.parametrize("update", ["sparse", "dense"])
+def test_it_is_the_written_out_loss_in_value_and_gradients(kind, ratio, update):
+    config = HeadConfig(kind=kind, scale=16.0, negative_ratio=ratio, margin_grad="exact", center_update=update)
+    head = PartialFC(23, 8, config).double()
+    head.initialize(1)
     generator = torch.Generator().manual_seed(1)
-    z = torch.randn((5, 8), generator=generator, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([[1, 2, 3], [4, -1, -1], [19, 0, -1], [7, 8, 9], [-1, -1, -1]])
-    # float32 inside the head, as in training: compare at its precision.
-    positive, negative, _, _ = centers(z, labels, 0)
-    loss = mlcd_loss(positive, negative)
+    z = torch.randn((9, 8), generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(-1, 23, (9, 4), generator=generator)
+    labels[0], labels[1] = -1, torch.tensor([5, 5, 5, -1])
+    loss = head(z, labels, 3).loss
     loss.backward()
-    z_ref = z.detach().clone().requires_grad_()
-    w_ref = centers.weight.detach().clone().requires_grad_()
-    expected = dense_loss(z_ref, w_ref, labels)
+    ours = head.weight.grad.to_dense()
+    z_ref, w_ref = (tensor.detach().clone().requires_grad_() for tensor in (z, head.weight))
+    drawn = draw_negatives(23, ratio, seed=0, step=3)
+    expected = written_out(z_ref, w_ref, labels, drawn, kind=kind)
     expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert torch.allclose(z.grad, z_ref.grad, atol=1e-5)
-    assert torch.allclose(centers.weight.grad, w_ref.grad, rtol=1e-3, atol=1e-3 * float(w_ref.grad.abs().max()))
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert torch.allclose(z.grad, z_ref.grad, atol=1e-12)
+    scale = w_ref.grad.abs().max().item()
+    assert torch.allclose(ours, w_ref.grad, atol=1e-12 * scale)
+    assert (ours * head.weight.detach()).sum(dim=1).abs().max() < 1e-9 * scale  # orthogonal to each center
 
 
-def test_the_length_of_a_center_does_not_matter():
-    centers = head()
-    z = torch.randn((3, 8), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    labels = torch.tensor([[1], [2], [3]])
-    before = mlcd_loss(*centers(z, labels, 0)[:2])
+def test_chunks_change_nothing(monkeypatch):
+    import training.parallel.partial_fc as module
+
+    z = torch.randn((5, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([[1, 2], [3, -1], [20, 21], [0, 22], [7, 7]])
+
+    def run():
+        head = PartialFC(23, 8, CONFIG).double()
+        head.initialize(1)
+        leaf = z.clone().requires_grad_()
+        loss = head(leaf, labels, 0).loss
+        loss.backward()
+        return torch.cat([loss.detach()[None], leaf.grad.flatten(), head.weight.grad.to_dense().flatten()])
+
+    whole = run()
+    monkeypatch.setattr(module, "_CHUNK_ENTRIES", 5 * 3)
+    assert torch.allclose(run(), whole, rtol=1e-12)
+
+
+def test_label_order_duplicates_and_center_lengths_do_not_matter():
+    head = PartialFC(23, 8, CONFIG).double()
+    head.initialize(1)
+    z = torch.randn((2, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    value = head(z, torch.tensor([[4, 9, 2], [1, -1, -1]]), 0).loss.item()
+    assert head(z, torch.tensor([[9, 2, 4], [-1, 1, 1]]), 0).loss.item() == pytest.approx(value, abs=1e-14)
     with torch.no_grad():
-        centers.weight.mul_(torch.linspace(0.5, 3, 20)[:, None])
-    after = mlcd_loss(*centers(z, labels, 0)[:2])
-    assert after.item() == pytest.approx(before.item(), rel=1e-5)
+        head.weight.mul_(torch.linspace(0.5, 3, 23)[:, None])
+    assert head(z, torch.tensor([[4, 9, 2], [1, -1, -1]]), 0).loss.item() == pytest.approx(value, abs=1e-12)
 
 
-def test_a_sampled_step_has_no_own_positive_among_its_negatives():
-    centers = head(num_classes=100, ratio=0.2)
-    z = torch.randn((4, 8), dtype=torch.float64)
+def test_padding_never_reads_a_center_and_e_equal_w_is_finite():
+    head = PartialFC(23, 8, CONFIG)
+    head.initialize(1)
+    with torch.no_grad():
+        head.weight[-1] = head.weight[0]
+    z = head.weight[:1].detach().clone().requires_grad_()
+    loss = head(z, torch.tensor([[0, -1]]), 0).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(z.grad).all()
+    assert torch.isfinite(head.weight.grad.to_dense()).all()
+
+
+def test_bfloat16_embeddings_are_computed_in_float32():
+    head = PartialFC(23, 8, HeadConfig(negative_ratio=1.0))
+    head.initialize(1)
+    z = torch.randn((4, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
+    labels = torch.tensor([[1, 2]] * 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = head(z, labels, 0).loss
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(head(z.float(), labels, 0).loss.item(), rel=1e-6)
+
+
+def test_wrong_labels_are_refused_naming_sample_and_value():
+    head = PartialFC(20, 8, CONFIG)
+    head.initialize(1)
+    with pytest.raises(InvalidInput, match="sample 1 has label 20"):
+        head(torch.ones((2, 8)), torch.tensor([[1], [20]]), 0)
+    with pytest.raises(InvalidInput, match="int64"):
+        head(torch.ones((2, 8)), torch.tensor([[1.0], [2.0]]), 0)
+
+
+def test_meters_tell_what_happened():
+    head = PartialFC(100, 8, HeadConfig(negative_ratio=0.2, scale=16.0))
+    head.initialize(1)
     labels = torch.arange(100).view(4, 25)
-    _, negative, _, cosines = centers(z, labels, 3)
-    assert negative.shape == (4, 20)
-    assert int((negative == -torch.inf).sum()) == 20  # each class is somebody's own
-    assert torch.equal(torch.isnan(cosines), negative == -torch.inf)
+    meters = head(torch.randn((4, 8), generator=torch.Generator().manual_seed(0)), labels, 3).meters
+    assert meters["unique_positives"] == 100
+    assert meters["effective_negatives"] == 15  # of 20 drawn, 5 are on average the sample's own
+    assert -1 < meters["negative_cosine"] < 1
+    assert 0 < meters["sigma_negative"] < 1
 
 
-def test_padding_never_reads_a_center():
-    centers = head()
-    with torch.no_grad():
-        centers.weight[-1] = torch.nan
-    positive, _, _, _ = centers(torch.ones((1, 8), dtype=torch.float64), torch.tensor([[2, -1]]), 0)
-    assert torch.isfinite(positive[0, 0])
-    assert positive[0, 1] == -torch.inf
+def test_it_starts_from_centers_of_its_own_dimension_only():
+    vectors = unit_rows(np.random.default_rng(0).standard_normal((20, 8)))
+    centers = Centers(vectors, np.ones(20, np.int64), "f" * 64)
+    head = PartialFC(20, 8, CONFIG)
+    head.initialize_from(centers)
+    assert torch.equal(head.unit_centers(), torch.nn.functional.normalize(torch.from_numpy(vectors), dim=1))
+    for num_classes, dimension in ((21, 8), (20, 9)):
+        with pytest.raises(ConfigInvalid, match="cannot start a head"):
+            PartialFC(num_classes, dimension, CONFIG).initialize_from(centers)
 
 
-def test_a_label_beyond_the_classes_is_refused_naming_the_sample():
-    with pytest.raises(InvalidInput, match="sample 1"):
-        head()(torch.ones((2, 8), dtype=torch.float64), torch.tensor([[1], [20]]), 0)
+def test_initial_centers_do_not_depend_on_the_number_of_processes():
+    whole = PartialFC(10_001, 4, CONFIG)
+    whole.initialize(3)
+    parts = [PartialFC(10_001, 4, CONFIG, world=World(rank, 3)) for rank in range(3)]
+    for part in parts:
+        part.initialize(3)
+    assert torch.equal(torch.cat([part.weight for part in parts]), whole.weight)
+    assert whole.weight.std().item() == pytest.approx(0.01, rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return {size: reference(size) for size in (1, 2, 3, 4)}
+
+
+def reference(size):
+    """The same batches on one process, in memory."""
+    world, results = World(), {}
+    for name, config, num_classes, num_labels in distributed.cases():
+        results[name] = distributed.head_step(world, config, num_classes, *distributed.batch(num_classes, num_labels))
+    x, labels = distributed.batch(11, 3)
+    config = HeadConfig(scale=16.0, negative_ratio=1.0)
+    results["one-owner"] = distributed.head_step(world, config, 11, x, torch.zeros_like(labels))
+    x, labels = distributed.batch(11, 4, num=8 * size)
+    whole = distributed.head_step(world, HeadConfig(scale=16.0, negative_ratio=0.4), 11, x, labels)
+    results |= {f"accumulate-{n}": whole for n in (1, 2, 4)}
+    x, y = distributed.batch(3, 1)[0], distributed.batch(3, 1, seed=9)[0]
+    return results | {kind: distributed.contrastive_step(world, kind, x, y) for kind in ("clip", "siglip")}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_any_number_of_processes_equals_one(size, one_process, tmp_path):
+    torch.multiprocessing.spawn(distributed.run, (size, str(tmp_path)), nprocs=size)
+    results = [torch.load(tmp_path / f"results-{size}-{rank}.pt", weights_only=False) for rank in range(size)]
+    for name, expected in one_process[size].items():
+        for rank, result in enumerate(results):
+            got = result[name]
+            assert got["loss"] == pytest.approx(expected["loss"], abs=1e-12), (name, rank)
+            if "gradients" in got:
+                assert torch.allclose(got["gradients"], expected["gradients"], atol=1e-12), (name, rank)
+                continue
+            assert torch.allclose(got["trunk"], expected["trunk"], atol=1e-12), (name, rank)
+            start, stop = got["shard"]
+            assert torch.allclose(got["centers"], expected["centers"][start:stop], atol=1e-12), (name, rank)
+            if not name.startswith("accumulate"):
+                assert got["meters"] == pytest.approx(expected["meters"], abs=1e-9, nan_ok=True), (name, rank)
+        if "shard" in results[0][name]:
+            assert results[-1][name]["shard"][1] == len(expected["centers"])

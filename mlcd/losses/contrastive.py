@@ -1,0 +1,51 @@
+"""Instance discrimination: CLIP's softmax (Eq. 1, both directions) and SigLIP's sigmoid over the global batch.
+
+Each process passes its own pairs and gets a loss whose average over processes is the loss of the global batch;
+so averaged gradients, as under DDP, are those of one process that holds the whole batch, the scalars included.
+(With open_clip's defaults they are 1/W of it for the towers, and not for the scale.)
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from mlcd.world import World
+
+_ALONE = World()
+
+
+def clip_loss(images_BD: Tensor, texts_BD: Tensor, scale: Tensor, *, world: World = _ALONE) -> Tensor:
+    """Symmetric cross-entropy of scale * <image, text> over the batch of all processes.
+
+    images_BD, texts_BD: unit rows, pair by pair. scale: the temperature's inverse, exp(tau), a scalar tensor.
+    """
+    images_BD, texts_BD, scale = _at_least_float32(images_BD, texts_BD, scale)
+    with torch.autocast(images_BD.device.type, enabled=False):
+        all_images, all_texts = world.gather_rows(images_BD), world.gather_rows(texts_BD)
+        targets = _own_columns(images_BD, world)
+        of_images = cross_entropy(scale * images_BD @ all_texts.T, targets, reduction="sum")
+        of_texts = cross_entropy(scale * texts_BD @ all_images.T, targets, reduction="sum")
+        return (of_images + of_texts) / 2 * (world.size / all_images.shape[0])
+
+
+def siglip_loss(images_BD: Tensor, texts_BD: Tensor, scale: Tensor, bias: Tensor, *, world: World = _ALONE) -> Tensor:
+    """-sum_ab log sigmoid(y_ab (scale * <image_a, text_b> + bias)) / B, y = +1 for pairs and -1 else (Zhai et al.,
+    ICCV 2023), over the batch of all processes. Arguments as in `clip_loss`; bias is a scalar tensor.
+    """
+    images_BD, texts_BD, scale, bias = _at_least_float32(images_BD, texts_BD, scale, bias)
+    with torch.autocast(images_BD.device.type, enabled=False):
+        all_texts = world.gather_rows(texts_BD)
+        logits = scale * images_BD @ all_texts.T + bias
+        signs = -torch.ones_like(logits)
+        signs[torch.arange(len(logits)), _own_columns(images_BD, world)] = 1.0
+        return -logsigmoid(signs * logits).sum() * (world.size / all_texts.shape[0])
+
+
+def _own_columns(rows: Tensor, world: World) -> Tensor:
+    """The columns of this process's own pairs in the gathered batch."""
+    counts = world.row_counts(rows.shape[0], rows.device)
+    return sum(counts[: world.rank]) + torch.arange(rows.shape[0], device=rows.device)
+
+
+def _at_least_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor if tensor.dtype == torch.float64 else tensor.float() for tensor in tensors)

@@ -1,0 +1,121 @@
+"""What a process of the distributed tests runs; a module of its own, so that spawned processes can import it."""
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mlcd.losses.contrastive import clip_loss, siglip_loss
+from mlcd.world import World
+from training.parallel.partial_fc import HeadConfig, PartialFC
+
+DIMENSION, INPUT = 8, 6
+
+
+def batch(num_classes, labels_per_sample, num=12, seed=0):
+    """Inputs [num, INPUT] and ragged labels with duplicates, all float64/int64."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn((num, INPUT), generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, num_classes, (num, labels_per_sample), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.3] = -1
+    labels[1] = -1
+    return x, labels
+
+
+def split(num, size):
+    """Unequal slices: the first process takes twice as many, as far as that goes."""
+    weights = [2, *([1] * (size - 1))]
+    bounds = [0]
+    for weight in weights:
+        bounds.append(bounds[-1] + num * weight // sum(weights))
+    bounds[-1] = num
+    return [slice(*pair) for pair in itertools.pairwise(bounds)]
+
+
+def backbone():
+    module = nn.Linear(INPUT, DIMENSION).double()
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(3)
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
+    """Loss, backbone gradient as DDP would average it, and the rows of the center gradient of this process."""
+    trunk = backbone()
+    head = PartialFC(num_classes, DIMENSION, config, world=world).double()
+    head.initialize(7)
+    with torch.no_grad():
+        head.weight.mul_(torch.linspace(50, 150, num_classes)[head.shard.start : head.shard.stop, None])
+    total = 0.0
+    for part in range(accumulate):
+        rows = slice(part * len(x) // accumulate, (part + 1) * len(x) // accumulate)
+        output = head(trunk(x[rows]), labels[rows], step)
+        (output.loss / accumulate).backward()
+        total += output.loss.item() / accumulate
+    gradient = head.weight.grad
+    if gradient is not None and gradient.is_sparse:
+        gradient = gradient.coalesce().to_dense()
+    trunk_gradient = torch.cat([p.grad.flatten() for p in trunk.parameters()])
+    return {
+        "loss": total,
+        "trunk": world.sum(trunk_gradient) / world.size,
+        "centers": gradient if gradient is not None else torch.zeros_like(head.weight),
+        "shard": (head.shard.start, head.shard.stop),
+        "meters": {name: meter.item() for name, meter in output.meters.items()},
+    }
+
+
+def contrastive_step(world, kind, x, y):
+    images, texts = backbone(), backbone()
+    scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
+    bias = torch.tensor(-2.0, dtype=torch.float64, requires_grad=True)
+    a, b = (nn.functional.normalize(tower(z), dim=1) for tower, z in ((images, x), (texts, y)))
+    loss = clip_loss(a, b, scale, world=world) if kind == "clip" else siglip_loss(a, b, scale, bias, world=world)
+    loss.backward()
+    scalars = [scale.grad, *([bias.grad] if kind == "siglip" else [])]
+    towers = [p.grad.flatten() for tower in (images, texts) for p in tower.parameters()]
+    gradients = torch.cat([*towers, torch.stack(scalars)])
+    return {"loss": (world.sum(loss.detach()) / world.size).item(), "gradients": world.sum(gradients) / world.size}
+
+
+def cases():
+    base = {"scale": 16.0, "margin_grad": "exact", "seed": 5}
+    for kind in ("mlcd", "mlc", "cd", "per_column"):
+        for ratio in (1.0, 0.4):
+            yield f"{kind}-{ratio}", HeadConfig(kind=kind, negative_ratio=ratio, **base), 11, 4
+    yield "partialfc", HeadConfig(negative_ratio=0.3, policy="partialfc", **base), 23, 4
+    yield "corrected", HeadConfig(negative_ratio=0.3, correct_ratio=True, bias=-3.0, **base), 23, 4
+    yield "filtered", HeadConfig(negative_ratio=1.0, filter_threshold=0.2, drop_unlabeled=True, **base), 23, 4
+    yield "fewer-classes-than-processes", HeadConfig(negative_ratio=1.0, **base), 2, 2
+    yield "dense", HeadConfig(negative_ratio=0.4, center_update="dense", **base), 11, 4
+
+
+def run(rank, size, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
+    world = World.current()
+    results = {}
+    for name, config, num_classes, num_labels in cases():
+        x, labels = batch(num_classes, num_labels)
+        own = split(len(x), size)[rank]
+        results[name] = head_step(world, config, num_classes, x[own], labels[own])
+    # Every label on the first class: the other processes own no positive.
+    x, labels = batch(11, 3)
+    own = split(len(x), size)[rank]
+    one = torch.zeros_like(labels[own])
+    results["one-owner"] = head_step(world, HeadConfig(scale=16.0, negative_ratio=1.0), 11, x[own], one)
+    for accumulate in (1, 2, 4):
+        # Equal parts, as the mean of means needs; micro-batch i of every process is the global micro-batch i.
+        x, labels = batch(11, 4, num=8 * size)
+        rows = torch.arange(len(x)).view(4, size, 2)[:, rank].flatten()
+        config = HeadConfig(scale=16.0, negative_ratio=0.4)
+        results[f"accumulate-{accumulate}"] = head_step(world, config, 11, x[rows], labels[rows], accumulate=accumulate)
+    x, _ = batch(3, 1)
+    y, _ = batch(3, 1, seed=9)
+    own = split(len(x), size)[rank]
+    for kind in ("clip", "siglip"):
+        results[kind] = contrastive_step(world, kind, x[own], y[own])
+    torch.save(results, f"{folder}/results-{size}-{rank}.pt")
+    dist.destroy_process_group()

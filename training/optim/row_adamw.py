@@ -1,0 +1,54 @@
+"""AdamW on the rows that a step touched; the others, and their moments, stay as they are, bit for bit.
+
+Dense AdamW moves every class center at every step: weight decay and stale momentum act on rows without a
+gradient. Here a row's clock counts the steps that touched it, for bias correction and decay alike.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RowAdamW(torch.optim.Optimizer):
+    """For parameters [rows, dimension] with sparse gradients (torch.sparse_coo over dimension 0)."""
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["row_steps"] = torch.zeros(parameter.shape[0], dtype=torch.int64, device=parameter.device)
+        gradient = parameter.grad.coalesce()  # type: ignore[union-attr]
+        rows, values = gradient.indices()[0], gradient.values()
+        beta1, beta2 = group["betas"]
+        steps = state["row_steps"][rows] + 1
+        first = state["exp_avg"][rows].mul_(beta1).add_(values, alpha=1 - beta1)
+        second = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(values, values, value=1 - beta2)
+        correction1 = 1 - beta1 ** steps.to(parameter.dtype)
+        correction2 = 1 - beta2 ** steps.to(parameter.dtype)
+        denominator = second.sqrt().div_(correction2.sqrt()[:, None]).add_(group["eps"])
+        moved = parameter[rows].mul_(1 - group["lr"] * group["weight_decay"])
+        moved.sub_(group["lr"] * (first / correction1[:, None]) / denominator)
+        parameter[rows] = moved
+        state["exp_avg"][rows], state["exp_avg_sq"][rows], state["row_steps"][rows] = first, second, steps
