@@ -109,11 +109,13 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
     artifact = _read_manifest(path)
     if kind is not None and artifact.kind != kind:
         raise ArtifactInvalid(f"{path} holds {artifact.kind}, not {kind}", remedy=f"give the directory of the {kind}")
-    for name in {**artifact.files, **artifact.logs}:
+    for name, entry in {**artifact.files, **artifact.logs}.items():
         if verify_files:
             verify_file(artifact, name)
         elif not (path / name).is_file():
             raise ArtifactInvalid(f"{path / name} is missing", remedy="make the artifact again")
+        elif (path / name).stat().st_size != entry.size_bytes:
+            raise ArtifactInvalid(f"{path / name} differs from its manifest", remedy="it is damaged; make it again")
     for name, digest in artifact.children.items():
         if open_artifact(path / name, verify_files=verify_files).digest != digest:
             raise ArtifactInvalid(f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again")
@@ -137,6 +139,8 @@ def find_published(out: Path, request: Request) -> Artifact | None:
 
     Raises Conflict where something else stands there.
     """
+    if out.name in ("", ".."):
+        raise InvalidInput(f"{str(out)!r} is no name for an output", remedy="give a new directory")
     if not os.path.lexists(out):
         return None
     if not (out / MANIFEST).is_file():
@@ -156,14 +160,15 @@ def find_published(out: Path, request: Request) -> Artifact | None:
 class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
-    A draft of another request is refused, unless `replace_stale` says that its content is worth nothing.
     Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
-    except where the input or the settings are at fault: then no attempt can finish them.
+    except where this attempt began it and the input or the settings are at fault: then none can finish it.
+    A draft of another request is refused. `fresh`: whatever an earlier attempt left is worth nothing.
+    Hidden files are working notes: no part of the artifact, gone when it is published.
     """
 
-    def __init__(self, out: Path, request: Request, *, replace_stale: bool = False) -> None:
+    def __init__(self, out: Path, request: Request, *, fresh: bool = False) -> None:
         self.out = out
-        self._replace_stale = replace_stale
+        self._fresh, self._began = fresh, False
         self.request = request
         self.path = out.with_name(out.name + _PARTIAL)
         self._descriptor: int | None = None
@@ -184,23 +189,26 @@ class Draft:
         """Go on with a draft of the same request; begin where there is none."""
         identity = _canonical(self.request.identity())
         marker = self.path / _REQUEST
-        if marker.is_file() and marker.read_text() == identity:
-            for leftover in self.path.rglob(_TEMPORARY):
-                leftover.unlink()
+        if marker.is_file() and marker.read_text() == identity and not self._fresh:
+            for leftover in list(self.path.rglob(_TEMPORARY)):
+                _remove(leftover)
             return
         holds_work = any(entry.name != _REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir())
-        if holds_work and not self._replace_stale:
+        if holds_work and not self._fresh:
             raise Conflict(
                 f"{self.path} holds unfinished work on other input or settings",
                 remedy="remove it or give another output directory",
             )
-        _empty(self.path)
+        for entry in self.path.iterdir():
+            _remove(entry)
         _write_synced(marker, identity.encode())
+        self._began = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, InvalidInput | ConfigInvalid):
+        at_fault = isinstance(error, InvalidInput | ConfigInvalid) and not isinstance(error.__cause__, OSError)
+        if at_fault and self._began:
             shutil.rmtree(self.path, ignore_errors=True)
         self._unlock()
         if error is not None and _is_disk_full(error):
@@ -232,9 +240,15 @@ class Draft:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def discard(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
-        self._entries.pop(name, None)
+    def adopt(self, name: str, child: Path) -> None:
+        """Copy the artifact at `child` to the sub-directory `name`: complete, or not at all."""
+        final, temporary = self.path / name, self.path / f".{name}.tmp"
+        if not final.is_dir():
+            shutil.copytree(child, temporary)
+            for path in temporary.rglob("*"):
+                _sync(path)
+            temporary.rename(final)
+        open_artifact(final)
 
     def write_json(self, name: str, value: object) -> None:
         with self.write(name) as path:
@@ -278,7 +292,8 @@ class Draft:
                     raise Conflict(f"{self.out} appeared meanwhile", remedy="give another output directory") from error
                 raise
             _sync(self.out.parent)
-            (self.out / _REQUEST).unlink(missing_ok=True)
+            for entry in self.out.glob(".*"):
+                _remove(entry)
         return _read_manifest(self.out)
 
     def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:
@@ -294,7 +309,7 @@ class Draft:
             folders.sort()
             for name in sorted(names):
                 key = (relative / name).as_posix()
-                if key not in (MANIFEST, _REQUEST):
+                if key != MANIFEST and not name.startswith("."):
                     files[key] = self._entries.get(key) or _measure(here / name)
                     _sync(here / name)
         return files, children
@@ -338,12 +353,11 @@ def _lock_directory(path: Path) -> int:
         os.close(descriptor)
 
 
-def _empty(path: Path) -> None:
-    for entry in path.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _read_manifest(path: Path) -> Artifact:

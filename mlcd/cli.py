@@ -97,7 +97,7 @@ def embed(images: str, out: Path, model: str, precision: Precision, reporter: Re
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--clusters", type=click.IntRange(1), required=True)
 @click.option("--iterations", type=click.IntRange(0), default=25, show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option(
     "--hold-out",
     type=click.FloatRange(0, 1, max_open=True),
@@ -183,10 +183,10 @@ def index(embeddings: Path, out: Path, reporter: Reporter) -> None:
     show_default=True,
     help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository.",
 )
-@click.option("--name", default="mlcd-vit", show_default=True, help="The model's name, also in Triton.")
+@click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
 @click.option("--images", help="Images for the parity check; default: those of the run.")
 @reporter_option
-def export(checkpoint: Path, out: Path, layout: str, name: str, images: str | None, reporter: Reporter) -> None:
+def export(checkpoint: Path, out: Path, layout: str, name: str | None, images: str | None, reporter: Reporter) -> None:
     """Export CHECKPOINT (a run, one of its checkpoints, or for triton a model artifact) to OUT.
 
     Nothing is written unless the exported graph agrees with the trained model on real images.
@@ -194,10 +194,12 @@ def export(checkpoint: Path, out: Path, layout: str, name: str, images: str | No
     from mlcd.pipelines.export import export_model, export_triton
 
     if layout == "triton":
+        if name or images:
+            raise click.UsageError("--name and --images are settled when the model artifact is made")
         artifact = export_triton(checkpoint, out, reporter)
         _finish(reporter, artifact, f"Triton repository of {artifact.config['name']}")
         return
-    artifact = export_model(checkpoint, out, name=name, images=images, reporter=reporter)
+    artifact = export_model(checkpoint, out, name=name or "mlcd-vit", images=images, reporter=reporter)
     facts = artifact.summary
     _finish(
         reporter,
@@ -217,7 +219,9 @@ def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
     findings = list(run(directory))
     if quiet:
         num_checked = sum(finding.checked for finding in findings)
-        reporter.result({"checked": num_checked}, f"{num_checked} artifacts and their files match: {directory}")
+        skipped = f", {len(findings) - num_checked} skipped" if num_checked < len(findings) else ""
+        line = f"{num_checked} artifacts and image sets match{skipped}: {directory}"
+        reporter.result({"checked": num_checked, "skipped": len(findings) - num_checked}, line)
         return
     for finding in findings:
         mark = "ok     " if finding.checked else "skipped"
@@ -235,7 +239,7 @@ def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
 @click.option("--features", help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.")
 @click.option("--recipe", help="The training recipe; default: demo-digits, with --images demo-photos.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--no-serve", is_flag=True, help="Stop after the result table.")

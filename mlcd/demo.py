@@ -6,32 +6,31 @@ by running it again: it keeps no state of its own.
 
 import json
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from mlcd.artifact import open_artifact, translated_os_errors
 from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.errors import Conflict, InvalidInput, MlcdError, Unavailable
+from mlcd.errors import InvalidInput, MlcdError
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
 
 _IMAGES_PER_CLUSTER: Final = 12
 _MAX_CLUSTERS: Final = 1000
+_MIN_DISTINCT: Final = 8
 _MANY_CLUSTERS: Final = 500
-_START_TIMEOUT_S: Final = 60.0
 _INTERRUPTED: Final = 130
 
 
@@ -53,69 +52,81 @@ class Demo:
         started = time.monotonic()
         if self.images is None:
             write_digits(self.out / "images")
-        source = open_source(self._images)
-        num_images = len(source.entries)
-        if num_images == 0:
-            raise InvalidInput(f"there are no images in {self._images}", remedy="give a folder that holds some")
-        classes = {entry.class_name for entry in source.entries}
-        commands = self.commands(num_images, has_classes=None not in classes and len(classes) > 1)
-        for number, command in enumerate(commands, start=1):
-            _say(f"\n[{number}/{len(commands)}] mlcd {shlex.join(command)}")
+        _run(["embed", self._images, self._at("features"), "--model", self.features or "hog"])
+        features = EmbeddingsArtifact.open(self.out / "features")
+        for command in self.commands(features):
             _run(command)
         self._print_table(time.monotonic() - started)
 
-    def commands(self, num_images: int, *, has_classes: bool) -> list[list[str]]:
-        """The public commands of the journey, in order."""
-        out = self.out
+    def commands(self, features: EmbeddingsArtifact) -> list[list[str]]:
+        """The public commands that follow the first, in order."""
+        kept_out = features.held_out(HELD_OUT_FRACTION)
+        num_clusters = _choose_clusters(features, kept_out)
+        num_labels = max(1, min(4 if num_clusters < _MANY_CLUSTERS else 8, num_clusters // 4))
+        classes = set(features.class_names)
+        comparable = None not in classes and len(classes) > 1 and kept_out.any() and not kept_out.all()
         seed = ["--seed", str(self.seed)]
-        num_clustered = num_images - int(HELD_OUT_FRACTION * num_images)
-        num_clusters = max(2, min(_MAX_CLUSTERS, num_clustered // _IMAGES_PER_CLUSTER, num_clustered))
-        num_labels = 4 if num_clusters < _MANY_CLUSTERS else 8
         clustering = ["--clusters", str(num_clusters), "--hold-out", str(HELD_OUT_FRACTION), "--subtract-mean"]
-        if has_classes:
+        if None not in classes:
             clustering.append("--names")
-        top = ["--top", str(num_labels)]
-        places = {"data.images": self._images, "data.labels": out / "labels", "out": out / "run"}
+        recipe = self.recipe or ("demo-digits" if self.images is None else "demo-photos")
+        places = {"data.images": self._images, "data.labels": self._at("labels"), "out": self._at("run")}
         chosen = {**places, "seed": self.seed, "loss.labels_per_image": num_labels}
         overrides = [f"{name}={value}" for name, value in chosen.items()]
-        recipe = self.recipe or ("demo-digits" if self.images is None else "demo-photos")
-        step_0 = str(out / "run" / "checkpoints" / "step_000000")
-        representations = [str(out / "pixels"), str(out / "features"), step_0, str(out / "run")]
+        untrained = str(self.out / "run" / "checkpoints" / "step_000000")
+        representations = [self._at("pixels"), self._at("features"), untrained, self._at("run")]
         evaluate = [
-            ["evaluate", kind, *representations, "--out", str(out / kind), *seed] for kind in ("knn", "clusters")
+            ["evaluate", kind, *representations, "--out", self._at(kind), *seed] for kind in ("knn", "clusters")
         ]
         return [
-            ["embed", self._images, str(out / "features"), "--model", self.features or "hog"],
-            ["embed", self._images, str(out / "pixels"), "--model", "pixels"],
-            ["cluster", str(out / "features"), str(out / "centers"), *clustering, *seed],
-            ["label", str(out / "features"), str(out / "labels"), "--centers", str(out / "centers"), *top],
+            ["embed", self._images, self._at("pixels"), "--model", "pixels"],
+            ["cluster", self._at("features"), self._at("centers"), *clustering, *seed],
+            [
+                "label",
+                self._at("features"),
+                self._at("labels"),
+                "--centers",
+                self._at("centers"),
+                "--top",
+                str(num_labels),
+            ],
             ["train", recipe, *overrides],
-            *(evaluate if has_classes else []),
-            ["export", str(out / "run"), str(out / "model"), "--images", self._images],
-            ["export", str(out / "model"), str(out / "triton"), "--format", "triton"],
-            ["embed", self._images, str(out / "embeddings"), "--model", str(out / "model")],
-            ["index", str(out / "embeddings"), str(out / "collections" / "demo")],
-            ["verify", str(out), "--quiet"],
+            *(evaluate if comparable else []),
+            ["export", self._at("run"), self._at("model"), "--images", self._images],
+            ["export", self._at("model"), self._at("triton"), "--format", "triton"],
+            ["embed", self._images, self._at("embeddings"), "--model", self._at("model")],
+            ["index", self._at("embeddings"), str(self.out / "collections" / "demo")],
+            ["verify", str(self.out), "--quiet"],
         ]
 
     def serve(self, host: str, port: int) -> None:
         """Start the service, print the URL and a curl line when it is ready, wait until it is stopped."""
-        command = ["serve", "--model", str(self.out / "model"), "--state", str(self.out)]
-        process = subprocess.Popen(_mlcd([*command, "--host", host, "--port", str(port)]))
+        command = ["serve", "--model", self._at("model"), "--state", str(self.out), "--host", host, "--port", str(port)]
+        previous = signal.signal(signal.SIGTERM, _interrupt)
+        process = subprocess.Popen(_mlcd(command), stdout=subprocess.PIPE, text=True)
         try:
-            url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared only
-            if not _wait_until_ready(url, process):
-                raise Conflict(f"the service did not start on port {port}", remedy="see the line above")
-            picture = shlex.quote(f"files=@{self._example()}")
+            # The service tells its address when model and collections are open.
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise StepFailed("serve", process.wait())
+            url = line.split(" on ")[-1].strip()
+            _say(line.strip())
+            picture = shlex.quote('files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"')))
             _say(f"\nopen {url}/ or ask:\n\n  curl -s -F {picture} '{url}/v1/labels?top=5'")
             _say(f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops it.")
-            process.wait()
+            if (status := process.wait()) != 0:
+                raise StepFailed("serve", status)
         except KeyboardInterrupt:
             pass
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait()
+            signal.signal(signal.SIGTERM, previous)
+
+    def _at(self, name: str) -> str:
+        return str(self.out / name)
 
     def _example(self) -> Path:
         """A file to send: the first image that could be used, unpacked where it lies in a shard."""
@@ -166,18 +177,35 @@ def write_digits(folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
-    temporary = folder.with_name(f"{folder.name}.partial")
     with translated_os_errors(folder):
-        shutil.rmtree(temporary, ignore_errors=True)
-        for number, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
-            path = temporary / str(digit) / f"{number:04d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray((pixels * 255.0 / 16.0).round().astype(np.uint8)).save(path)
-        temporary.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".images.", dir=folder.parent) as temporary:
+            for number, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
+                path = Path(temporary) / "images" / str(digit) / f"{number:04d}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray((pixels * 255.0 / 16.0).round().astype(np.uint8)).save(path)
+            if not folder.is_dir():  # another demo may have been quicker
+                (Path(temporary) / "images").rename(folder)
+
+
+def _choose_clusters(features: EmbeddingsArtifact, kept_out: NDArray[np.bool_]) -> int:
+    """About one cluster for every 12 different images that may be clustered."""
+    distinct = len({row.tobytes() for row in features.load()[~kept_out]})
+    if distinct < _MIN_DISTINCT:
+        raise InvalidInput(
+            f"{distinct} different images are too few to cluster",
+            remedy=f"give at least {_MIN_DISTINCT} besides those held out",
+        )
+    return max(2, min(_MAX_CLUSTERS, distinct // _IMAGES_PER_CLUSTER))
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _run(command: list[str]) -> None:
     """A step's own message has told what is wrong; here only its exit status is passed on."""
+    _say(f"\n$ mlcd {shlex.join(command)}")
     process = subprocess.Popen(_mlcd(command))
     try:
         status = process.wait()
@@ -199,19 +227,6 @@ class StepFailed(MlcdError):
 
 def _mlcd(arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "mlcd", *arguments]
-
-
-def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> bool:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health/ready", timeout=2):  # noqa: S310 - our own server
-                return True
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    if process.poll() is None:
-        raise Unavailable(f"the service is not ready after {_START_TIMEOUT_S:.0f} s", remedy="see its messages above")
-    return False
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,8 @@
 """The embeddings artifact: unit rows in parts, each with the keys of its samples.
 
 part-00000.npy           [n, d] float32 or float16, unit rows
-part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the image's bytes
+part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the image's bytes, and
+                         split: its position in (0, 1) among all listed images of its class, by which steps hold out
 errors.jsonl             one line per sample that has no row: key, reason, detail
 """
 
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 
 from mlcd.artifact import Artifact, open_artifact, verify_file
 from mlcd.errors import ArtifactInvalid
+from mlcd.keys import held_out
 from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 ERRORS = "errors.jsonl"
-KEY_SCHEMA = pa.schema([("key", pa.string()), ("class_name", pa.string()), ("sha256", pa.binary(32))])
+KEY_SCHEMA = pa.schema(
+    [("key", pa.string()), ("class_name", pa.string()), ("sha256", pa.binary(32)), ("split", pa.float64())]
+)
 
 
 def part_name(part: int) -> str:
@@ -79,8 +83,23 @@ class EmbeddingsArtifact:
         names: list[str | None] = self._table.column("class_name").to_pylist()
         return names
 
+    @cached_property
+    def splits(self) -> NDArray[np.float64]:
+        """[N] in (0, 1): see `mlcd.keys.split_positions`."""
+        splits: NDArray[np.float64] = self._table.column("split").to_numpy()
+        return splits
+
+    def held_out(self, fraction: float) -> NDArray[np.bool_]:
+        """[N] bool: the rows that clustering and training must not see."""
+        return held_out(self.splits, fraction)
+
+    @cached_property
+    def image_sha256(self) -> list[bytes]:
+        digests: list[bytes] = self._table.column("sha256").to_pylist()
+        return digests
+
     def image_digests(self) -> Iterator[tuple[SampleKey, bytes]]:
-        yield from zip(self.keys, self._table.column("sha256").to_pylist(), strict=True)
+        yield from zip(self.keys, self.image_sha256, strict=True)
 
     def blocks(self, num_rows: int = 8192) -> Iterator[tuple[int, Embeddings]]:
         """(index of the first row, float32 rows), in order, at most `num_rows` at a time."""

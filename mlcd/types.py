@@ -1,15 +1,18 @@
 """The vocabulary: arrays that cross boundaries, and the names of things."""
 
+import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.errors import InvalidInput
+from mlcd.errors import ConfigInvalid, InvalidInput
 
 Embeddings: TypeAlias = NDArray[np.float32]
 """[N, D] float32, rows of unit L2 norm."""
+
+_MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 ImageBatch: TypeAlias = NDArray[np.uint8]
 """[N, 3, H, W] uint8, RGB: what every encoder takes."""
@@ -31,6 +34,13 @@ class Neighbors:
 
     ids: NDArray[np.integer]
     scores: NDArray[np.float32]
+
+
+def model_name(name: object) -> str:
+    """`name` where it can name a model in URLs, headers and Triton's folders; raises ConfigInvalid."""
+    if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+        raise ConfigInvalid(f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore")
+    return name
 
 
 def unit_rows(rows: NDArray[np.floating]) -> Embeddings:

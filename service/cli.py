@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import logging
+import signal
 import socket
 
 import click
@@ -13,6 +15,7 @@ from service.resources import open_resources
 from service.settings import Settings, read_settings
 
 _GRACE_S = 3
+_BACKLOG = 2048
 
 
 @click.command()
@@ -24,11 +27,10 @@ _GRACE_S = 3
 def serve(**options: object) -> None:
     """Serve a model over REST. Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …"""
     settings = read_settings(options)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.WARNING)
     listener = _listen(settings)
     try:
         asyncio.run(_serve(settings, listener))
-    except KeyboardInterrupt:  # uvicorn has drained; a stop on request is no failure
-        pass
     finally:
         listener.close()
 
@@ -40,6 +42,7 @@ def _listen(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)  # from here on nobody else can take the port
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -66,4 +69,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             f"serving {resources.encoder.name} ({resources.encoder.engine}, {centers} centers, collections:"
             f" {', '.join(resources.collections) or 'none'}) on http://{shown}:{port}",
         )
+        # uvicorn raises the signal again when it has drained; what is open here is still to be closed.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         await uvicorn.Server(config).serve(sockets=[listener])

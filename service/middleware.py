@@ -39,7 +39,7 @@ class RequestMiddleware:
                 status = message["status"]
                 elapsed_ms = 1000 * (time.perf_counter() - started)
                 message["headers"] = [
-                    *message.get("headers", []),
+                    *((name, value) for name, value in message.get("headers", []) if name != b"x-request-id"),
                     (b"x-request-id", request_id.encode()),
                     (b"server-timing", f"total;dur={elapsed_ms:.1f}".encode()),
                 ]

@@ -3,6 +3,7 @@
 Own routes speak RFC 9457 (`application/problem+json`), the OpenAI route speaks OpenAI's shape.
 """
 
+import logging
 from typing import Any, Final
 
 import orjson
@@ -24,6 +25,8 @@ from mlcd.errors import (
     Overloaded,
     Unavailable,
 )
+
+_log = logging.getLogger("mlcd.service")
 
 
 class BadRequest(InvalidInput):
@@ -116,6 +119,8 @@ def item_error(index: int, rejection: ImageRejected) -> dict[str, Any]:
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlcdError)
     status = status_of(error)
+    if status >= _SERVER_FAULT:
+        _log.error("request %s: %s", _request_id(request), error, exc_info=error)
     # The text of a server fault names files and versions: that is for the log, not for the client.
     detail = str(error) if status != _SERVER_FAULT else "the server is misconfigured; its log says how"
     extra: dict[str, Any] = {}
@@ -140,8 +145,13 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     return _respond(request, error.status_code, detail, {}, param=None, headers=dict(error.headers or {}))
 
 
-async def handle_unexpected(request: Request, error: Exception) -> Response:  # noqa: ARG001 - nothing of it gets out
+async def handle_unexpected(request: Request, error: Exception) -> Response:
+    _log.error("request %s failed", _request_id(request), exc_info=error)
     return _respond(request, _SERVER_FAULT, "the server failed; its log knows why under the request id", {}, param=None)
+
+
+def _request_id(request: Request) -> str:
+    return str(request.scope.get("state", {}).get("request_id", ""))
 
 
 def _param(error: MlcdError) -> str | None:
@@ -159,7 +169,7 @@ def _respond(
     param: str | None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    request_id = request.scope.get("state", {}).get("request_id", "")
+    request_id = _request_id(request)
     if request.url.path.removeprefix("/v1") == "/embeddings":
         kind = "server_error" if status >= _SERVER_FAULT else "invalid_request_error"
         body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": param, "code": None}}
@@ -175,5 +185,9 @@ def _respond(
             **extra,
         }
         media_type = "application/problem+json"
-    headers = {**(headers or {}), **({"Retry-After": _RETRY_AFTER_S} if status in (429, 503) else {})}
+    headers = {
+        "X-Request-Id": request_id,
+        **(headers or {}),
+        **({"Retry-After": _RETRY_AFTER_S} if status in (429, 503) else {}),
+    }
     return Response(orjson.dumps(body), status, headers, media_type)

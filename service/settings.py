@@ -20,8 +20,8 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     """Bytes of one request's body, counted while it streams in."""
     max_images: Annotated[int, Field(gt=0)] = 64
     """Images (or embeddings) in one request."""
-    max_pixels: Annotated[int, Field(gt=0)] = 89_478_485
-    """Pixels of one image, compared with its header before it is decoded."""
+    max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
+    """Pixels of one image, compared with its header before it is decoded (Pillow itself refuses twice the default)."""
     max_top: Annotated[int, Field(gt=0)] = 1000
     """Labels or matches per image."""
     max_queued_images: Annotated[int, Field(gt=0)] = 512
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     precision: Literal["fp32", "bf16"] = "fp32"
     state_dir: str | None = None
     """Holds collections/NAME, each made by `mlcd index`."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     max_batch: Annotated[int, Field(ge=1)] = 32
     """Images that the engine is given at once."""

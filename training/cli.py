@@ -41,7 +41,7 @@ def train(recipe: str | None, overrides: tuple[str, ...], resume: str | None, re
 @click.option("--images", help="Images to encode; default: those that the run was trained on.")
 @click.option("--hold-out", type=click.FloatRange(0, 1, max_open=True), default=0.2, show_default=True)
 @click.option("--neighbors", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Seed of the clustering.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the clustering.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also write the results as an artifact.")
 @reporter_option
 def evaluate(

@@ -17,6 +17,7 @@ from mlcd.models.vit import Activation, ViTConfig
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 
 _MANY_CLASSES = 10_000
+_VERBATIM = ("data.images", "data.labels", "out")
 
 
 class _Section(BaseModel):
@@ -79,6 +80,8 @@ class LossConfig(_Section):
             raise ValueError(f"loss.bias has no effect on {self.kind}")
         if self.kind == "per_column" and (self.policy != "independent" or self.correct_ratio):
             raise ValueError("loss.policy and loss.correct_ratio have no effect on per_column")
+        if self.margin_kind == "none" and "margin" in self.model_fields_set:
+            raise ValueError("loss.margin has no effect with loss.margin_kind=none")
         return self
 
     def head(self, num_classes: int, seed: int) -> HeadConfig:
@@ -103,12 +106,15 @@ class AugmentConfig(_Section):
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimConfig(_Section):
     lr: Annotated[float, Field(gt=0)] = 1e-3
     center_lr: Annotated[float, Field(gt=0)] | None = None
     """None: the same as lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
 
@@ -126,7 +132,7 @@ class CheckpointConfig(_Section):
 
 class RunConfig(_Section):
     out: str
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes all cores. A resumed run is bit-identical when this is the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -154,8 +160,17 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         name, separator, value = override.partition("=")
         if not separator or not name:
             raise ConfigInvalid(f"{override!r} is not an override", remedy="write it as section.key=value")
-        _assign(fields, name.split("."), yaml.safe_load(value), override)
+        _assign(fields, name.split("."), _parsed(name, value), override)
     return validate_config(fields)
+
+
+def _parsed(name: str, value: str) -> object:
+    if name in _VERBATIM:  # a folder may be called 2024, or "photos #1"
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigInvalid(f"{name}={value} cannot be read", remedy="quote it as YAML") from error
 
 
 def validate_config(fields: dict[str, Any]) -> RunConfig:
@@ -188,7 +203,7 @@ def _read_recipe(recipe: str) -> dict[str, Any]:
         else:
             text = Path(recipe).read_text()
         fields = yaml.safe_load(text)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(built_in_recipes())
         raise ConfigInvalid(f"there is no recipe {recipe}", remedy=f"give a YAML file or one of {names}") from error
     except yaml.YAMLError as error:

@@ -1,14 +1,13 @@
 """Composition root of training: config to objects to loop."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import torch
 import yaml
 
-from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
+from mlcd.artifact import Artifact, Draft, Request, find_published
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import Source, open_source
@@ -16,6 +15,7 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.labels.table import LabelTable
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
+from mlcd.pipelines.embed import images_parent
 from mlcd.progress import Reporter
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, validate_config
@@ -86,9 +86,19 @@ def read_run_config(run: Path) -> RunConfig:
 def _request(config: RunConfig, out: Path, table: LabelTable, source: Source) -> Request:
     if not source.entries:
         raise InvalidInput(f"there are no images in {config.data.images}")
-    location = Path(config.data.images)
-    place = os.path.relpath(location.resolve(), out.resolve()) if location.exists() else config.data.images
-    parents = (table.artifact.as_parent_of(out, "labels"), Parent("images", place, source.listing_digest()))
+    wanted = 1 if config.loss.kind == "cd" else config.loss.labels_per_image
+    stored = int(table.artifact.config["top"])
+    if wanted > stored:
+        raise ConfigInvalid(
+            f"loss.labels_per_image={wanted}, but {table.artifact.path} holds {stored} labels per image",
+            remedy=f"label with --top {wanted}, or set loss.labels_per_image={stored}",
+        )
+    if wanted >= table.num_centers:
+        raise ConfigInvalid(
+            f"{wanted} labels per image leave no negative among {table.num_centers} centers",
+            remedy="lower loss.labels_per_image or cluster into more centers",
+        )
+    parents = (table.artifact.as_parent_of(out, "labels"), images_parent(source, out))
     return Request("run", config.identity(), parents)
 
 

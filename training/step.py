@@ -1,5 +1,6 @@
 """One step: batch in, loss, gradients, update, meters out."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +23,16 @@ class Meters:
     center_grad_norm: Tensor
     lr: float
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float | None]:
         tensors = {
             "loss": self.loss,
             **self.head,
             "grad_norm": self.grad_norm,
             "center_grad_norm": self.center_grad_norm,
         }
-        return {**{name: float(tensor) for name, tensor in tensors.items()}, "lr": self.lr}
+        # JSON knows no NaN: a mean over nothing (no positive, no negative) is null.
+        values = {name: tensor.item() for name, tensor in tensors.items()}
+        return {**{name: value if math.isfinite(value) else None for name, value in values.items()}, "lr": self.lr}
 
 
 def train_step(state: TrainState, images: Tensor, labels: Tensor, config: RunConfig) -> Meters:

@@ -69,7 +69,13 @@ def _scan(
     growth = z_BD.shape[1] * _UNIT_ROUNDOFF / (1 - z_BD.shape[1] * _UNIT_ROUNDOFF)
     error_B = growth * np.linalg.norm(z_BD, axis=1) * np.linalg.norm(centers_KD, axis=1).max(initial=0.0)
     last_B = np.partition(scores_BK, -num_kept, axis=1)[:, -num_kept]
-    rows, columns = np.nonzero(scores_BK >= (last_B - 2 * error_B)[:, None])
+    candidate_BK = scores_BK >= (last_B - 2 * error_B)[:, None]
+    if len(z_BD) > 1 and np.count_nonzero(candidate_BK) * z_BD.shape[1] > _BLOCK_ENTRIES:
+        # Very many near-ties: half the rows at a time bound the memory of their float64 scores.
+        half = len(z_BD) // 2
+        halves = [_scan(part, centers_KD, top, threshold) for part in (z_BD[:half], z_BD[half:])]
+        return np.concatenate([ids for ids, _ in halves]), np.concatenate([scores for _, scores in halves])
+    rows, columns = np.nonzero(candidate_BK)
     exact = np.einsum("nd,nd->n", z_BD[rows].astype(np.float64), centers_KD[columns].astype(np.float64))
     order = np.lexsort((columns, -exact, rows))
     rows, columns, exact = rows[order], columns[order], exact[order]

@@ -1,27 +1,48 @@
 """OpenVINO on the CPU: our exported models, and any ONNX image encoder with a JSON file beside it."""
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import openvino as ov
 from openvino.preprocess import PrePostProcessor
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mlcd.artifact import open_artifact
 from mlcd.encoders.base import Precision
 from mlcd.encoders.batches import check_batch, unit_or_zero
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
+from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import PreprocessSpec
-from mlcd.types import Embeddings, Fingerprint, ImageBatch
+from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
 _HINTS: Final[dict[Precision, Any]] = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
-_REQUIRED: Final = ("input", "output", "resize_shortest", "crop", "mean", "std", "dimension")
-_EXTRA: Final = ("name", "layout", "interpolation", "exif")
+
+
+class _Card(BaseModel):
+    """The JSON beside an external ONNX encoder: how it wants its pixels, and which output is the embedding."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str | None = None
+    input: str
+    output: str
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+    resize_shortest: int
+    crop: int
+    interpolation: Literal["bicubic"] = "bicubic"
+    exif: ExifPolicy = "apply"
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    dimension: int
+
+    def preprocess(self) -> PreprocessSpec:
+        names = ("resize_shortest", "crop", "interpolation", "exif", "mean", "std")
+        return PreprocessSpec.from_dict({name: getattr(self, name) for name in names})
 
 
 class OpenVinoEncoder:
@@ -81,7 +102,7 @@ def open_model_artifact(path: Path, *, precision: Precision = "fp32", num_thread
         raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
     return OpenVinoEncoder(
         read_onnx(artifact.file("model.onnx")),
-        name=str(artifact.config.get("name", path.resolve().name)),
+        name=model_name(artifact.config.get("name")),
         fingerprint=artifact.fingerprint,
         preprocess=PreprocessSpec.read(artifact.file("preprocess.json")),
         precision=precision,
@@ -98,22 +119,16 @@ def open_external(path: Path, *, precision: Precision = "fp32", num_threads: int
     if not path.is_file():
         raise NotFound(f"there is no model at {path}")
     if not sidecar.is_file():
-        raise ConfigInvalid(f"{sidecar} is missing", remedy=f"state {', '.join(_REQUIRED)} of {path.name} in it")
+        raise ConfigInvalid(f"{sidecar} is missing", remedy=f"state the preprocessing of {path.name} in it")
     card = _read_card(sidecar)
-    preprocess = PreprocessSpec.from_dict(
-        {
-            name: card[name]
-            for name in ("resize_shortest", "crop", "mean", "std", "interpolation", "exif")
-            if name in card
-        }
-    )
+    preprocess = card.preprocess()
     model = read_onnx(path)
     with _translated():
         model = _with_uint8_input(model, card, preprocess, path)
     fingerprint = sha256(path.read_bytes() + b"\0" + sidecar.read_bytes()).hexdigest()
     return OpenVinoEncoder(
         model,
-        name=str(card.get("name", path.stem)),
+        name=model_name(card.name or path.stem),
         fingerprint=fingerprint,
         preprocess=preprocess,
         precision=precision,
@@ -121,40 +136,35 @@ def open_external(path: Path, *, precision: Precision = "fp32", num_threads: int
     )
 
 
-def _read_card(sidecar: Path) -> dict[str, Any]:
+def _read_card(sidecar: Path) -> _Card:
     try:
-        card = json.loads(sidecar.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"{sidecar} is not JSON") from error
-    if not isinstance(card, dict):
-        raise ConfigInvalid(f"{sidecar} is not a JSON object")
-    for name in _REQUIRED:
-        if name not in card:
-            raise ConfigInvalid(f"{sidecar} has no {name}", remedy=f"needed: {', '.join(_REQUIRED)}")
-    for name in card:
-        if name not in _REQUIRED + _EXTRA:
-            raise ConfigInvalid(f"{sidecar} has an unknown field {name}", remedy=f"known: {_REQUIRED + _EXTRA}")
-    return card
+        return _Card.model_validate_json(sidecar.read_bytes())
+    except OSError as error:
+        raise ConfigInvalid(f"{sidecar} cannot be read") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(_Card.model_fields)
+        raise ConfigInvalid(f"{sidecar}: {name} {first['msg'].lower()}", remedy=f"known: {known}") from error
 
 
-def _with_uint8_input(model: ov.Model, card: dict[str, Any], spec: PreprocessSpec, path: Path) -> ov.Model:
+def _with_uint8_input(model: ov.Model, card: _Card, spec: PreprocessSpec, path: Path) -> ov.Model:
     """Cast, scale and normalize inside the graph, and keep the one output that is the embedding."""
     inputs, outputs = ([port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs))
-    if inputs != [card["input"]] or card["output"] not in outputs:
+    if inputs != [card.input] or card.output not in outputs:
         raise ConfigInvalid(
             f"{path} has inputs {inputs} and outputs {outputs}", remedy="name them in the JSON beside it"
         )
-    layout = card.get("layout", "NCHW")
-    shape = [-1, 3, spec.crop, spec.crop] if layout == "NCHW" else [-1, spec.crop, spec.crop, 3]
-    model.reshape({card["input"]: ov.PartialShape(shape)})
-    chosen = model.output(card["output"])
-    model = ov.Model([chosen.get_node().input_value(0)], model.get_parameters(), card.get("name", path.stem))
+    shape = [-1, 3, spec.crop, spec.crop] if card.layout == "NCHW" else [-1, spec.crop, spec.crop, 3]
+    model.reshape({card.input: ov.PartialShape(shape)})
+    chosen = model.output(card.output)
+    model = ov.Model([chosen.get_node().input_value(0)], model.get_parameters(), card.name or path.stem)
     produced = model.output(0).partial_shape
-    if len(produced) != 2 or produced[1] != card["dimension"]:
-        raise ConfigInvalid(f"{card['output']} of {path} is not [N, {card['dimension']}]", remedy="correct the JSON")
+    if len(produced) != 2 or produced[1] != card.dimension:
+        raise ConfigInvalid(f"{card.output} of {path} is not [N, {card.dimension}]", remedy="correct the JSON")
     steps = PrePostProcessor(model)
     steps.input().tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NCHW"))
-    steps.input().model().set_layout(ov.Layout(layout))
+    steps.input().model().set_layout(ov.Layout(card.layout))
     scale = [255.0 * std for std in spec.std]
     steps.input().preprocess().convert_element_type(ov.Type.f32).mean([255.0 * mean for mean in spec.mean]).scale(scale)
     return steps.build()
@@ -165,6 +175,4 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Unavailable(
-            "the OpenVINO engine failed", remedy="see the log; `mlcd doctor` checks the engine"
-        ) from error
+        raise Unavailable("the OpenVINO engine failed", remedy="the log says why") from error

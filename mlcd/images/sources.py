@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mlcd.errors import ImageRejected, InvalidInput, NotFound
+from mlcd.errors import ImageRejected, InvalidInput, MlcdError, NotFound
+from mlcd.images.decode import DEFAULT_LIMITS
 from mlcd.types import SampleKey
 
 # Files that stand beside images and are none; every other file is tried, and listed when it fails.
@@ -55,6 +56,7 @@ _IMAGE_SUFFIXES: Final = frozenset(
     [".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"]
 )
 _IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
+_TAR_BLOCK: Final = 512
 _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
 
 
@@ -84,12 +86,30 @@ class Source(ABC):
         self.problems: list[Problem] = []
 
     @cached_property
-    @abstractmethod
-    def entries(self) -> Sequence[Entry]: ...
+    def entries(self) -> Sequence[Entry]:
+        """All images in a stable order; raises InvalidInput when two share a key."""
+        entries = self._list()
+        seen: set[SampleKey] = set()
+        for entry in entries:
+            if entry.key in seen:
+                raise InvalidInput(
+                    f"{self.location} has two images named {entry.key}", remedy="make the names distinct"
+                )
+            seen.add(entry.key)
+        return entries
 
-    @abstractmethod
     def read(self, entry: Entry) -> bytes:
         """The encoded image; raises ImageRejected where it cannot be read. Safe to call from several threads."""
+        if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
+            limit = DEFAULT_LIMITS.max_bytes
+            raise ImageRejected("too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}")
+        return self._read(entry)
+
+    @abstractmethod
+    def _list(self) -> Sequence[Entry]: ...
+
+    @abstractmethod
+    def _read(self, entry: Entry) -> bytes: ...
 
     def listing_digest(self) -> str:
         """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
@@ -102,22 +122,28 @@ class Source(ABC):
 def open_source(location: str) -> Source:
     """The source at a folder, file, glob of these, or an fsspec URL; raises NotFound, InvalidInput.
 
-    A folder that holds tar shards and no image is read as its shards.
+    A folder that holds tar shards and no image, at any depth, is read as its shards.
     """
+    if not location:
+        raise NotFound("no images are named", remedy="give a folder, tar shards, parquet or zip")
     try:
-        filesystem, path = fsspec.core.url_to_fs(location)
-    except (ImportError, ValueError) as error:
+        return _open(location)
+    except MlcdError:
+        raise
+    except Exception as error:  # each file system behind a URL has errors of its own
         raise InvalidInput(
             f"{location} is not a place that can be read", remedy="give a path or a known URL"
         ) from error
+
+
+def _open(location: str) -> Source:
+    filesystem, path = fsspec.core.url_to_fs(location)
     if any(character in path for character in "*?[") and not filesystem.exists(path):
         paths = sorted(filesystem.glob(path))
     elif filesystem.isdir(path):
-        names = sorted(filesystem.ls(path, detail=False))
-        tars = [name for name in names if name.endswith(".tar")]
-        if not tars or any(PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES for name in names):
+        paths = sorted(name for name in filesystem.ls(path, detail=False) if name.endswith(".tar"))
+        if not paths or any(PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES for name in filesystem.find(path)):
             return FolderSource(location, filesystem, path)
-        paths = tars
     else:
         paths = [path] if filesystem.isfile(path) else []
     if not paths:
@@ -139,8 +165,7 @@ class FolderSource(Source):
         super().__init__(location)
         self._filesystem, self._root = filesystem, root.rstrip("/")
 
-    @cached_property
-    def entries(self) -> Sequence[Entry]:
+    def _list(self) -> Sequence[Entry]:
         found = self._filesystem.find(self._root, detail=True)
         entries = []
         for path, info in found.items():
@@ -151,7 +176,7 @@ class FolderSource(Source):
                 entries.append(Entry(_printable(relative.as_posix()), class_name, int(info["size"]), path))
         return sorted(entries, key=lambda entry: entry.key)
 
-    def read(self, entry: Entry) -> bytes:
+    def _read(self, entry: Entry) -> bytes:
         try:
             return cast(bytes, self._filesystem.cat_file(entry.locator))
         except (OSError, ValueError) as error:
@@ -178,8 +203,7 @@ class _FilesSource(Source):
 class TarSource(_FilesSource):
     """Uncompressed tar shards in webdataset layout; members are read by offset, without unpacking."""
 
-    @cached_property
-    def entries(self) -> Sequence[Entry]:
+    def _list(self) -> Sequence[Entry]:
         return [entry for path, shard in self._names() for entry in self._list_shard(path, shard)]
 
     def _list_shard(self, path: str, shard: str) -> list[Entry]:
@@ -193,6 +217,10 @@ class TarSource(_FilesSource):
                         class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
                     elif member.isreg() and _is_candidate(name):
                         images.append((name, member))
+                # tarfile takes anything that is no header for the end; only zeros are.
+                raw.seek(archive.offset)
+                if raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
+                    raise tarfile.ReadError
         except (OSError, tarfile.TarError, EOFError):
             self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
         samples = [_sample(name) for name, _ in images]
@@ -204,7 +232,7 @@ class TarSource(_FilesSource):
             entries.append(Entry(f"{shard}/{_printable(unique)}", class_of.get(sample), member.size, locator))
         return entries
 
-    def read(self, entry: Entry) -> bytes:
+    def _read(self, entry: Entry) -> bytes:
         path, offset, size = entry.locator
         try:
             data = cast(bytes, self._filesystem.cat_file(path, start=offset, end=offset + size))
@@ -218,8 +246,12 @@ class TarSource(_FilesSource):
 class ZipSource(_FilesSource):
     """Members of zip files; the class is the sub-folder inside the archive."""
 
-    @cached_property
-    def entries(self) -> Sequence[Entry]:
+    def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
+        super().__init__(location, filesystem, paths)
+        self._lock = threading.Lock()
+        self._archives: dict[str, zipfile.ZipFile] = {}
+
+    def _list(self) -> Sequence[Entry]:
         entries = []
         for path, name in self._names():
             prefix = f"{name}/" if len(self._paths) > 1 else ""
@@ -238,12 +270,14 @@ class ZipSource(_FilesSource):
                     entries.append(Entry(key, class_name, member.file_size, (path, member.filename)))
         return entries
 
-    def read(self, entry: Entry) -> bytes:
+    def _read(self, entry: Entry) -> bytes:
         path, name = entry.locator
         try:
-            with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
-                return archive.read(name)
-        except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+            with self._lock:
+                if path not in self._archives:
+                    self._archives[path] = zipfile.ZipFile(self._filesystem.open(path, "rb"))
+                return self._archives[path].read(name)
+        except Exception as error:  # zlib, lzma, encryption, unknown methods: each has its own
             raise ImageRejected("unreadable", "the member cannot be unpacked") from error
 
 
@@ -255,8 +289,7 @@ class ParquetSource(_FilesSource):
         self._lock = threading.Lock()
         self._group: tuple[tuple[str, int], list[bytes | None]] | None = None
 
-    @cached_property
-    def entries(self) -> Sequence[Entry]:
+    def _list(self) -> Sequence[Entry]:
         entries: list[Entry] = []
         for path, name in self._names():
             try:
@@ -278,12 +311,12 @@ class ParquetSource(_FilesSource):
             table = file.read_row_group(group, columns=[*wanted, image])
             data = _image_bytes(table.column(image))
             for row in range(table.num_rows):
-                key = str(table.column("key")[row]) if "key" in columns else f"{name}/{len(entries):08d}"
-                class_name = None if class_column is None else str(table.column(class_column)[row])
+                key = _text(table, "key" if "key" in columns else None, row) or f"{name}/{len(entries):08d}"
+                class_name = _text(table, class_column, row)
                 entries.append(Entry(key, class_name, len(data[row] or b""), (path, image, group, row)))
         return entries
 
-    def read(self, entry: Entry) -> bytes:
+    def _read(self, entry: Entry) -> bytes:
         path, column, group, row = entry.locator
         with self._lock:
             if self._group is None or self._group[0] != (path, group):
@@ -296,9 +329,16 @@ class ParquetSource(_FilesSource):
             return self._group[1][row] or b""
 
 
+def _text(table: Any, column: str | None, row: int) -> str | None:
+    value = None if column is None else table.column(column)[row].as_py()
+    return None if value is None else str(value)
+
+
 def _image_bytes(column: Any) -> list[bytes | None]:
-    if pa.types.is_struct(column.type):
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pc.struct_field(column, "bytes")
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        raise InvalidInput(f"the image column holds {column.type}", remedy="it must hold the encoded files, as binary")
     values: list[bytes | None] = column.to_pylist()
     return values
 

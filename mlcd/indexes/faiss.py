@@ -1,19 +1,14 @@
-"""FAISS: flat below 50,000 rows, HNSW above. The only importer of faiss for retrieval."""
+"""FAISS, exact: a flat index of inner products. The only importer of faiss for retrieval."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import faiss
 import numpy as np
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Neighbors
-
-FLAT_LIMIT: Final = 50_000
-_HNSW_LINKS: Final = 32
-_HNSW_BUILD: Final = 200
-_HNSW_SEARCH: Final = 128
 
 
 class FaissIndex:
@@ -23,13 +18,8 @@ class FaissIndex:
         self._index = index
 
     @classmethod
-    def build(cls, blocks: Iterable[Embeddings], *, num_rows: int, dimension: int) -> "FaissIndex":
-        index: Any
-        if num_rows < FLAT_LIMIT:
-            index = faiss.IndexFlatIP(dimension)
-        else:
-            index = faiss.IndexHNSWFlat(dimension, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
-            index.hnsw.efConstruction = _HNSW_BUILD
+    def build(cls, blocks: Iterable[Embeddings], *, dimension: int) -> "FaissIndex":
+        index = faiss.IndexFlatIP(dimension)
         for block in blocks:
             index.add(np.ascontiguousarray(block, dtype=np.float32))
         return cls(index)
@@ -42,14 +32,8 @@ class FaissIndex:
     def dimension(self) -> int:
         return int(self._index.d)
 
-    @property
-    def kind(self) -> str:
-        return "hnsw" if isinstance(self._index, faiss.IndexHNSWFlat) else "flat"
-
     def search(self, queries: Embeddings, top: int) -> Neighbors:
-        # Parameters travel with the call: faiss's own are shared by all threads.
-        parameters = faiss.SearchParametersHNSW(efSearch=max(_HNSW_SEARCH, top)) if self.kind == "hnsw" else None
-        scores, ids = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), top, params=parameters)
+        scores, ids = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), top)
         scores[ids < 0] = -np.inf
         order = np.lexsort((ids, -scores), axis=1)
         return Neighbors(np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1))

@@ -1,6 +1,6 @@
 """The LabelTable artifact: for each sample its nearest centers, best first.
 
-part-00000.parquet  key, ids list<int32>, scores list<float16> (score descending, id ascending)
+part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score descending, id ascending)
 names.json          optional: the names of the centers, so that the table stands without them
 """
 
@@ -19,17 +19,29 @@ from mlcd.artifact import Artifact, Draft, open_artifact
 from mlcd.types import Neighbors, SampleKey
 
 NAMES = "names.json"
-SCHEMA = pa.schema([("key", pa.string()), ("ids", pa.list_(pa.int32())), ("scores", pa.list_(pa.float16()))])
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("sha256", pa.binary(32)),
+        ("ids", pa.list_(pa.int32())),
+        ("scores", pa.list_(pa.float16())),
+    ]
+)
 
 
-def write_part(draft: Draft, part: int, keys: Sequence[SampleKey], neighbors: Neighbors) -> None:
+def write_part(
+    draft: Draft, part: int, keys: Sequence[SampleKey], image_sha256: Sequence[bytes], neighbors: Neighbors
+) -> None:
     """One part; entries with id -1 are left out, so rows may differ in length."""
     present = neighbors.ids >= 0
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
     ids = pa.ListArray.from_arrays(offsets, neighbors.ids[present].astype(np.int32))
     scores = pa.ListArray.from_arrays(offsets, neighbors.scores[present].astype(np.float16))
     with draft.write(part_name(part)) as path:
-        pq.write_table(pa.table([pa.array(keys, pa.string()), ids, scores], schema=SCHEMA), path)
+        pq.write_table(
+            pa.table([pa.array(keys, pa.string()), pa.array(image_sha256, pa.binary(32)), ids, scores], schema=SCHEMA),
+            path,
+        )
 
 
 def part_name(part: int) -> str:
@@ -67,6 +79,12 @@ class LabelTable:
     def keys(self) -> list[SampleKey]:
         keys: list[SampleKey] = self._table.column("key").to_pylist()
         return keys
+
+    @cached_property
+    def image_sha256(self) -> list[bytes]:
+        """Of the image that each row was labeled from: another image under the same key is not that sample."""
+        digests: list[bytes] = self._table.column("sha256").to_pylist()
+        return digests
 
     @cached_property
     def ids(self) -> NDArray[np.int32]:

@@ -22,6 +22,7 @@ NegativePolicy = Literal["independent", "partialfc"]
 _GOLDEN: Final = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1: Final = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2: Final = 0x94D049BB133111EB - 2**64
+_STREAM: Final = 3  # apart from the streams of sample order and augmentation
 _SMALLEST: Final = -(2**63)
 
 
@@ -58,9 +59,9 @@ def draw_negatives(
 
 
 def hash_classes(seed: int, step: int, ids: Tensor) -> Tensor:
-    """int64 whose signed order is the unsigned order of `mlcd.randomness.hash_counters(seed, step, ids)`."""
+    """int64 whose signed order is the unsigned order of `mlcd.randomness.hash_counters(seed, 3, step, ids)`."""
     state = torch.zeros((), dtype=torch.int64, device=ids.device)
-    for counter in (seed, step, ids):
+    for counter in (seed, _STREAM, step, ids):
         state = _mix(state ^ counter)
     return state ^ _SMALLEST
 

@@ -11,7 +11,6 @@ from mlcd.clustering.kmeans import KMeansResult, kmeans
 from mlcd.clustering.quality import imbalance, normalized_mutual_information, purity
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import InvalidInput
-from mlcd.keys import held_out
 from mlcd.progress import Reporter
 from mlcd.types import Embeddings, unit_rows
 
@@ -49,7 +48,7 @@ def cluster(
     )
     if (done := find_published(out, request)) is not None:
         return done
-    kept = ~held_out(embeddings.keys, embeddings.class_names, hold_out)
+    kept = ~embeddings.held_out(hold_out)
     if num_clusters > kept.sum():
         raise InvalidInput(
             f"{num_clusters} clusters were asked of {kept.sum()} embeddings",
@@ -60,6 +59,10 @@ def cluster(
         blocks = [block for block in blocks if len(block)]
         mean = _mean(blocks) if subtract_mean else None
         if mean is not None:
+            if all(np.allclose(block, mean, atol=1e-6) for block in blocks):
+                raise InvalidInput(
+                    "the images are all alike", remedy="give different ones: there is nothing to cluster"
+                )
             blocks = [unit_rows(block - mean) for block in blocks]
         with reporter.stage("cluster", iterations) as meter:
             result = kmeans(

@@ -18,7 +18,9 @@ from mlcd.encoders.base import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.prefetch import Prepared, prepare_all
 from mlcd.images.sources import Entry, Source
+from mlcd.keys import split_positions
 from mlcd.progress import Meter, Reporter
+from mlcd.types import SampleKey
 
 _PART_ENTRIES: Final = 2048
 _BATCH: Final = 32
@@ -31,6 +33,9 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
     part and ends with the same bytes. Raises InvalidInput when there is no image, or none that can be used.
     """
     entries = source.entries
+    folder = Path(source.location).resolve()
+    if folder.is_dir() and out.resolve().is_relative_to(folder):
+        raise InvalidInput(f"{out} lies inside the images {source.location}", remedy="give an output elsewhere")
     if not entries:
         raise InvalidInput(f"there are no images in {source.location}", remedy="give a folder that holds some")
     request = Request(
@@ -48,11 +53,13 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
         return done
     num_parts = -(-len(entries) // _PART_ENTRIES)
     with Draft(out, request) as draft:
+        splits = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
         finished = next((part for part in range(num_parts) if not draft.has(_errors_name(part))), num_parts)
         with reporter.stage("embed", len(entries), done=min(finished * _PART_ENTRIES, len(entries))) as meter:
             for part in range(finished, num_parts):
-                chosen = entries[part * _PART_ENTRIES : (part + 1) * _PART_ENTRIES]
-                _embed_part(draft, part, source, chosen, encoder, meter)
+                chosen = slice(part * _PART_ENTRIES, (part + 1) * _PART_ENTRIES)
+                split_of = {e.key: split for e, split in zip(entries[chosen], splits[chosen].tolist(), strict=True)}
+                _embed_part(draft, part, source, entries[chosen], split_of, encoder, meter)
         errors = _merge_errors(draft, num_parts, source)
         num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts))
         if num_rows == 0:
@@ -70,14 +77,15 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
 
 
 def images_parent(source: Source, out: Path) -> Parent:
-    """The images as a parent: a relative path where they are on this machine, the location as given elsewhere."""
-    location = Path(source.location)
-    place = os.path.relpath(location.resolve(), out.resolve()) if location.exists() else source.location
+    """The images as a parent: a relative path (or glob) on this machine, else the URL."""
+    remote = "://" in source.location
+    place = source.location if remote else os.path.relpath(os.path.realpath(source.location), out.resolve())
     return Parent("images", place, source.listing_digest())
 
 
 @dataclass
 class _Part:
+    split_of: dict[SampleKey, float]
     rows: list[np.ndarray] = field(default_factory=list)
     keys: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, str]] = field(default_factory=list)
@@ -93,16 +101,23 @@ class _Part:
             if row.any():
                 self.rows.append(row)
                 entry = prepared.entry
-                self.keys.append({"key": entry.key, "class_name": entry.class_name, "sha256": prepared.sha256})
+                facts = {"key": entry.key, "class_name": entry.class_name, "sha256": prepared.sha256}
+                self.keys.append({**facts, "split": self.split_of[entry.key]})
             else:
                 rejection = ImageRejected("no-embedding", f"{encoder.name} finds nothing in this image to describe")
                 self.reject(prepared.entry, rejection)
 
 
 def _embed_part(
-    draft: Draft, index: int, source: Source, entries: Sequence[Entry], encoder: Encoder, meter: Meter
+    draft: Draft,
+    index: int,
+    source: Source,
+    entries: Sequence[Entry],
+    split_of: dict[SampleKey, float],
+    encoder: Encoder,
+    meter: Meter,
 ) -> None:
-    part = _Part()
+    part = _Part(split_of)
     batch: list[Prepared] = []
     for prepared in prepare_all(source, entries, encoder.preprocess, num_threads=available_cores()):
         if prepared.rejection is not None:
@@ -125,7 +140,7 @@ def _embed_part(
 
 
 def _errors_name(part: int) -> str:
-    return f"errors-{part:05d}.jsonl"
+    return f".errors-{part:05d}.jsonl"
 
 
 def _merge_errors(draft: Draft, num_parts: int, source: Source) -> list[dict[str, str]]:
@@ -135,6 +150,4 @@ def _merge_errors(draft: Draft, num_parts: int, source: Source) -> list[dict[str
         errors.extend(json.loads(line) for line in lines)
     with draft.write(ERRORS) as path:
         path.write_text("".join(json.dumps(error) + "\n" for error in errors))
-    for part in range(num_parts):
-        draft.discard(_errors_name(part))
     return errors

@@ -22,10 +22,10 @@ from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
-from mlcd.models.checkpoints import find_checkpoint
+from mlcd.models.checkpoints import find_checkpoint, trained_images
 from mlcd.models.servable import CONFIG, PREPROCESS, WEIGHTS, Servable
 from mlcd.progress import Reporter
-from mlcd.types import ImageBatch
+from mlcd.types import ImageBatch, model_name
 
 ONNX: Final = "model.onnx"
 MIN_COSINE: Final = 0.9999
@@ -50,7 +50,9 @@ def export_model(checkpoint: Path, out: Path, *, name: str, images: str | None, 
     """
     checkpoint = find_checkpoint(checkpoint)
     trained = open_artifact(checkpoint, "checkpoint")
-    request = Request("model", {"name": name}, (trained.as_parent_of(out, "checkpoint"),), trained.fingerprint)
+    request = Request(
+        "model", {"name": model_name(name)}, (trained.as_parent_of(out, "checkpoint"),), trained.fingerprint
+    )
     if (done := find_published(out, request)) is not None:
         return done
     model = Servable.read(checkpoint / "weights")
@@ -63,10 +65,9 @@ def export_model(checkpoint: Path, out: Path, *, name: str, images: str | None, 
         with draft.write(ONNX) as path:
             write_onnx(model, path)
         meter.advance(1)
-        parity = _check_parity(model, draft.path / ONNX, images or _images_of(trained), name)
+        parity = _check_parity(model, draft.path / ONNX, images or trained_images(trained), name)
         meter.advance(1, cosine=parity.min_cosine)
-        if not (draft.path / "centers").exists():
-            shutil.copytree(checkpoint / "centers", draft.path / "centers")
+        draft.adopt("centers", checkpoint / "centers")
         return draft.publish(
             summary={
                 "parity_min_cosine": parity.min_cosine,
@@ -80,7 +81,7 @@ def export_model(checkpoint: Path, out: Path, *, name: str, images: str | None, 
 def export_triton(model: Path, out: Path, reporter: Reporter, *, max_batch: int = 64) -> Artifact:
     """Write a Triton model repository, OUT/<name>/1/model.onnx and config.pbtxt, from a model artifact."""
     source = open_artifact(model, "model")
-    name = str(source.config["name"])
+    name = model_name(source.config["name"])
     parents = (source.as_parent_of(out, "model"),)
     request = Request("triton", {"name": name, "max_batch": max_batch}, parents, source.fingerprint)
     if (done := find_published(out, request)) is not None:
@@ -167,18 +168,6 @@ def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str
     if not prepared:
         raise InvalidInput(f"no image of {images} can be decoded", remedy="give others with --images")
     return np.stack(prepared[:_NUM_PARITY_IMAGES]), images
-
-
-def _images_of(checkpoint: Artifact) -> str | None:
-    """The images that the run was trained on, where they are still there.
-
-    Parents' paths are relative to the run, and a checkpoint lies at RUN/checkpoints/step_N.
-    """
-    run = checkpoint.path.resolve().parents[1]
-    for parent in checkpoint.parents:
-        if parent.role == "images" and (run / parent.path).exists():
-            return str((run / parent.path).resolve())
-    return None
 
 
 def _triton_config(model: Artifact, max_batch: int) -> str:

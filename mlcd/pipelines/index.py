@@ -22,13 +22,13 @@ def index(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter) -> Arti
     with Draft(out, request) as draft:
         with reporter.stage("index", embeddings.num_rows) as meter:
             blocks = _metered(embeddings, meter)
-            built = FaissIndex.build(blocks, num_rows=embeddings.num_rows, dimension=embeddings.dimension)
+            built = FaissIndex.build(blocks, dimension=embeddings.dimension)
         with draft.write(INDEX) as path:
             built.write(path)
         with draft.write(KEYS) as path:
             class_names = pa.array(embeddings.class_names, pa.string())
             pq.write_table(pa.table({"key": embeddings.keys, "class_name": class_names}), path)
-        return draft.publish(summary={"items": embeddings.num_rows, "kind": built.kind})
+        return draft.publish(summary={"items": embeddings.num_rows, "kind": "flat"})
 
 
 def _metered(embeddings: EmbeddingsArtifact, meter: Meter) -> Iterator[Embeddings]:

@@ -28,6 +28,8 @@ def label(
 
     Raises ConfigInvalid when the centers are of another model than the embeddings.
     """
+    if threshold is not None and not -1.0 <= threshold <= 1.0:
+        raise ConfigInvalid(f"the threshold {threshold} is no cosine", remedy="give one between -1 and 1")
     artifact = open_artifact(centers_path, "centers")
     centers = Centers.read(artifact)
     _check_fingerprint(embeddings, centers, centers_path)
@@ -42,10 +44,10 @@ def label(
         return done
     with Draft(out, request) as draft, reporter.stage("label", embeddings.num_rows) as meter:
         for part, (start, block) in enumerate(embeddings.blocks(_PART_ROWS)):
-            keys = embeddings.keys[start : start + len(block)]
+            rows = slice(start, start + len(block))
             if not draft.has(part_name(part)):
                 found = nearest_centers(centers.align(block), centers.vectors, min(top, num_centers), threshold)
-                write_part(draft, part, keys, found)
+                write_part(draft, part, embeddings.keys[rows], embeddings.image_sha256[rows], found)
             meter.advance(len(block))
         if centers.names is not None:
             draft.write_json(NAMES, list(centers.names))

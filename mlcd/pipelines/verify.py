@@ -1,6 +1,7 @@
 """Walk from an artifact to everything it was made from, comparing every byte with the manifests."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +51,12 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
 def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact]) -> Iterator[Finding]:
     # A checkpoint lies inside its run and states its parents relative to it.
     bases = (artifact.path, *artifact.path.resolve().parents[:2]) if artifact.kind == "checkpoint" else (artifact.path,)
+    if parent.role == "images":
+        yield _check_images(artifact, [os.path.normpath(base.resolve() / parent.path) for base in bases], parent)
+        return
     path = next((base / parent.path for base in bases if (base / parent.path).exists()), None)
     if path is None:
         yield Finding(parent.path, parent.role, False, "not on this machine, not checked")
-    elif parent.role == "images":
-        yield _check_images(artifact, path.resolve())
     else:
         yield from _walk(path.resolve(), seen)
         if seen[path.resolve()].digest != parent.digest:
@@ -64,11 +66,17 @@ def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact])
             )
 
 
-def _check_images(artifact: Artifact, location: Path) -> Finding:
+def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:
     """Each image against the digest that was stored with its embedding."""
     if artifact.kind != "embeddings":
-        return Finding(str(location), "images", False, "checked through the embeddings made from them")
-    source = open_source(str(location))
+        return Finding(parent.path, "images", False, "checked through the embeddings made from them")
+    if "://" in parent.path:
+        return Finding(parent.path, "images", False, "not on this machine, not checked")
+    location = locations[0]
+    try:
+        source = open_source(location)
+    except NotFound:
+        return Finding(parent.path, "images", False, "not on this machine, not checked")
     entries = {entry.key: entry for entry in source.entries}
     num_images = 0
     for key, digest in EmbeddingsArtifact.open(artifact.path).image_digests():
@@ -77,6 +85,6 @@ def _check_images(artifact: Artifact, location: Path) -> Finding:
         except ImageRejected:
             intact = False
         if not intact:
-            raise ArtifactInvalid(f"{location / key} is not the image that {artifact.path} was made from")
+            raise ArtifactInvalid(f"{Path(location) / key} is not the image that {artifact.path} was made from")
         num_images += 1
-    return Finding(str(location), "images", True, f"{num_images} images")
+    return Finding(location, "images", True, f"{num_images} images")

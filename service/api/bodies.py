@@ -1,8 +1,10 @@
 """Request bodies to image bytes: multipart files, one raw image, or data-URIs in JSON."""
 
+import asyncio
 import base64
 import binascii
 import math
+from concurrent.futures import Executor
 from typing import Any, Final
 
 import numpy as np
@@ -61,9 +63,11 @@ async def read_body(request: Request) -> bytes:
         raise BadRequest("the client went away") from error
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_json(request: Request, pool: Executor) -> dict[str, Any]:
+    """A JSON object, parsed in `pool`: a large one would hold up everybody else."""
+    body = await read_body(request)
     try:
-        content = orjson.loads(await read_body(request))
+        content = await asyncio.get_running_loop().run_in_executor(pool, orjson.loads, body)
     except orjson.JSONDecodeError as error:
         raise BadRequest("the body is not JSON") from error
     if not isinstance(content, dict):
@@ -120,8 +124,8 @@ def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddin
         raise BadRequest("embeddings must be a list of vectors", param="embeddings")
     check_count(len(value), limits)
     for index, row in enumerate(value):
-        numbers = isinstance(row, list) and all(type(number) in (int, float) for number in row)
-        if not numbers or len(row) != dimension or not all(math.isfinite(number) for number in row):
+        right_length = isinstance(row, list) and len(row) == dimension
+        if not right_length or not all(type(number) in (int, float) and math.isfinite(number) for number in row):
             raise BadRequest(
                 f"embedding {index} is not a vector of {dimension} finite numbers",
                 param=f"embeddings[{index}]",

@@ -67,7 +67,7 @@ async def search(name: str, request: Request, resources: Opened, top: Annotated[
 async def _read_queries(request: Request, resources: Resources, snapshot: Snapshot) -> Queries:
     if media_type(request) != "application/json":
         return await read_queries(request, resources)
-    content = await read_json(request)
+    content = await read_json(request, resources.compute)
     if "id" not in content:
         return await queries_from_json(content, resources)
     if "images" in content or "embeddings" in content or not isinstance(content["id"], str):

@@ -1,18 +1,19 @@
 """OpenAI's embeddings route, with images as data-URIs."""
 
+import asyncio
 import base64
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
 from mlcd.errors import ImageRejected, NotFound
 from mlcd.types import Embeddings, unit_rows
 from service.api.access import Opened
 from service.api.answers import json_answer
-from service.api.bodies import check_count, image_from_uri
+from service.api.bodies import check_count, image_from_uri, read_json
 from service.middleware import within_deadline
 from service.problems import BadRequest, StrictBatch
 
@@ -26,22 +27,33 @@ class EmbeddingsRequest(BaseModel):
 
     input: str | list[Any]
     model: str
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
 
 
-@router.post("/v1/embeddings", response_class=Response)
+_OPENAPI = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": EmbeddingsRequest.model_json_schema()}},
+    }
+}
+
+
+@router.post("/v1/embeddings", response_class=Response, openapi_extra=_OPENAPI)
 @router.post("/embeddings", response_class=Response, include_in_schema=False)
-async def create_embeddings(body: EmbeddingsRequest, resources: Opened) -> Response:
+async def create_embeddings(request: Request, resources: Opened) -> Response:
     """Embed images in OpenAI's request and answer shapes; one bad image refuses the request, naming its index."""
+    body = _parse(await read_json(request, resources.compute))
     if body.model != resources.encoder.name:
         raise NotFound(f"there is no model {body.model[:100]!r}", remedy=f"use {resources.encoder.name}")
     if body.dimensions is not None and body.dimensions > resources.encoder.dimension:
         raise BadRequest(f"dimensions is at most {resources.encoder.dimension}", param="dimensions")
     limits = resources.settings.limits
-    images = _images(body.input)
-    check_count(len(images), limits)
+    items = [body.input] if isinstance(body.input, str) else body.input
+    check_count(len(items), limits)
+    loop = asyncio.get_running_loop()
+    images = await loop.run_in_executor(resources.compute, _images, items)
     for index, image in enumerate(images):
         if isinstance(image, ImageRejected):
             raise StrictBatch(index, image)
@@ -60,8 +72,16 @@ async def create_embeddings(body: EmbeddingsRequest, resources: Opened) -> Respo
     return json_answer({"object": "list", "data": data, "model": resources.encoder.name, "usage": usage})
 
 
-def _images(value: str | list[Any]) -> list[bytes | ImageRejected]:
-    items = [value] if isinstance(value, str) else value
+def _parse(content: dict[str, Any]) -> EmbeddingsRequest:
+    try:
+        return EmbeddingsRequest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise BadRequest(f"{name}: {first['msg'].lower()}", param=name) from error
+
+
+def _images(items: list[Any]) -> list[bytes | ImageRejected]:
     if not items:
         raise BadRequest("input is empty", param="input")
     if any(isinstance(item, int | list) for item in items):
@@ -73,7 +93,7 @@ def _images(value: str | list[Any]) -> list[bytes | ImageRejected]:
     return [image_from_uri(item) for item in items]
 
 
-def _encode(rows: Embeddings, encoding_format: str) -> list[Any]:
-    if encoding_format == "float":
+def _encode(rows: Embeddings, encoding_format: str | None) -> list[Any]:
+    if encoding_format != "base64":
         return list(rows)
     return [base64.b64encode(np.ascontiguousarray(row, dtype="<f4").tobytes()).decode() for row in rows]

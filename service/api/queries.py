@@ -1,5 +1,6 @@
 """Unit embeddings to look up: encoded from images, or sent as they are."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class Queries:
 async def read_queries(request: Request, resources: Resources) -> Queries:
     """From a multipart form, a raw image, or JSON with `images` or `embeddings`."""
     if media_type(request) == "application/json":
-        return await queries_from_json(await read_json(request), resources)
+        return await queries_from_json(await read_json(request, resources.compute), resources)
     with resources.batcher.announced():
         images = await read_images(request, resources.settings.limits)
     return await encode_queries(images, resources)
@@ -57,7 +58,9 @@ async def queries_from_json(content: dict[str, Any], resources: Resources) -> Qu
     if not isinstance(images, list) or not images:
         raise BadRequest("images must be a list of data-URIs", param="images")
     check_count(len(images), limits)
-    return await encode_queries([image_from_uri(image) for image in images], resources)
+    loop = asyncio.get_running_loop()
+    decoded = await loop.run_in_executor(resources.compute, lambda: [image_from_uri(image) for image in images])
+    return await encode_queries(decoded, resources)
 
 
 async def encode_queries(images: list[bytes | ImageRejected], resources: Resources) -> Queries:

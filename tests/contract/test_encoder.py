@@ -112,11 +112,15 @@ def test_another_card_is_another_model(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mean": None}, "no mean"),
+        ({"mean": None}, "mean field required"),
         ({"dimension": 13}, "is not"),
         ({"output": "logits"}, "outputs"),
-        ({"colour": "RGB"}, "unknown field colour"),
+        ({"colour": "RGB"}, "colour extra inputs"),
         ({"crop": 9}, "crop"),
+        ({"crop": "big"}, "crop"),
+        ({"mean": [0.5]}, "mean"),
+        ({"layout": "banana"}, "layout"),
+        ({"name": "../up"}, "cannot name a model"),
     ],
 )
 def test_a_card_that_does_not_fit_is_refused(tmp_path, changes, message):

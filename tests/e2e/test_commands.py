@@ -212,3 +212,46 @@ def test_an_output_that_may_not_be_written_is_said(digits, tmp_path):
         pytest.skip("root may write everywhere")
     tmp_path.chmod(0o500)
     refused("embed", digits, tmp_path / "out", "--model", "hog", contains="no permission")
+
+
+@pytest.mark.parametrize("name", ["photos #1", "2024", "[a", "'x", "null"])
+def test_a_folder_of_any_name_goes_through_the_whole_journey(digits, tiny_recipe, tmp_path, name):
+    """Paths are not YAML."""
+    for digit in "01":
+        shutil.copytree(digits / digit, tmp_path / name / digit)
+    recipe = tmp_path / "short.yaml"
+    recipe.write_text(tiny_recipe.read_text().replace("steps: 30", "steps: 2"))
+    labels = tmp_path / "labels"
+    for command in (
+        ["embed", name, "features", "--model", "pixels"],
+        ["cluster", "features", "centers", "--clusters", 4],
+        ["label", "features", "labels", "--centers", "centers", "--top", 2],
+        ["train", recipe, f"data.images={name}", "data.labels=labels", "out=run"],
+    ):
+        result = run_mlcd(*command, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    assert labels.is_dir()
+
+
+def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
+    few, same = tmp_path / "few", tmp_path / "same"
+    few.mkdir()
+    same.mkdir()
+    for number, path in enumerate(sorted((digits / "0").iterdir())[:5]):
+        shutil.copy(path, few / f"{number}.png")
+    for number in range(40):
+        shutil.copy(path, same / f"{number}.png")
+    refused("demo", "--images", few, "--out", tmp_path / "a", "--no-serve", contains="too few to cluster")
+    refused("demo", "--images", same, "--out", tmp_path / "b", "--no-serve", contains="too few to cluster")
+    refused("embed", few, few / "out", "--model", "hog", contains="inside the images")
+    refused("evaluate", "knn", tmp_path / "a" / "features", "--images", few, contains="no effect")
+
+
+def test_a_cached_evaluation_is_of_the_same_images(journey, digits, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(digits, other)
+    next((other / "3").iterdir()).unlink()
+    out = tmp_path / "evaluation"
+    assert run_mlcd("evaluate", "knn", journey / "run", "--images", digits, "--out", out).returncode == 0
+    refused("evaluate", "knn", journey / "run", "--images", other, "--out", out, contains="other input or settings")
+    refused("evaluate", "knn", journey / "run", "--images", tmp_path / "absent", "--out", out, contains="no images")

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -35,7 +36,7 @@ def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, dig
     for step in ("embed", "cluster", "train", "export"):
         process = start_mlcd(*demo(digits, tiny_recipe, out), start_new_session=True)
         for line in process.stdout:
-            if f"] mlcd {step}" in line:
+            if line.startswith(f"$ mlcd {step}"):
                 break
         time.sleep(generator.uniform(0.0, 3.0))
         if process.poll() is None:
@@ -97,3 +98,29 @@ def test_the_demo_serves_and_the_printed_curl_line_works(journey, digits, tiny_r
     finally:
         kill_group(process, signal.SIGINT)
     assert process.returncode == 0
+
+
+def test_a_crash_inside_a_checkpoint_does_not_stop_the_run_for_ever(journey, digits, tiny_recipe, tmp_path):
+    """kill -9 after the nested centers are published and before the checkpoint is."""
+    code = """
+import os, sys
+import training.checkpoint.store as store
+original = store._tensors
+def die(state):
+    if state.step == 10:
+        os.kill(os.getpid(), 9)
+    return original(state)
+store._tensors = die
+from mlcd.cli import main
+main()
+"""
+    places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={tmp_path / 'run'}"]
+    arguments = ["train", str(tiny_recipe), *places]
+    died = subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True)
+    assert died.returncode == -signal.SIGKILL
+    assert (tmp_path / "run.partial" / "checkpoints" / "step_000010.partial" / "centers").is_dir()
+    # A mistake on resume must not cost the checkpoints.
+    assert run_mlcd(*arguments, "data.memory_gib=1e-9").returncode == 2
+    assert (tmp_path / "run.partial" / "checkpoints" / "step_000000").is_dir()
+    result = run_mlcd(*arguments)
+    assert result.returncode == 0, result.stderr

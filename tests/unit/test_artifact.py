@@ -77,7 +77,7 @@ def test_unfinished_work_is_never_thrown_away_for_another_request(tmp_path):
         pass
     with Draft(out, REQUEST) as draft:
         assert draft.has("part.bin")
-    with Draft(out, other, replace_stale=True) as draft:
+    with Draft(out, other, fresh=True) as draft:
         assert not draft.has("part.bin")
 
 
@@ -103,6 +103,41 @@ def test_bad_input_leaves_no_draft_behind(tmp_path):
     with pytest.raises(InvalidInput), Draft(tmp_path / "out", REQUEST):
         raise InvalidInput("nothing to do")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_on_resume_keeps_what_was_done_before(tmp_path):
+    out = tmp_path / "out"
+    with Draft(out, REQUEST) as draft, draft.write("checkpoint") as path:
+        path.write_bytes(b"hours of work")
+    with pytest.raises(InvalidInput), Draft(out, REQUEST):
+        raise InvalidInput("a typo")
+    with Draft(out, REQUEST) as draft:
+        assert draft.has("checkpoint")
+
+
+def test_a_fresh_draft_forgets_an_attempt_that_died_in_the_middle(tmp_path):
+    out = tmp_path / "out"
+    for _ in range(2):
+        with Draft(out, REQUEST, fresh=True) as draft:
+            make(draft.path / "centers")
+
+
+def test_hidden_working_notes_are_no_part_of_the_artifact(tmp_path):
+    with Draft(tmp_path / "out", REQUEST) as draft:
+        with draft.write(".note") as path:
+            path.write_text("done so far")
+        artifact = draft.publish()
+    assert artifact.files == {}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["manifest.json"]
+
+
+def test_an_adopted_child_is_whole_or_not_there(tmp_path):
+    make(tmp_path / "child")
+    with Draft(tmp_path / "out", REQUEST) as draft:
+        (draft.path / ".centers.tmp").mkdir()  # what a crash in the middle of the copy leaves
+    with Draft(tmp_path / "out", REQUEST) as draft:
+        draft.adopt("centers", tmp_path / "child")
+        assert list(draft.publish().children) == ["centers"]
 
 
 def test_only_one_process_builds_an_artifact(tmp_path):

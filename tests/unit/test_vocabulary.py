@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import mlcd.errors
 from mlcd.errors import InvalidInput, MlcdError
-from mlcd.keys import held_out
+from mlcd.keys import held_out, split_positions
 from mlcd.randomness import hash_counters, permutation, uniform
 from mlcd.types import unit_rows
 
@@ -50,12 +50,13 @@ def test_uniform_is_uniform_and_its_streams_are_independent():
 def test_held_out_takes_its_share_of_every_class_whatever_the_order():
     keys = [f"{c}/{i}" for c in "ab" for i in range(50)]
     classes = [key[0] for key in keys]
-    mask = held_out(keys, classes, 0.2)
+    mask = held_out(split_positions(keys, classes), 0.2)
     assert mask[:50].sum() == mask[50:].sum() == 10
     order = np.random.default_rng(0).permutation(100)
-    again = held_out([keys[i] for i in order], [classes[i] for i in order], 0.2)
+    again = held_out(split_positions([keys[i] for i in order], [classes[i] for i in order]), 0.2)
     assert (again == mask[order]).all()
 
 
 def test_held_out_without_classes_takes_its_share_overall():
-    assert held_out([str(i) for i in range(100)], [None] * 100, 0.2).sum() == 20
+    for num, share in ((100, 20), (7, 1), (3, 1), (2, 0), (1, 0)):
+        assert held_out(split_positions([str(i) for i in range(num)], [None] * num), 0.2).sum() == share

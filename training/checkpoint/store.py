@@ -50,8 +50,7 @@ class CheckpointStore:
             return out
         fingerprint = state.model.fingerprint()
         request = Request("checkpoint", {"step": state.step}, parents, fingerprint)
-        # A crash may have left a draft of this very step.
-        with Draft(out, request, replace_stale=True) as draft:
+        with Draft(out, request, fresh=True) as draft:
             weights = draft.path / "weights"
             weights.mkdir(exist_ok=True)
             state.model.write(weights)
@@ -84,7 +83,7 @@ class CheckpointStore:
 
     def _save_centers(self, state: TrainState, out: Path, fingerprint: str) -> None:
         request = Request("centers", {"origin": "training", "step": state.step}, (), fingerprint)
-        with Draft(out, request, replace_stale=True) as draft:
+        with Draft(out, request, fresh=True) as draft:
             vectors = state.centers.unit_centers().cpu().numpy()
             names = None if self._names is None else tuple(self._names)
             Centers(vectors=vectors, sizes=self._sizes, fingerprint=fingerprint, names=names).write(draft)

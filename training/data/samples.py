@@ -13,7 +13,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import Source
 from mlcd.images.transform import PreprocessSpec
-from mlcd.keys import held_out
+from mlcd.keys import held_out, split_positions
 from mlcd.labels.table import LabelTable
 from mlcd.types import SampleKey
 
@@ -46,9 +46,10 @@ def load_samples(
     on_sample: Callable[[], None] = lambda: None,
 ) -> Samples:
     """Every image that is not held out, has labels and can be decoded; the others are counted, not replaced."""
-    row_of_key = table.row_of_key()
+    row_of_key = {key: row for key, row in table.row_of_key().items() if (table.ids[row] >= 0).any()}
     entries = source.entries
-    kept_out = held_out([entry.key for entry in entries], [entry.class_name for entry in entries], hold_out)
+    positions = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
+    kept_out = held_out(positions, hold_out)
     offered = [entry for entry, out in zip(entries, kept_out, strict=True) if not out]
     chosen = [entry for entry in offered if entry.key in row_of_key]
     side = int(_OVERSIZE * image_size)
@@ -59,15 +60,24 @@ def load_samples(
             remedy=f"raise data.memory_gib (now {memory_gib}), lower model.image_size, or give fewer images",
         )
     pixels = np.empty((len(chosen), 3, side, side), dtype=np.uint8)
+    num_changed = 0
     rows: list[int] = []
     keys: list[SampleKey] = []
     spec = PreprocessSpec(resize_shortest=side, crop=side)
     for prepared in prepare_all(source, chosen, spec, num_threads=available_cores()):
-        if prepared.pixels is not None:
+        row = row_of_key[prepared.entry.key]
+        if prepared.pixels is not None and prepared.sha256 == table.image_sha256[row]:
             pixels[len(keys)] = prepared.pixels
-            rows.append(row_of_key[prepared.entry.key])
+            rows.append(row)
             keys.append(prepared.entry.key)
+        elif prepared.pixels is not None:
+            num_changed += 1
         on_sample()
+    if num_changed:
+        raise InvalidInput(
+            f"{num_changed} of {len(chosen)} images are not those that were labeled, though their keys are the same",
+            remedy="give the labeled images, or embed and label these",
+        )
     if not keys:
         raise InvalidInput("no image has both pixels and labels", remedy="were the labels made from these images?")
     labels = torch.from_numpy(table.ids[rows][:, :labels_per_image].astype(np.int64))

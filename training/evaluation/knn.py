@@ -18,7 +18,7 @@ TEMPERATURE = 0.07  # Wu et al., CVPR 2018; unicom's evaluator
 
 def knn(representation: Representation, *, neighbors: int, hold_out: float) -> Iterator[tuple[str, float]]:
     """Yield ("knn_accuracy", share of held-out samples whose class wins the vote of the others' neighbors)."""
-    kept_out = held_out(representation.keys, list(representation.class_names), hold_out)
+    kept_out = held_out(representation.splits, hold_out)
     if kept_out.all() or not kept_out.any():
         raise InvalidInput(f"{len(kept_out)} images cannot be split into known and held-out ones")
     _, classes = np.unique(representation.class_names, return_inverse=True)

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlcd.artifact import Draft, Request, find_published
+from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
+from mlcd.errors import ConfigInvalid
+from mlcd.pipelines.embed import images_parent
 from mlcd.progress import Reporter
 from training.evaluation.knn import clusters, knn
-from training.evaluation.representations import Representation, locate, open_representation
+from training.evaluation.representations import Representation, images_of, locate, open_representation
 
 RESULTS = "results.json"
 
@@ -22,10 +24,11 @@ def evaluate_all(
     reporter: Reporter,
 ) -> list[dict[str, Any]]:
     """One record per path: representation, its digest, metrics, and the protocol that gave them."""
+    if images is not None and all(locate(path).kind == "embeddings" for path in paths):
+        raise ConfigInvalid("--images has no effect on embeddings", remedy="give a checkpoint or a run")
     request = None
     if out is not None:
-        artifacts = [locate(path) for path in paths]
-        parents = tuple(artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts)
+        parents = tuple(parent for path in paths for parent in _parents(locate(path), out, images))
         request = Request("evaluation", settings, parents)
         if (done := find_published(out, request)) is not None:
             results: list[dict[str, Any]] = json.loads(done.file(RESULTS).read_text())
@@ -54,3 +57,11 @@ def _metrics(representation: Representation, settings: dict[str, Any]) -> Iterat
         yield from knn(representation, neighbors=settings["neighbors"], hold_out=settings["hold_out"])
     else:
         yield from clusters(representation, seed=settings["seed"])
+
+
+def _parents(artifact: Artifact, out: Path, images: str | None) -> list[Parent]:
+    """What the result depends on: the representation, and the images where they have to be encoded."""
+    parents = [artifact.as_parent_of(out, artifact.path.name)]
+    if artifact.kind != "embeddings":
+        parents.append(images_parent(images_of(artifact, images), out))
+    return parents

@@ -6,29 +6,30 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mlcd.artifact import MANIFEST, Artifact, open_artifact
 from mlcd.cores import available_cores
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.prefetch import prepare_all
-from mlcd.images.sources import open_source
-from mlcd.models.checkpoints import find_checkpoint
+from mlcd.images.sources import Source, open_source
+from mlcd.keys import split_positions
+from mlcd.models.checkpoints import find_checkpoint, trained_images
 from mlcd.models.servable import Servable
-from mlcd.types import Embeddings, SampleKey
-from training.run import read_run_config
+from mlcd.types import Embeddings
 
 _BATCH = 128
 
 
 @dataclass(frozen=True)
 class Representation:
-    """embeddings: [N, D] unit rows; keys and class_names: N. Only samples of known class."""
+    """embeddings: [N, D] unit rows; splits (see mlcd.keys) and class_names: N. Only samples of known class."""
 
     name: str
     artifact: Artifact
     embeddings: Embeddings
-    keys: list[SampleKey]
+    splits: NDArray[np.float64]
     class_names: list[str]
 
 
@@ -50,19 +51,29 @@ def open_representation(
     artifact = locate(path)
     if artifact.kind == "embeddings":
         stored = EmbeddingsArtifact.open(path)
-        return _of_known_class(artifact, stored.load(), stored.keys, stored.class_names)
+        return _of_known_class(artifact, stored.load(), stored.splits, stored.class_names)
     open_artifact(artifact.path, verify_files=True)
-    location = images or read_run_config(artifact.path.resolve().parents[1]).data.images
-    rows, keys, class_names = _encode(Servable.read(artifact.path / "weights"), location, on_image)
-    return _of_known_class(artifact, rows, keys, class_names)
+    source = images_of(artifact, images)
+    rows, splits, class_names = _encode(Servable.read(artifact.path / "weights"), source, on_image)
+    return _of_known_class(artifact, rows, splits, class_names)
+
+
+def images_of(artifact: Artifact, images: str | None) -> Source:
+    """The images that a checkpoint is evaluated on: those given, or those it was trained on."""
+    location = images or trained_images(artifact)
+    if location is None:
+        raise NotFound(f"the images of {artifact.path} are not where they were", remedy="give them with --images")
+    return open_source(location)
 
 
 def _encode(
-    model: Servable, location: str, on_image: Callable[[], None]
-) -> tuple[Embeddings, list[SampleKey], list[str | None]]:
-    source = open_source(location)
+    model: Servable, source: Source, on_image: Callable[[], None]
+) -> tuple[Embeddings, NDArray[np.float64], list[str | None]]:
+    entries = source.entries
+    position = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
+    split_of = {entry.key: split for entry, split in zip(entries, position.tolist(), strict=True)}
     rows: list[np.ndarray] = []
-    keys: list[SampleKey] = []
+    splits: list[float] = []
     class_names: list[str | None] = []
     waiting: list[np.ndarray] = []
 
@@ -72,23 +83,23 @@ def _encode(
                 rows.append(model(torch.from_numpy(np.stack(waiting))).numpy())
             waiting.clear()
 
-    for prepared in prepare_all(source, source.entries, model.preprocess, num_threads=available_cores()):
+    for prepared in prepare_all(source, entries, model.preprocess, num_threads=available_cores()):
         on_image()
         if prepared.pixels is None:
             continue
         waiting.append(prepared.pixels)
-        keys.append(prepared.entry.key)
+        splits.append(split_of[prepared.entry.key])
         class_names.append(prepared.entry.class_name)
         if len(waiting) == _BATCH:
             flush()
     flush()
-    if not keys:
-        raise InvalidInput(f"no image of {location} can be decoded")
-    return np.concatenate(rows), keys, class_names
+    if not rows:
+        raise InvalidInput(f"no image of {source.location} can be decoded")
+    return np.concatenate(rows), np.array(splits), class_names
 
 
 def _of_known_class(
-    artifact: Artifact, rows: Embeddings, keys: list[SampleKey], class_names: list[str | None]
+    artifact: Artifact, rows: Embeddings, splits: NDArray[np.float64], class_names: list[str | None]
 ) -> Representation:
     known = [row for row, class_name in enumerate(class_names) if class_name is not None]
     if not known:
@@ -96,7 +107,6 @@ def _of_known_class(
             f"no image of {artifact.path} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
-    name = artifact.path.name
     return Representation(
-        name, artifact, rows[known], [keys[row] for row in known], [str(class_names[row]) for row in known]
+        artifact.path.name, artifact, rows[known], splits[known], [str(class_names[i]) for i in known]
     )

@@ -1,3 +1,5 @@
+import importlib
+
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
@@ -74,11 +76,18 @@ def test_rows_that_are_not_finite_are_refused():
 
 
 def test_a_cluster_without_direction_takes_half_of_the_largest():
-    # Two opposite rows in one cluster have the mean zero.
-    rows = unit_rows(np.array([[1.0, 0], [1, 0.01], [1, 0.02], [-1, 0], [-1, 0.01]], dtype=np.float64))
-    result = kmeans([rows], 4, seed=1)
-    assert np.isfinite(result.centers).all()
-    assert len(set(map(bytes, result.centers))) == 4
+    module = importlib.import_module("mlcd.clustering.kmeans")
+
+    rows = unit_rows(np.array([[1.0, 0], [-1, 0], [0, 1], [0.01, 1], [0.02, 1]]))
+    # Opposite rows start in one cluster: its mean has no direction.
+    start = unit_rows(np.array([[1.0, 1e-9], [0, 1]]))
+    assignment = np.array([0, 0, 1, 1, 1], dtype=np.int32)
+    centers, repaired = module._update([rows], assignment, start, 0, 0)
+    assert repaired == 1
+    assert np.linalg.norm(centers, axis=1) == pytest.approx([1, 1], abs=1e-6)
+    # Both halves lie beside the mean of the larger cluster, and apart from each other.
+    assert (centers @ unit_rows(np.array([[0.01, 1]]))[0]).min() > 0.999
+    assert not np.array_equal(centers[0], centers[1])
 
 
 def test_quality_equals_scikit_learn():

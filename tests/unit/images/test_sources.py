@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import tarfile
@@ -76,6 +77,51 @@ def test_a_damaged_shard_is_reported_and_its_good_part_read(tmp_path):
     assert "b" in [problem.key for problem in source.problems]
 
 
+@pytest.mark.parametrize("keep", [512 + 512, 3 * 512, 4 * 512, -1024, -512 * 17])
+def test_a_shard_cut_anywhere_is_said(tmp_path, keep):
+    tar(tmp_path / "a.tar", [(f"{i}.png", png(i)) for i in range(5)])
+    whole = (tmp_path / "a.tar").read_bytes()
+    end = len(whole.rstrip(b"\0"))
+    cut = {-1024: -(-end // 512) * 512, -512 * 17: end - 700}.get(keep, keep)
+    (tmp_path / "a.tar").write_bytes(whole[:cut])
+    source = open_source(str(tmp_path))
+    readable = 0
+    for entry in source.entries:
+        with contextlib.suppress(ImageRejected):
+            readable += source.read(entry) == png(int(entry.key.split("/")[1]))
+    assert source.problems or readable < len(source.entries)
+
+
+def test_a_damaged_header_in_the_middle_is_said(tmp_path):
+    tar(tmp_path / "a.tar", [(f"{i}.png", png(i)) for i in range(5)])
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[2 * 1024 + 5] ^= 0xFF
+    (tmp_path / "a.tar").write_bytes(data)
+    source = open_source(str(tmp_path))
+    assert len(source.entries) == 2
+    assert [problem.key for problem in source.problems] == ["a"]
+
+
+def test_a_stray_tar_does_not_hide_the_images_below(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(png(1))
+    tar(tmp_path / "backup.tar", [("x.png", png(2))])
+    assert [entry.key for entry in open_source(str(tmp_path)).entries] == ["cat/1.png"]
+
+
+def test_a_corrupt_zip_member_fails_alone(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("1.png", bytes(range(256)) * 40)
+        archive.writestr("2.png", png(2))
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[60:80] = b"\xff" * 20
+    (tmp_path / "a.zip").write_bytes(data)
+    source = open_source(str(tmp_path / "a.zip"))
+    with pytest.raises(ImageRejected):
+        source.read(source.entries[0])
+    assert source.read(source.entries[1]) == png(2)
+
+
 def test_zip_members_carry_their_folder_as_class(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("cat/1.png", png(1))
@@ -90,6 +136,28 @@ def test_parquet_takes_bytes_and_hugging_face_structs(tmp_path):
     pq.write_table(pa.table({"image": structs}), tmp_path / "b.parquet", row_group_size=1)
     found = contents(open_source(str(tmp_path / "b.parquet")))
     assert list(found.values()) == [(None, png(5)), (None, b"")]
+
+
+def test_parquet_keeps_null_classes_and_refuses_what_is_no_image_or_has_two_names(tmp_path):
+    table = {"key": ["a", None], "image": [png(1), png(2)], "label": [None, "cat"]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    assert contents(open_source(str(tmp_path / "a.parquet"))) == {"a": (None, png(1)), "a/00000001": ("cat", png(2))}
+    for column in (["x", "y"], [1, 2], [[1], [2]], [{"path": "x"}, {"path": "y"}]):
+        pq.write_table(pa.table({"image": column}), tmp_path / "b.parquet")
+        with pytest.raises(InvalidInput, match="image column holds"):
+            open_source(str(tmp_path / "b.parquet")).entries  # noqa: B018
+    pq.write_table(pa.table({"key": ["a", "a"], "image": [png(1), png(2)]}), tmp_path / "c.parquet")
+    with pytest.raises(InvalidInput, match="two images named a"):
+        open_source(str(tmp_path / "c.parquet")).entries  # noqa: B018
+
+
+def test_a_file_over_the_limit_is_not_even_read(tmp_path):
+    with (tmp_path / "huge.tif").open("wb") as file:
+        file.truncate(2**31)
+    source = open_source(str(tmp_path))
+    with pytest.raises(ImageRejected) as caught:
+        source.read(source.entries[0])
+    assert caught.value.reason == "too-many-bytes"
 
 
 def test_what_cannot_be_a_source_is_refused_with_the_remedy(tmp_path):

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -92,7 +94,7 @@ def test_shards_are_contiguous_balanced_and_complete(num_classes, size):
     shards = [Shard.of(rank, size, num_classes) for rank in range(size)]
     assert shards[0].start == 0
     assert shards[-1].stop == num_classes
-    assert all(left.stop == right.start for left, right in zip(shards, shards[1:], strict=False))
+    assert all(left.stop == right.start for left, right in itertools.pairwise(shards))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
