@@ -1,6 +1,7 @@
 """The real server with a model that was really trained, over real HTTP."""
 
 import base64
+import http.client
 import io
 import json
 import signal
@@ -251,8 +252,19 @@ def test_a_body_over_the_limit_is_refused_while_it_streams(client):
     except httpx.TransportError:  # the server may close before we have sent everything
         pass
     assert client.get("/health/ready").status_code == 200
-    stated = client.post("/v1/embeddings", content=b"{}", headers={"Content-Length": str(2**40)}, timeout=5)
-    assert stated.status_code == 413
+
+
+def test_a_stated_length_over_the_limit_is_refused_before_the_body_comes(server):
+    for route, kind in (("/v1/embeddings", "error"), ("/v1/labels", "limit")):
+        connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=10)
+        connection.putrequest("POST", route)
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", str(2**40))
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert kind in json.loads(answer.read())
+        connection.close()
 
 
 def test_requests_at_once_share_batches(client, picture, server):
