@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi_swagger import patch_fastapi
 from starlette.exceptions import HTTPException
 
 import mlcd
@@ -30,8 +31,12 @@ def create_app(resources: Resources) -> FastAPI:
         version=mlcd.__version__,
         summary="Image embeddings, nearest-cluster labels and search.",
         lifespan=lifespan,
+        # FastAPI's own pages load their scripts from elsewhere; ours come with the package.
+        docs_url=None,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
     )
+    patch_fastapi(app, redirect_from_root_to_docs=False)
     app.state.resources = resources
     app.state.accepting = True
     app.add_middleware(BodyLimitMiddleware)

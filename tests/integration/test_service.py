@@ -4,6 +4,7 @@ import base64
 import http.client
 import io
 import json
+import re
 import signal
 import threading
 import time
@@ -306,7 +307,13 @@ def test_the_page_and_the_api_document_are_there(client):
     assert "mlcd explorer" in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "/v1/labels" in client.get("/openapi.json").json()["paths"]
-    assert client.get("/docs").status_code == 200
+    docs = client.get("/docs").text
+    # Offline by default: no script or style from another host.
+    assert [
+        url for url in re.findall(r'(?:src|href)="([^"]+)"', docs) if not url.startswith(str(client.base_url))
+    ] == []
+    assert "cdn" not in docs
+    assert client.get("/swagger/swagger-ui-bundle.js").status_code == 200
     assert client.get("/health/live").json() == {"status": "live"}
 
 
