@@ -1,0 +1,200 @@
+"""One forward and backward pass of the class-sharded head against other ways to compute a loss over k classes.
+
+    python benchmarks/head.py [--classes 10000 100000] [--batch 1024] [--dimension 512] [--ratio 0.1] [--runs 5]
+
+Forms, interleaved in one run, each in a process of its own for its peak memory:
+  ours          training.parallel.partial_fc, negatives in chunks that are recomputed in the backward pass
+  materialized  the same sampled loss with one [B, |S|] product under autograd
+  per_column    the authors' later form: one sampled softmax per label column, materialized
+  dense         a softmax over all k classes under autograd
+Activation memory is the peak of one pass above weights, embeddings and labels, less the gradient of the rows that the
+form touches.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mlcd.losses.discrimination import mlcd_loss, sampled_label_loss
+from mlcd.losses.margins import with_margin
+from mlcd.losses.negatives import draw_negatives
+from training.parallel.partial_fc import HeadConfig, PartialFC
+
+FORMS = ("ours", "materialized", "per_column", "dense")
+SCALE, LABELS = 64.0, 8
+MIB = 2**20
+
+
+def passes(form: str, options: argparse.Namespace) -> tuple[Callable[[int], int], Callable[[], None]]:
+    """(one pass, which returns the bytes of the centers' gradient; what drops the gradients)."""
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn((options.batch, options.dimension), generator=generator).requires_grad_()
+    labels = torch.randint(0, options.num_classes, (options.batch, LABELS), generator=generator)
+    config = HeadConfig(negative_ratio=options.ratio)
+    head = PartialFC(options.num_classes, options.dimension, config)
+    head.initialize(0)
+
+    def drop() -> None:
+        embeddings.grad = head.weight.grad = None
+
+    def run(step: int) -> int:
+        drop()
+        if form == "ours":
+            loss = head(embeddings, labels, step).loss
+        else:
+            loss = {"materialized": _materialized, "per_column": _per_column, "dense": _dense}[form](
+                embeddings, head.weight, labels, options.ratio, step
+            )
+        loss.backward()
+        gradient = head.weight.grad
+        assert gradient is not None
+        values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - not coalesced by every form
+        return values.numel() * values.element_size()
+
+    return run, drop
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return functional.normalize(rows, dim=1)
+
+
+def _rows(weight: Tensor, ids: Tensor) -> Tensor:
+    """Rows with a sparse gradient, as ours: a dense one would cost every form but ours k rows."""
+    return functional.embedding(ids, weight, sparse=True)
+
+
+def _positive_logits(z: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    centers = functional.normalize(_rows(weight, labels), dim=2)
+    return SCALE * with_margin(torch.einsum("bd,bld->bl", z, centers))
+
+
+def _negative_logits(z: Tensor, weight: Tensor, drawn: Tensor, labels: Tensor) -> Tensor:
+    logits = SCALE * z @ _unit(_rows(weight, drawn)).T
+    slots = torch.searchsorted(drawn, labels).clamp_max(len(drawn) - 1)
+    rows, columns = (drawn[slots] == labels).nonzero(as_tuple=True)
+    own = torch.zeros_like(logits, dtype=torch.bool)
+    own[rows, slots[rows, columns]] = True
+    return logits.masked_fill(own, -torch.inf)
+
+
+def _materialized(embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int) -> Tensor:
+    z, drawn = _unit(embeddings), draw_negatives(weight.shape[0], ratio, seed=0, step=step)
+    return mlcd_loss(_positive_logits(z, weight, labels), _negative_logits(z, weight, drawn, labels))
+
+
+def _per_column(embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int) -> Tensor:
+    z = _unit(embeddings)
+    positives = _positive_logits(z, weight, labels)
+    losses = []
+    for column in range(labels.shape[1]):
+        own = labels[:, column : column + 1]
+        drawn = draw_negatives(weight.shape[0], ratio, seed=column, step=step, policy="partialfc", labels=own)
+        negatives = _negative_logits(z, weight, drawn, own)
+        losses.append(sampled_label_loss(positives[:, column : column + 1], negatives[:, None]))
+    return torch.stack(losses).mean()
+
+
+def _dense(embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int) -> Tensor:  # noqa: ARG001
+    return functional.cross_entropy(SCALE * _unit(embeddings) @ _unit(weight).T, labels[:, 0])
+
+
+def measure(form: str, options: argparse.Namespace) -> None:
+    """In a process of its own: one pass at a time on request, times and peak memory as JSON lines."""
+    run, drop = passes(form, options)
+    run(0)  # libraries allocate their workspaces once
+    run(-1)
+    drop()
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    gradient_bytes = run(1)
+    peak = _status("VmHWM") - before
+    print(json.dumps({"activation_bytes": peak - gradient_bytes, "gradient_bytes": gradient_bytes}), flush=True)
+    for step, _ in enumerate(sys.stdin, start=1):
+        started = time.perf_counter()
+        run(step)
+        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+
+
+def _status(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+def compare(num_classes: int, options: argparse.Namespace) -> None:
+    forms = [form for form in FORMS if form != "dense" or 12 * options.batch * num_classes < options.memory_gib * 2**30]
+    shape = ["--batch", options.batch, "--dimension", options.dimension, "--ratio", options.ratio]
+    workers = {
+        form: subprocess.Popen(
+            # Every tensor by mmap, so that freed memory is given back and the peak is that of live tensors.
+            [
+                "env",
+                "MALLOC_MMAP_THRESHOLD_=65536",
+                sys.executable,
+                __file__,
+                "--form",
+                form,
+                "--num-classes",
+                *map(str, [num_classes, *shape]),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for form in forms
+    }
+    memory = {form: _answer(worker) for form, worker in workers.items()}
+    seconds: dict[str, list[float]] = {form: [] for form in forms}
+    for _ in range(options.runs):
+        for form, worker in workers.items():
+            assert worker.stdin is not None
+            worker.stdin.write("run\n")
+            worker.stdin.flush()
+            seconds[form].append(_answer(worker)["seconds"])
+    print(f"\nk = {num_classes}, B = {options.batch}, d = {options.dimension}, r = {options.ratio}, l = {LABELS}")
+    for form, times in seconds.items():
+        ratio = statistics.median(theirs / ours for theirs, ours in zip(times, seconds["ours"], strict=True))
+        print(
+            f"  {form:13} {statistics.median(times):7.3f} s ({min(times):.3f} to {max(times):.3f}), {ratio:5.2f}x ours,"
+            f" activations {memory[form]['activation_bytes'] / MIB:7.1f} MiB"
+            f" beside a gradient of {memory[form]['gradient_bytes'] / MIB:.1f} MiB"
+        )
+    for worker in workers.values():
+        worker.communicate()
+
+
+def _answer(worker: "subprocess.Popen[str]") -> dict[str, float]:
+    assert worker.stdout is not None
+    answer: dict[str, float] = json.loads(worker.stdout.readline())
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--dimension", type=int, default=512)
+    parser.add_argument("--ratio", type=float, default=0.1)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--memory-gib", type=float, default=8.0, help="skip the dense form where it needs more")
+    parser.add_argument("--form", choices=FORMS, help=argparse.SUPPRESS)
+    parser.add_argument("--num-classes", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.form:
+        measure(options.form, options)
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for num_classes in options.classes:
+        compare(num_classes, options)
+
+
+if __name__ == "__main__":
+    main()
