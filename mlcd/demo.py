@@ -23,7 +23,7 @@ from rich.table import Table
 
 from mlcd.artifact import open_artifact, translated_os_errors
 from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.errors import InvalidInput, MlcdError
+from mlcd.errors import InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
 
@@ -47,7 +47,7 @@ class Demo:
     def run(self) -> None:
         """Make or finish every artifact below `out`, then print the result table.
 
-        Raises MlcdError where a step refuses its input.
+        Exits with the status of a step that refuses its input.
         """
         started = time.monotonic()
         if self.images is None:
@@ -109,14 +109,14 @@ class Demo:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                raise StepFailed("serve", process.wait())
+                sys.exit(process.wait())
             url = line.split(" on ")[-1].strip()
             _say(line.strip())
             picture = shlex.quote('files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"')))
             _say(f"\nopen {url}/ or ask:\n\n  curl -s -F {picture} '{url}/v1/labels?top=5'")
             _say(f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops it.")
             if (status := process.wait()) != 0:
-                raise StepFailed("serve", status)
+                sys.exit(status)
         except KeyboardInterrupt:
             pass
         finally:
@@ -204,7 +204,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """A step's own message has told what is wrong; here only its exit status is passed on."""
+    """Run one step; where it refuses, its own line has said why, and its exit status becomes ours."""
     _say(f"\n$ mlcd {shlex.join(command)}")
     process = subprocess.Popen(_mlcd(command))
     try:
@@ -215,14 +215,7 @@ def _run(command: list[str]) -> None:
     if status == _INTERRUPTED:
         raise KeyboardInterrupt
     if status != 0:
-        raise StepFailed(command[0], status)
-
-
-class StepFailed(MlcdError):
-    """A step of the demo refused its work and has said why."""
-
-    def __init__(self, step: str, status: int) -> None:
-        super().__init__(f"the demo stopped at `mlcd {step}` (exit status {status})", remedy="mend it and run again")
+        sys.exit(status)
 
 
 def _mlcd(arguments: list[str]) -> list[str]:

@@ -93,11 +93,16 @@ def test_labels_are_sorted_distinct_and_of_the_clustering(journey):
     assert table.ids.max() < table.num_centers
 
 
-def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(journey):
-    results = json.loads((journey / "knn" / "results.json").read_text())
-    accuracy = {result["representation"]: result["metrics"]["knn_accuracy"] for result in results}
-    assert accuracy["step_000030"] > accuracy["step_000000"]
-    assert results[0]["protocol"] == {"kind": "knn", "hold_out": 0.2, "neighbors": 5, "seed": 0}
+def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(journey, digits, tiny_recipe, tmp_path):
+    places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={tmp_path / 'run'}"]
+    trained = run_mlcd("train", tiny_recipe, *places, "schedule.steps=300", "optim.lr=3e-3")
+    assert trained.returncode == 0, trained.stderr
+    checkpoints = tmp_path / "run" / "checkpoints"
+    result = run_mlcd("evaluate", "knn", checkpoints / "step_000000", checkpoints / "step_000300", "--json")
+    untrained, last = json.loads(result.stdout.splitlines()[-1])["results"]
+    assert untrained["protocol"] == {"kind": "knn", "hold_out": 0.2, "neighbors": 5, "seed": 0}
+    assert untrained["metrics"]["held_out_images"] == 40
+    assert last["metrics"]["knn_accuracy"] > untrained["metrics"]["knn_accuracy"] + 0.1
 
 
 def test_the_triton_repository_is_complete(journey):
