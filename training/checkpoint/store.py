@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from mlcd.artifact import Draft, Parent, Request, open_artifact
 from mlcd.clustering.centers import Centers
-from mlcd.models.checkpoints import checkpoint_name, checkpoint_steps
+from mlcd.models.runs import checkpoint_name, checkpoint_steps
 from mlcd.models.servable import Servable
 from training.state import TrainState
 

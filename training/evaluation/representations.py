@@ -15,7 +15,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import Source, open_source
 from mlcd.keys import split_positions
-from mlcd.models.checkpoints import find_checkpoint, trained_images
+from mlcd.models.runs import find_checkpoint, trained_images
 from mlcd.models.servable import Servable
 from mlcd.types import Embeddings
 

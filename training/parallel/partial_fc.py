@@ -217,10 +217,12 @@ class _LogSums(torch.autograd.Function):
         negative_max = z_BD.new_full((z_BD.shape[0],), -torch.inf)
         negative_sum, count_B, total_B = (torch.zeros_like(negative_max) for _ in range(3))
         chunk = max(1, _CHUNK_ENTRIES // max(1, z_BD.shape[0]))
+        bounds = _hit_bounds(own_slots, len(drawn_S), chunk)
         for start in range(0, len(drawn_S), chunk):
             piece = slice(start, start + chunk)
             center_CD = normalize(weight_KD[drawn_S[piece] - shard.start].to(z_BD.dtype), dim=1)
-            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows, own_slots, start, config)
+            hits = slice(*bounds[start // chunk : start // chunk + 2])
+            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config)
             total_B += cosine_BC.masked_fill(absent_BC, 0.0).sum(dim=1)
             count_B += cosine_BC.shape[1] - absent_BC.sum(dim=1)
             logit_BC = cosine_BC.mul_(config.scale).masked_fill_(absent_BC, -torch.inf)
@@ -240,7 +242,7 @@ class _LogSums(torch.autograd.Function):
         ctx.save_for_backward(
             z_BD, weight_KD, labels_BL, drawn_S, logit_BL, slope_BL, lse_positive, lse_negative, own_rows, own_slots
         )
-        ctx.shard, ctx.config, ctx.world, ctx.chunk = shard, config, world, chunk
+        ctx.shard, ctx.config, ctx.world, ctx.chunk, ctx.bounds = shard, config, world, chunk, bounds
         ctx.mark_non_differentiable(facts_B4)
         return lse_positive, lse_negative, facts_B4
 
@@ -262,7 +264,8 @@ class _LogSums(torch.autograd.Function):
         for start in range(0, len(drawn_S), ctx.chunk):
             local_C = drawn_S[start : start + ctx.chunk] - shard.start
             center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
-            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows, own_slots, start, config)
+            hits = slice(*ctx.bounds[start // ctx.chunk : start // ctx.chunk + 2])
+            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config)
             share_BC = cosine_BC.mul_(config.scale).sub_(shift_B1).exp_().masked_fill_(absent_BC, 0.0).mul_(factor_B1)
             dz_BD.addmm_(share_BC, center_CD)
             slots = torch.searchsorted(active_A, local_C)
@@ -315,17 +318,22 @@ def _positive_logits(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Ten
 
 
 def _negative_cosines(
-    z_BD: Tensor, center_CD: Tensor, own_rows: Tensor, own_slots: Tensor, start: int, config: HeadConfig
+    z_BD: Tensor, center_CD: Tensor, own_rows: Tensor, own_slots: Tensor, config: HeadConfig
 ) -> tuple[Tensor, Tensor]:
     """Cosines of a chunk of drawn classes, and which entries are absent: own positives, and what the filter takes."""
     cosine_BC = z_BD @ center_CD.T
     absent_BC = torch.zeros_like(cosine_BC, dtype=torch.bool)
-    bounds = torch.tensor([start, start + center_CD.shape[0]], device=own_slots.device)
-    first, last = torch.searchsorted(own_slots, bounds).tolist()
-    absent_BC[own_rows[first:last], own_slots[first:last] - start] = True
+    absent_BC[own_rows, own_slots] = True
     if config.filter_threshold is not None:
         absent_BC |= cosine_BC > config.filter_threshold
     return cosine_BC, absent_BC
+
+
+def _hit_bounds(own_slots: Tensor, num_drawn: int, chunk: int) -> list[int]:
+    """Where in `own_slots` (ascending) the hits of each chunk begin, and the end: one read by the host for all."""
+    starts = torch.arange(0, num_drawn + chunk, chunk, device=own_slots.device)
+    bounds: list[int] = torch.searchsorted(own_slots, starts).tolist()
+    return bounds
 
 
 def _through_normalization(gradient_AD: Tensor, weight_KD: Tensor, rows_A: Tensor, chunk: int) -> None:

@@ -1,5 +1,7 @@
-"""Known values, transformers' formulas written out, and the scale of the gradients (distributed: test_partial_fc)."""
+"""Known values, the definitions, and the losses of transformers and open_clip (distributed: test_partial_fc)."""
 
+import importlib.metadata
+import importlib.util
 import math
 
 import pytest
@@ -64,3 +66,57 @@ def test_half_precision_is_computed_in_float32():
     assert half.dtype == torch.float32
     exact = clip_loss(images.bfloat16().double(), texts.bfloat16().double(), scalar(10.0))
     assert half.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def open_clip_losses():
+    """open_clip's module of losses, by file: the package itself asks for torchvision and timm."""
+    path = importlib.metadata.distribution("open_clip_torch").locate_file("open_clip/loss.py")
+    spec = importlib.util.spec_from_file_location("open_clip_loss", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def gradients_of(loss, images, texts, *scalars):
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in (images, texts, *scalars)]
+    value = loss(*leaves)
+    return value.item(), torch.autograd.grad(value, leaves)
+
+
+def assert_same(ours, theirs):
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-12)
+    for mine, other in zip(ours[1], theirs[1], strict=True):
+        assert torch.allclose(mine, other, atol=1e-12)
+
+
+def test_clip_equals_open_clip_and_transformers():
+    from transformers.models.clip.modeling_clip import image_text_contrastive_loss
+
+    arguments = (*random_pairs(), scalar(9.0))
+    ours = gradients_of(clip_loss, *arguments)
+    assert_same(ours, gradients_of(open_clip_losses().ClipLoss(), *arguments))
+    assert_same(ours, gradients_of(lambda i, t, s: image_text_contrastive_loss(s * t @ i.T), *arguments))
+
+
+def test_siglip_equals_open_clip_and_transformers():
+    from transformers import SiglipConfig, SiglipModel
+
+    arguments = (*random_pairs(), scalar(9.0), scalar(-4.0))
+    ours = gradients_of(siglip_loss, *arguments)
+    assert_same(ours, gradients_of(open_clip_losses().SigLipLoss(), *arguments))
+
+    # transformers computes its loss inside the model, from embeddings that it returns too.
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**small, "image_size": 8, "patch_size": 4}
+    model = SiglipModel(SiglipConfig(text_config={**small, "vocab_size": 9}, vision_config=vision)).double().eval()
+    with torch.no_grad():
+        model.logit_scale.fill_(math.log(9.0))
+        model.logit_bias.fill_(-4.0)
+        generator = torch.Generator().manual_seed(1)
+        output = model(
+            input_ids=torch.randint(1, 9, (3, 5), generator=generator),
+            pixel_values=torch.randn((3, 3, 8, 8), generator=generator, **DOUBLE),
+            return_loss=True,
+        )
+    value = siglip_loss(output.image_embeds, output.text_embeds, scalar(9.0), scalar(-4.0))
+    assert value.item() == pytest.approx(output.loss.item(), abs=1e-12)

@@ -1,6 +1,7 @@
 """What a process of the distributed tests runs; a module of its own, so that spawned processes can import it."""
 
 import itertools
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -8,7 +9,10 @@ from torch import nn
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.world import World
+from training.optim.clip import clip_global_norm
+from training.optim.row_adamw import RowAdamW
 from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.parallel.shards import Shard, load_rows, save_rows
 
 DIMENSION, INPUT = 8, 6
 
@@ -68,6 +72,23 @@ def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
     }
 
 
+def clip_step(world):
+    """Gradients after clipping by one norm: a backbone's, alike everywhere, and this process's rows of a shard's."""
+    generator = torch.Generator().manual_seed(1)
+    dense, whole = torch.randn(5, generator=generator).double(), torch.randn((11, 3), generator=generator).double()
+    shard = Shard.of(world.rank, world.size, 11)
+    backbone_parameter, rows = torch.zeros_like(dense), torch.zeros(len(shard), 3, dtype=torch.float64)
+    backbone_parameter.grad, own = dense, whole[shard.start : shard.stop]
+    rows.grad = torch.sparse_coo_tensor(torch.arange(len(shard))[None], own, own.shape, check_invariants=True)
+    norms = clip_global_norm([backbone_parameter], [rows], 0.5, world)
+    # `gradients` are compared whole on every process: the shards are put together first.
+    centers = world.gather_rows(rows.grad.to_dense())
+    return {
+        "loss": torch.stack(norms).sum().item(),
+        "gradients": torch.cat([backbone_parameter.grad, centers.flatten()]),
+    }
+
+
 def contrastive_step(world, kind, x, y):
     images, texts = backbone(), backbone()
     scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
@@ -91,6 +112,44 @@ def cases():
     yield "filtered", HeadConfig(negative_ratio=1.0, filter_threshold=0.2, drop_unlabeled=True, **base), 23, 4
     yield "fewer-classes-than-processes", HeadConfig(negative_ratio=1.0, **base), 2, 2
     yield "dense", HeadConfig(negative_ratio=0.4, center_update="dense", **base), 11, 4
+
+
+def resharded_loss(world, weight=None):
+    """The loss of a later step on the whole batch, every process with its part; all labels present."""
+    x, labels = batch(11, 4, num=12, seed=2)
+    own = split(len(x), world.size)[world.rank]
+    head = PartialFC(11, DIMENSION, HeadConfig(scale=16.0, negative_ratio=0.5), world=world).double()
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        return head(backbone()(x[own]), labels[own], 9).loss.item()
+
+
+def save(rank, size, folder):
+    """Two updates of the centers, then this process's rows and moments as a file, and the next loss."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-save", rank=rank, world_size=size)
+    world = World.current()
+    head = PartialFC(11, DIMENSION, HeadConfig(scale=16.0, negative_ratio=0.5), world=world).double()
+    head.initialize(7)
+    optimizer = RowAdamW(head.parameters(), lr=0.01)
+    x, labels = batch(11, 4)
+    own = split(len(x), size)[rank]
+    for step in range(2):
+        optimizer.zero_grad()
+        head(backbone()(x[own]).detach(), labels[own], step).loss.backward()
+        optimizer.step()
+    save_rows(Path(folder), head.shard, {"weight": head.weight, **optimizer.state[head.weight]})
+    torch.save(
+        {"weight": head.weight.detach(), "loss": resharded_loss(world, head.weight)}, f"{folder}/saved-{rank}.pt"
+    )
+    dist.destroy_process_group()
+
+
+def load(rank, size, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-load-{size}", rank=rank, world_size=size)
+    world = World.current()
+    rows = load_rows(Path(folder), Shard.of(rank, size, 11))
+    torch.save({**rows, "loss": resharded_loss(world, rows["weight"])}, f"{folder}/loaded-{size}-{rank}.pt")
+    dist.destroy_process_group()
 
 
 def run(rank, size, folder):
@@ -117,5 +176,6 @@ def run(rank, size, folder):
     own = split(len(x), size)[rank]
     for kind in ("clip", "siglip"):
         results[kind] = contrastive_step(world, kind, x[own], y[own])
+    results["clipping"] = clip_step(world)
     torch.save(results, f"{folder}/results-{size}-{rank}.pt")
     dist.destroy_process_group()

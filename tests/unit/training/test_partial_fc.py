@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlcd.clustering.centers import Centers
 from mlcd.errors import ConfigInvalid, InvalidInput
@@ -99,6 +100,36 @@ def test_padding_never_reads_a_center_and_e_equal_w_is_finite():
     assert torch.isfinite(head.weight.grad.to_dense()).all()
 
 
+def test_a_poisoned_last_center_harms_only_those_who_name_or_draw_it():
+    config = HeadConfig(scale=16.0, negative_ratio=0.3)
+    step = next(step for step in range(50) if 19 not in draw_negatives(20, 0.3, seed=0, step=step))
+    head = PartialFC(20, 8, config)
+    head.initialize(1)
+    with torch.no_grad():
+        head.weight[-1] = torch.nan
+    z = torch.randn((3, 8), generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.tensor([[0, -1], [-1, -1], [3, 3]])
+    loss = head(z, labels, step).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(z.grad).all()
+    assert torch.isnan(head(z, torch.tensor([[19, -1]] * 3), step).loss)
+
+
+def test_permuted_samples_permute_their_gradients():
+    head = PartialFC(23, 8, CONFIG).double()
+    head.initialize(1)
+    z = torch.randn((5, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([[1, 2], [3, -1], [20, 21], [0, 22], [7, 7]])
+    order = torch.tensor([3, 0, 4, 1, 2])
+    gradients = []
+    for rows in (torch.arange(5), order):
+        leaf = z[rows].clone().requires_grad_()
+        head(leaf, labels[rows], 0).loss.backward()
+        gradients.append(leaf.grad)
+    assert torch.allclose(gradients[0][order], gradients[1], atol=1e-15)
+
+
 def test_bfloat16_embeddings_are_computed_in_float32():
     head = PartialFC(23, 8, HeadConfig(negative_ratio=1.0))
     head.initialize(1)
@@ -168,6 +199,7 @@ def reference(size):
     whole = distributed.head_step(world, HeadConfig(scale=16.0, negative_ratio=0.4), 11, x, labels)
     results |= {f"accumulate-{n}": whole for n in (1, 2, 4)}
     x, y = distributed.batch(3, 1)[0], distributed.batch(3, 1, seed=9)[0]
+    results["clipping"] = distributed.clip_step(world)
     return results | {kind: distributed.contrastive_step(world, kind, x, y) for kind in ("clip", "siglip")}
 
 
@@ -189,3 +221,46 @@ def test_any_number_of_processes_equals_one(size, one_process, tmp_path):
                 assert got["meters"] == pytest.approx(expected["meters"], abs=1e-9, nan_ok=True), (name, rank)
         if "shard" in results[0][name]:
             assert results[-1][name]["shard"][1] == len(expected["centers"])
+
+
+def test_centers_saved_by_four_processes_go_on_alike_on_any_number(tmp_path):
+    torch.multiprocessing.spawn(distributed.save, (4, str(tmp_path)), nprocs=4)
+    saved = [torch.load(tmp_path / f"saved-{rank}.pt") for rank in range(4)]
+    for size in (1, 2, 3):
+        torch.multiprocessing.spawn(distributed.load, (size, str(tmp_path)), nprocs=size)
+        loaded = [torch.load(tmp_path / f"loaded-{size}-{rank}.pt") for rank in range(size)]
+        assert torch.equal(torch.cat([one["weight"] for one in loaded]), torch.cat([one["weight"] for one in saved]))
+        assert sum(len(one["row_steps"]) for one in loaded) == 11
+        for one in loaded:
+            assert one["loss"] == pytest.approx(saved[0]["loss"], abs=1e-12)
+
+
+class _HostReads(TorchDispatchMode):
+    """Counts the operations that make a GPU wait for the host: reading a scalar, or a result of unknown size."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        indices = args[1] if name in {"index", "index_put_"} else ()
+        masked = any(torch.is_tensor(each) and each.dtype == torch.bool for each in indices)
+        self.count += masked or name in {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"}
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_host_reads_as_often_for_many_chunks_as_for_one(monkeypatch):
+    import training.parallel.partial_fc as module
+
+    def reads(entries):
+        monkeypatch.setattr(module, "_CHUNK_ENTRIES", entries)
+        head = PartialFC(200, 8, CONFIG)
+        head.initialize(0)
+        with _HostReads() as mode:
+            head(torch.ones((4, 8), requires_grad=True), torch.arange(12).view(4, 3), 0).loss.backward()
+        return mode.count
+
+    once = reads(1 << 20)
+    assert once > 0
+    assert reads(4) == once
