@@ -8,7 +8,8 @@ CMYK, YCCK          Pillow's conversion; embedded ICC profiles are ignored, as i
 I;16, I (0..65535)  scaled to 8 bits, rounded
 F, LAB, other I     refused: there is no single meaning of their range
 animations          the first frame
-EXIF orientation    applied, or ignored where parity with CLIP's training pipeline is wanted
+EXIF orientation    applied, or ignored where parity with CLIP's training pipeline is wanted (a TIFF's is a field of
+                    the format itself, which Pillow applies always)
 """
 
 import io
@@ -17,9 +18,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.Image import Transpose
 
 from mlcd.errors import ImageRejected
+from mlcd.images.jpeg import require_simplejpeg, shrunk
 
 ExifPolicy = Literal["apply", "ignore"]
 
@@ -29,6 +32,19 @@ _WHITE: Final = (255, 255, 255)
 _TRANSPARENT_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
 _PLAIN_MODES: Final = ("RGB", "L", "1", "P", "CMYK", "YCbCr", "RGBX", "HSV")
 _MAX_16_BIT: Final = 65535
+_TURNS: Final = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+_SIDEWAYS: Final = frozenset(_TURNS[orientation] for orientation in (5, 6, 7, 8))
+# The turns after which what was last in a row (or last in a column) comes first in the new rows (columns).
+_RIGHT_TO_LEFT: Final = frozenset(_TURNS[orientation] for orientation in (2, 3, 6, 7))
+_BOTTOM_TO_TOP: Final = frozenset(_TURNS[orientation] for orientation in (3, 4, 7, 8))
 
 
 @dataclass(frozen=True)
@@ -42,11 +58,35 @@ class DecodeLimits:
 DEFAULT_LIMITS: Final = DecodeLimits()
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """An upright RGB picture at some scale: `region` of `image` is the whole, of width and height `full_size`."""
+
+    image: Image.Image
+    region: tuple[float, float, float, float]
+    full_size: tuple[int, int]
+
+
 def decode(data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS) -> Image.Image:
     """The image as an RGB picture, by the table above.
 
     Raises ImageRejected with a stable reason; nothing of the decoder's own text gets out.
     """
+    return _decode(data, shortest=None, exif=exif, limits=limits).image
+
+
+def decode_scaled(
+    data: bytes, *, shortest: int, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
+) -> Scaled:
+    """As `decode`, but a JPEG may come smaller, with `shortest` pixels or more on its shortest side.
+
+    Accepts and refuses what `decode` does. Raises ConfigInvalid where the decoder is not installed.
+    """
+    require_simplejpeg()
+    return _decode(data, shortest=shortest, exif=exif, limits=limits)
+
+
+def _decode(data: bytes, *, shortest: int | None, exif: ExifPolicy, limits: DecodeLimits) -> Scaled:
     if not data:
         raise ImageRejected("empty", "the file is empty")
     if len(data) > limits.max_bytes:
@@ -55,14 +95,29 @@ def decode(data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DE
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata; errors still raise
             with _open(data, limits) as image:
-                image.load()
-                # On the whole file's EXIF, before conversions drop it.
-                oriented = _oriented(image) if exif == "apply" else image
-                return _to_rgb(oriented)
+                small = None if shortest is None else shrunk(data, image, shortest=shortest)
+                if small is None:
+                    image.load()
+                picture, extent = small or (image, image.size)
+                # By the whole file's EXIF, before conversions drop it.
+                turn = _turn(image) if exif == "apply" else None
+                return _upright(picture, extent, image.size, turn)
     except ImageRejected:
         raise
     except Exception as error:  # decoders fed with hostile bytes raise anything: struct.error, SyntaxError, …
         raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
+
+
+def _upright(
+    picture: Image.Image, extent: tuple[float, float], full_size: tuple[int, int], turn: Transpose | None
+) -> Scaled:
+    (width, height), slack = extent, (picture.width - extent[0], picture.height - extent[1])
+    if turn in _SIDEWAYS:
+        width, height, slack, full_size = height, width, slack[::-1], full_size[::-1]
+    left = slack[0] if turn in _RIGHT_TO_LEFT else 0
+    top = slack[1] if turn in _BOTTOM_TO_TOP else 0
+    rgb = _to_rgb(picture if turn is None else picture.transpose(turn))
+    return Scaled(rgb, (left, top, left + width, top + height), full_size)
 
 
 def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
@@ -78,11 +133,11 @@ def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
     return image
 
 
-def _oriented(image: Image.Image) -> Image.Image:
+def _turn(image: Image.Image) -> Transpose | None:
     try:
-        return ImageOps.exif_transpose(image)
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # noqa: BLE001 - a broken EXIF block is no reason to lose the picture
-        return image
+        return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

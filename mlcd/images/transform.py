@@ -1,6 +1,8 @@
 """RGB picture to the uint8 square that an encoder takes: one implementation for training, export and serving."""
 
+import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -10,7 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mlcd.errors import ConfigInvalid
-from mlcd.images.decode import DEFAULT_LIMITS, DecodeLimits, ExifPolicy, decode
+from mlcd.images.decode import DEFAULT_LIMITS, DecodeLimits, ExifPolicy, Scaled, decode, decode_scaled
+from mlcd.types import Fingerprint
+
+DecodeMode = Literal["exact", "fast"]
 
 # openai/CLIP's statistics of its training images, used by every MLCD checkpoint (method.md 9.1).
 CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
@@ -23,6 +28,8 @@ class PreprocessSpec:
 
     The shortest side becomes `resize_shortest` pixels (PIL bicubic with antialias), then the central
     `crop` x `crop` square is taken. mean and std, of pixels divided by 255, are applied inside the model.
+    `decode` fast may start from a JPEG's scaled picture, with twice `resize_shortest` or more on its shortest side:
+    other pixels, hence another fingerprint; the same images are accepted.
     """
 
     resize_shortest: int
@@ -31,6 +38,7 @@ class PreprocessSpec:
     std: tuple[float, float, float] = CLIP_STD
     interpolation: Literal["bicubic"] = "bicubic"
     exif: ExifPolicy = "apply"
+    decode: DecodeMode = "exact"
     version: int = 1
 
     def __post_init__(self) -> None:
@@ -38,16 +46,25 @@ class PreprocessSpec:
             raise ConfigInvalid(f"the crop of {self.crop} must be in 1..{self.resize_shortest} (resize_shortest)")
         if self.interpolation != "bicubic" or self.exif not in ("apply", "ignore"):
             raise ConfigInvalid("preprocessing knows interpolation bicubic, and exif apply or ignore")
+        if self.decode not in ("exact", "fast"):
+            raise ConfigInvalid(f"preprocessing knows decode exact or fast, not {self.decode}")
         if min(self.std) <= 0:
             raise ConfigInvalid("std must be positive")
 
     def to_json(self) -> str:
         """Canonical: equal specs give equal bytes."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        fields = asdict(self)
+        if self.decode == "exact":
+            del fields["decode"]  # the field came later: models exported before it keep their fingerprints
+        return json.dumps(fields, indent=2, sort_keys=True) + "\n"
+
+    def fingerprint(self, content: str) -> Fingerprint:
+        """The identity of a model prepared like this; `content` identifies its weights."""
+        return hashlib.sha256(f"{content}\0{self.to_json()}".encode()).hexdigest()
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        known = {"resize_shortest", "crop", "mean", "std", "interpolation", "exif", "version"}
+        known = {"resize_shortest", "crop", "mean", "std", "interpolation", "exif", "decode", "version"}
         unknown = set(fields) - known
         if unknown:
             raise ConfigInvalid(f"preprocessing has no field {min(unknown)}", remedy=f"known: {sorted(known)}")
@@ -66,30 +83,64 @@ class PreprocessSpec:
 
     def apply(self, image: Image.Image) -> NDArray[np.uint8]:
         """RGB picture to uint8 [3, crop, crop], equal to HF's CLIP image processor before normalization."""
-        width, height = image.size
+        return self._square(Scaled(image, (0, 0, *image.size), image.size))
+
+    def prepare(self, data: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
+        """Encoded image bytes to uint8 [3, crop, crop]; raises ImageRejected.
+
+        Raises ConfigInvalid where `decode` is fast and its decoder is not installed.
+        """
+        if self.decode == "exact":
+            return self.apply(decode(data, exif=self.exif, limits=limits))
+        shortest = _FAST_MARGIN * self.resize_shortest
+        return self._square(decode_scaled(data, shortest=shortest, exif=self.exif, limits=limits))
+
+    def _square(self, picture: Scaled) -> NDArray[np.uint8]:
+        width, height = picture.full_size  # the same square of the scene, whatever the scale at which it came
         scale_to = self.resize_shortest
         if width <= height:
             size = (scale_to, max(scale_to, int(scale_to * height / width)))
         else:
             size = (max(scale_to, int(scale_to * width / height)), scale_to)
         left, top = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
+        box = (left, top, left + self.crop, top + self.crop)
         if max(size) > _MAX_ASPECT * scale_to:  # a 1 x 65535 strip: resize only what the crop will keep
-            return _channels_first(_resized_strip(image, size, (left, top, left + self.crop, top + self.crop)))
-        resized = image.resize(size, Image.Resampling.BICUBIC)
-        return _channels_first(resized.crop((left, top, left + self.crop, top + self.crop)))
-
-    def prepare(self, data: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
-        """Encoded image bytes to uint8 [3, crop, crop]; raises ImageRejected."""
-        return self.apply(decode(data, exif=self.exif, limits=limits))
+            return _channels_first(_resized_part(picture, size, box))
+        return _channels_first(picture.image.resize(size, Image.Resampling.BICUBIC, box=picture.region).crop(box))
 
 
+_FAST_MARGIN: Final = 2  # less costs cosine to the exact embedding, more costs time (docs/reference/decoding.md)
 _MAX_ASPECT: Final = 64
+_BICUBIC_REACH: Final = 2  # source pixels to each side, times the scale where the picture shrinks
 
 
-def _resized_strip(image: Image.Image, size: tuple[int, int], box: tuple[int, int, int, int]) -> Image.Image:
-    scale_x, scale_y = image.size[0] / size[0], image.size[1] / size[1]
-    source = (box[0] * scale_x, box[1] * scale_y, box[2] * scale_x, box[3] * scale_y)
-    return image.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC, box=source)
+def _resized_part(picture: Scaled, size: tuple[int, int], box: tuple[int, int, int, int]) -> Image.Image:
+    """The pixels inside `box` of the picture resized to `size`, made from the source pixels that they depend on."""
+    image, (left, top, right, bottom) = picture.image, picture.region
+    scale_x, scale_y = (right - left) / size[0], (bottom - top) / size[1]
+    source = (left + box[0] * scale_x, top + box[1] * scale_y, left + box[2] * scale_x, top + box[3] * scale_y)
+    margin_x, margin_y = (math.ceil(_BICUBIC_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y))
+    # Pillow holds a box in float32, which is too coarse far inside a long strip: cut first, so that numbers are small.
+    cut = (
+        max(0, math.floor(source[0]) - margin_x),
+        max(0, math.floor(source[1]) - margin_y),
+        min(image.width, math.ceil(source[2]) + margin_x),
+        min(image.height, math.ceil(source[3]) + margin_y),
+    )
+    part = image.crop(cut)
+    across = (source[0] - cut[0], source[2] - cut[0])
+    down = (source[1] - cut[1], source[3] - cut[1])
+    if size[1] < image.height > image.width:  # the order in which Pillow would filter the whole of it
+        return _resized_across(_resized_down(part, down, box[3] - box[1]), across, box[2] - box[0])
+    return _resized_down(_resized_across(part, across, box[2] - box[0]), down, box[3] - box[1])
+
+
+def _resized_across(image: Image.Image, span: tuple[float, float], width: int) -> Image.Image:
+    return image.resize((width, image.height), Image.Resampling.BICUBIC, box=(span[0], 0, span[1], image.height))
+
+
+def _resized_down(image: Image.Image, span: tuple[float, float], height: int) -> Image.Image:
+    return image.resize((image.width, height), Image.Resampling.BICUBIC, box=(0, span[0], image.width, span[1]))
 
 
 def _channels_first(image: Image.Image) -> NDArray[np.uint8]:

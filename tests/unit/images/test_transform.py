@@ -1,3 +1,6 @@
+import hashlib
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -6,24 +9,69 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 
 
-def clip_by_hand(image, size):
-    """HF's CLIP image processor before normalization, written from its documentation."""
-    width, height = image.size
-    short, long = min(width, height), max(width, height)
-    new_long = int(size * long / short)
-    new = (size, new_long) if width <= height else (new_long, size)
-    pixels = np.asarray(image.resize(new, Image.Resampling.BICUBIC))
-    top, left = (pixels.shape[0] - size) // 2, (pixels.shape[1] - size) // 2
-    return pixels[top : top + size, left : left + size].transpose(2, 0, 1)
+@pytest.fixture(scope="module")
+def clip():
+    """transformers' own image processor, PIL backend, up to normalization: RGB picture to uint8 [3, 224, 224]."""
+    module = pytest.importorskip("transformers.models.clip.image_processing_pil_clip")
+    processor = module.CLIPImageProcessorPil(do_rescale=False, do_normalize=False)
+    return lambda image: np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
 
 
-@pytest.mark.parametrize("size", [(640, 427), (427, 640), (333, 333), (8, 8), (225, 224), (1000, 31)])
-def test_apply_equals_the_reference_bit_for_bit(size):
+def noise(size):
     generator = np.random.default_rng(0)
-    image = Image.fromarray(generator.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
-    got = PreprocessSpec(resize_shortest=224, crop=224).apply(image)
-    assert got.dtype == np.uint8
-    assert (got == clip_by_hand(image, 224)).all()
+    return Image.fromarray(generator.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+SIZES = [
+    (640, 427),
+    (427, 640),
+    (333, 333),
+    (224, 224),
+    (225, 224),
+    (223, 225),
+    (449, 447),
+    (8, 8),
+    (1, 1),
+    (3, 7),
+    (200, 150),
+    (1999, 1001),
+    (1001, 1999),
+    (230, 3001),
+    (1000, 31),
+    (31, 1000),
+    (64, 1),
+    (1, 64),
+    (320, 5),
+    (5, 320),
+    (225 * 64, 225),
+    (225, 225 * 64),
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_exact_equals_the_clip_image_processor_bit_for_bit(clip, size):
+    got, expected = PreprocessSpec(224, 224).apply(noise(size)), clip(noise(size))
+    assert got.dtype == expected.dtype == np.uint8
+    assert (got == expected).all()
+
+
+@pytest.mark.parametrize(
+    "size", [(5, 321), (321, 5), (2, 331), (1, 999), (999, 1), (223, 20000), (225, 20000), (20000, 230)], ids=str
+)
+def test_strips_beyond_the_aspect_limit_are_within_one_level(clip, size):
+    # Only the part that the crop keeps is computed there, with coordinates that round otherwise.
+    difference = np.abs(PreprocessSpec(224, 224).apply(noise(size)).astype(int) - clip(noise(size)))
+    assert difference.max() <= 1
+    assert difference.mean() < 1e-3
+
+
+def test_exact_equals_the_clip_image_processor_on_photographs(clip, shared_data):
+    photographs = sorted((shared_data / "caltech101_20").glob("*/*.jpg"))[::67]
+    assert len(photographs) >= 10
+    for path in photographs:
+        with Image.open(path) as image:
+            expected = clip(image.convert("RGB"))
+        assert (PreprocessSpec(224, 224).prepare(path.read_bytes()) == expected).all(), path.name
 
 
 def test_a_strip_of_a_pixel_is_no_bomb():
@@ -45,12 +93,30 @@ def test_json_round_trips_and_is_canonical(tmp_path):
     assert PreprocessSpec.read(tmp_path / "preprocess.json").to_json() == spec.to_json()
 
 
+def test_an_exact_spec_is_written_as_before_the_field_decode():
+    text = PreprocessSpec(resize_shortest=256, crop=224).to_json()
+    assert list(json.loads(text)) == ["crop", "exif", "interpolation", "mean", "resize_shortest", "std", "version"]
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "8c859299ec3e4169a8d7f7f4d21f08b0f24de0a8ee56dcc4901fd1705996806a"
+    )
+    assert PreprocessSpec.from_dict({**json.loads(text), "decode": "exact"}).to_json() == text
+
+
+def test_a_fast_spec_says_so_and_round_trips():
+    spec = PreprocessSpec(resize_shortest=256, crop=224, decode="fast")
+    fields = json.loads(spec.to_json())
+    assert fields["decode"] == "fast"
+    assert PreprocessSpec.from_dict(fields) == spec
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"resize_shortest": 10, "crop": 20},
         {"resize_shortest": 10, "crop": 10, "interpolation": "nearest"},
         {"resize_shortest": 10, "crop": 10, "colour": 1},
+        {"resize_shortest": 10, "crop": 10, "decode": "draft"},
+        {"resize_shortest": 10, "crop": 10, "decode": None},
         {"crop": 10},
     ],
 )
