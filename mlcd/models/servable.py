@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -44,15 +45,20 @@ class Servable(nn.Module):
         return embedding
 
     def fingerprint(self) -> Fingerprint:
-        """SHA-256 over name, dtype, shape and bytes of every tensor, and preprocess.json."""
+        """Of weights and preprocessing together: see `PreprocessSpec.fingerprint`."""
+        return self.preprocess.fingerprint(self.weights_digest())
+
+    def weights_digest(self) -> str:
+        """SHA-256 over name, dtype, shape and bytes of every tensor, and of the config what these do not show."""
         sha256 = hashlib.sha256()
+        config = self.trunk.config
+        sha256.update(f"{config.heads}\0{config.activation}\0{config.norm_eps!r}\0".encode())
         for name, tensor in sorted(self.trunk.state_dict().items()):
             content = tensor.detach().cpu().contiguous()
             sha256.update(f"{name}\0{content.dtype}\0{list(content.shape)}\0".encode())
             sha256.update(
                 content.view(torch.uint8).numpy().tobytes() if content.dim() else bytes(content.untyped_storage())
             )
-        sha256.update(self.preprocess.to_json().encode())
         return sha256.hexdigest()
 
     def write(self, directory: Path) -> None:
@@ -72,16 +78,30 @@ class Servable(nn.Module):
             raise ArtifactInvalid(
                 f"{directory} holds no readable weights", remedy=f"it needs {WEIGHTS}, {CONFIG}"
             ) from error
-        trunk = ViT(config)
-        expected = trunk.state_dict()
-        for name in sorted(expected.keys() ^ state.keys()):
-            where = "is missing from" if name in expected else "is not known in"
-            raise ArtifactInvalid(f"tensor {name} {where} {directory / WEIGHTS}", remedy=f"does {CONFIG} belong to it?")
-        for name, tensor in state.items():
-            if tensor.shape != expected[name].shape:
-                raise ArtifactInvalid(
-                    f"tensor {name} in {directory / WEIGHTS} is {list(tensor.shape)}, not {list(expected[name].shape)}",
-                    remedy=f"does {CONFIG} belong to it?",
-                )
-        trunk.load_state_dict(state)
+        trunk = tower_of(config, state, str(directory / WEIGHTS))
         return cls(trunk, PreprocessSpec.read(directory / PREPROCESS)).eval()
+
+
+def tower_of(config: ViTConfig, state: Mapping[str, Tensor], source: str, *, shown: Callable[[str], str] = str) -> ViT:
+    """A tower with these weights, in float32; raises ArtifactInvalid naming `source` and the tensor that does not fit.
+
+    shown: what the source calls a tensor of ours. Tensors that are float32 already are taken over, not copied: a large
+    tower is in memory once.
+    """
+    with torch.device("meta"):
+        trunk = ViT(config)
+    expected = trunk.state_dict()
+    remedy = "does the config, or the name given with --like, belong to it?"
+    for name in sorted(expected.keys() ^ state.keys()):
+        where = "is missing from" if name in expected else "is not known in"
+        raise ArtifactInvalid(f"tensor {shown(name)} {where} {source}", remedy=remedy)
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
+            raise ArtifactInvalid(
+                f"tensor {shown(name)} in {source} is {list(tensor.shape)}, not {list(expected[name].shape)}",
+                remedy=remedy,
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise ArtifactInvalid(f"tensor {shown(name)} in {source} is not finite", remedy="restore the file")
+    trunk.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    return trunk

@@ -1,9 +1,10 @@
-"""Vision transformer in CLIP's layout: class token, learned positions, pre-norm blocks.
+"""Vision transformer in CLIP's layout: class token, learned or rotary positions, pre-norm blocks.
 
 Shapes: B batch, T tokens (1 + patches), W width, H heads, D embedding dimension.
 Names follow our column of the key map in the documentation (`patch`, `cls`, `pos`, `blocks.i.attn.qkv`, …).
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -12,8 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlcd.errors import ConfigInvalid
+from mlcd.models.rope import RotaryPositions, rotate
 
 Activation = Literal["quick_gelu", "gelu"]
+Positions = Literal["learned", "rope"]
+Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
+"""projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm. patches: [B, T-1, W],
+before it. penultimate_patches: the same one block earlier, which vision-language models take (`hidden_states[-2]`
+without the class token).
+"""
+
+_Rotation = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,14 +38,23 @@ class ViTConfig:
     mlp_width: int
     embedding_dim: int | None = None
     activation: Activation = "gelu"
+    positions: Positions = "learned"
+    norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        sizes = (self.image_size, self.patch_size, self.width, self.depth, self.heads, self.mlp_width)
+        if min(sizes) < 1 or (self.embedding_dim is not None and self.embedding_dim < 1):
+            raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
         if self.image_size % self.patch_size:
             raise ConfigInvalid(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
         if self.width % self.heads:
             raise ConfigInvalid(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.activation not in ("quick_gelu", "gelu"):
             raise ConfigInvalid(f"unknown activation {self.activation}", remedy="use quick_gelu or gelu")
+        if self.positions not in ("learned", "rope"):
+            raise ConfigInvalid(f"unknown positions {self.positions}", remedy="use learned or rope")
+        if self.positions == "rope" and self.head_dim % 4:
+            raise ConfigInvalid(f"rope needs a head dimension that 4 divides, not {self.head_dim}")
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +63,10 @@ class ViTConfig:
     @property
     def output_dim(self) -> int:
         return self.embedding_dim or self.width
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,13 +86,29 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x_BTW: Tensor) -> Tensor:
+    def forward(self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None) -> Tensor:
+        """num_queries: of the first tokens only, [B, num_queries, W]; None: of all."""
         batch, tokens, width = x_BTW.shape
-        qkv = self.qkv(x_BTW).view(batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        if num_queries is None:
+            query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            query = self._heads(functional.linear(x_BTW[:, :num_queries], weight[:width], bias[:width]))
+            key, value = (
+                self._heads(part) for part in functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
+            )
+        if rotation is not None:
+            cos_TR, sin_TR = rotation
+            query = rotate(query, cos_TR[: query.shape[2]], sin_TR[: query.shape[2]])
+            key = rotate(key, cos_TR, sin_TR)
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, num_queries or tokens, width))
         return projected
+
+    def _heads(self, x_BTW: Tensor) -> Tensor:
+        """[B, H, T, D]."""
+        heads: Tensor = x_BTW.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return heads
 
 
 class MLP(nn.Module):
@@ -90,29 +129,37 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width, eps=1e-5)
+        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.attn = Attention(config)
-        self.norm2 = nn.LayerNorm(config.width, eps=1e-5)
+        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTW: Tensor) -> Tensor:
-        x_BTW = x_BTW + self.attn(self.norm1(x_BTW))
+    def forward(self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None) -> Tensor:
+        """num_queries: as `Attention.forward`."""
+        x_BTW = x_BTW[:, :num_queries] + self.attn(self.norm1(x_BTW), rotation, num_queries=num_queries)
         out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
         return out
 
 
 class ViT(nn.Module):
-    """float32 [B, 3, S, S], normalized, to the embedding [B, D] (not of unit length)."""
+    """float32 [B, 3, H, W], normalized, to the embedding [B, D] (not of unit length).
+
+    H and W may be any multiples of the patch size: rotary angles follow the grid, and learned positions are resized to
+    it bicubically.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
         self.patch = nn.Conv2d(3, config.width, config.patch_size, stride=config.patch_size, bias=False)
         self.cls = nn.Parameter(torch.empty(config.width))
-        self.pos = nn.Parameter(torch.empty(config.num_tokens, config.width))
-        self.norm_pre = nn.LayerNorm(config.width, eps=1e-5)
+        if config.positions == "rope":
+            self.rope = RotaryPositions(config.head_dim)
+        else:
+            self.pos = nn.Parameter(torch.empty(config.num_tokens, config.width))
+        self.norm_pre = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-        self.norm_post = nn.LayerNorm(config.width, eps=1e-5)
+        self.norm_post = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.proj = nn.Linear(config.width, config.embedding_dim, bias=False) if config.embedding_dim else nn.Identity()
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -127,6 +174,7 @@ class ViT(nn.Module):
             "proj.weight": width**-0.5,
             "cls": width**-0.5,
             "pos": 0.01,
+            "rope.cls_angle": (self.config.head_dim // 2) ** -0.5,
         }
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -138,11 +186,38 @@ class ViT(nn.Module):
                     suffix = next(suffix for suffix in deviations if name.endswith(suffix))
                     parameter.normal_(0.0, deviations[suffix], generator=generator)
 
-    def forward(self, pixels_BCHW: Tensor) -> Tensor:
-        patches = self.patch(pixels_BCHW).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.cls.expand(patches.shape[0], 1, -1), patches], dim=1)
-        x_BTW = self.norm_pre(tokens + self.pos)
-        for block in self.blocks:
-            x_BTW = block(x_BTW)
-        embedding: Tensor = self.proj(self.norm_post(x_BTW[:, 0]))
-        return embedding
+    def forward(self, pixels_BCHW: Tensor, output: Output | None = None) -> Tensor:
+        """None: projected where there is a projection, else pooled. ConfigInvalid for a projection that it has not."""
+        if output == "projected" and self.config.embedding_dim is None:
+            raise ConfigInvalid("this tower has no projection", remedy="take the output pooled")
+        patch_BWhw = self.patch(pixels_BCHW)
+        grid = (patch_BWhw.shape[2], patch_BWhw.shape[3])
+        x_BTW = torch.cat([self.cls.expand(patch_BWhw.shape[0], 1, -1), patch_BWhw.flatten(2).transpose(1, 2)], dim=1)
+        rotation = self.rope(grid) if self.config.positions == "rope" else None
+        x_BTW = self.norm_pre(x_BTW if rotation is not None else x_BTW + self._positions(grid))
+        for block in self.blocks[:-1]:
+            x_BTW = block(x_BTW, rotation)
+        if output != "penultimate_patches":
+            # Only the class token goes on: for B/32 this leaves out 7 % of the work.
+            x_BTW = self.blocks[-1](x_BTW, rotation, num_queries=None if output == "patches" else 1)
+        if output in ("patches", "penultimate_patches"):
+            patches: Tensor = x_BTW[:, 1:]
+            return patches
+        pooled_BW: Tensor = self.norm_post(x_BTW[:, 0])
+        if output == "pooled":
+            return pooled_BW
+        embedding_BD: Tensor = self.proj(pooled_BW)
+        return embedding_BD
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        side = self.config.image_size // self.config.patch_size
+        positions: Tensor = self.pos
+        return positions if grid == (side, side) else resized_positions(positions, grid)
+
+
+def resized_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Learned positions of a square grid for another one: bicubic, the class token's untouched (as transformers)."""
+    side = math.isqrt(len(pos_TW) - 1)
+    square = pos_TW[1:].T.reshape(1, -1, side, side)
+    resized = functional.interpolate(square, size=grid, mode="bicubic", align_corners=False)
+    return torch.cat([pos_TW[:1], resized.flatten(2)[0].T])

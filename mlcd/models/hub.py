@@ -1,0 +1,34 @@
+"""Weights from Hugging Face's hub: only for a name that says so, `hub:ORGANIZATION/MODEL`."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from mlcd.errors import ConfigInvalid, Unavailable
+
+PREFIX: Final = "hub:"
+_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_FILES: Final = ("*.json", "*.safetensors", "*.bin")
+
+
+def looks_like_hub_name(spec: str) -> bool:
+    """ORGANIZATION/MODEL without the prefix: may be meant for the hub, may be a mistyped path."""
+    return _NAME.fullmatch(spec) is not None
+
+
+def fetch(spec: str) -> Path:
+    """The local copy of `hub:ORGANIZATION/MODEL`, downloaded where it is not there yet; raises Unavailable offline."""
+    name = spec.removeprefix(PREFIX)
+    if not looks_like_hub_name(name):
+        raise ConfigInvalid(f"{spec} names no model of the hub", remedy=f"write {PREFIX}ORGANIZATION/MODEL")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigInvalid("the hub needs the package huggingface_hub", remedy="pip install 'mlcd[hub]'") from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:  # its errors, httpx's and the operating system's alike mean: not to be had now
+        raise Unavailable(
+            f"{name} cannot be fetched from the hub",
+            remedy=f"check the name and the network, or run `hf download {name}` elsewhere and give its directory",
+        ) from error

@@ -1,0 +1,50 @@
+"""Where a run keeps its checkpoints: `RUN/checkpoints/step_000100/`, each with `weights/` and `centers/`."""
+
+import os
+from pathlib import Path
+
+from mlcd.artifact import MANIFEST, Artifact
+from mlcd.errors import ArtifactInvalid, NotFound
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the finished checkpoints in `folder`, ascending."""
+    names = [path.name for path in folder.glob("step_*") if (path / MANIFEST).is_file()]
+    return sorted(int(name.removeprefix("step_")) for name in names)
+
+
+def holds_checkpoints(path: Path) -> bool:
+    """Whether `path` is a run, or one of its checkpoints."""
+    return (path / "weights").is_dir() or (path / "checkpoints").is_dir()
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at `path`, or the newest of the run at `path`; raises ArtifactInvalid."""
+    if not path.is_dir():
+        raise NotFound(f"{path} does not exist", remedy="give a run or one of its checkpoints/step_N")
+    if (path / "weights").is_dir():
+        return path
+    steps = checkpoint_steps(path / "checkpoints")
+    if not steps:
+        raise ArtifactInvalid(f"{path} holds no checkpoint", remedy="give a run or one of its checkpoints/step_N")
+    return path / "checkpoints" / checkpoint_name(steps[-1])
+
+
+def trained_images(checkpoint: Artifact) -> str | None:
+    """The images that a checkpoint was trained on, where they are still there.
+
+    Parents' places are relative to the run, and a checkpoint lies at RUN/checkpoints/step_N.
+    """
+    run = checkpoint.path.resolve().parents[1]
+    for parent in checkpoint.parents:
+        if parent.role == "images":
+            if "://" in parent.path:
+                return parent.path
+            location = Path(os.path.normpath(run / parent.path))
+            if location.exists() or any(location.parent.glob(location.name)):
+                return str(location)
+    return None

@@ -1,0 +1,204 @@
+"""Models by name or place: published towers, directories of Hugging Face and open_clip, bare weights, our artifacts."""
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mlcd.artifact import MANIFEST, open_artifact
+from mlcd.errors import ArtifactInvalid, ConfigInvalid
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.checkpoints import name_in, read_state
+from mlcd.models.configs import clip_preprocessing, read_hf_config, read_hf_preprocessing, read_open_clip_config
+from mlcd.models.places import HF_CONFIG, HF_PREPROCESSING, OPEN_CLIP_CONFIG, locate, weight_files, weights_in
+from mlcd.models.servable import PREPROCESS, Servable, tower_of
+from mlcd.models.vit import ViTConfig, resized_positions
+
+_PICKLED: Final = (".bin", ".pt", ".pth")
+_NESTED: Final = ("state_dict", "model")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the bare weights of a published tower do not say. hub: where its weights are, None for OpenAI's files."""
+
+    config: ViTConfig
+    hub: str | None
+
+    @property
+    def preprocess(self) -> PreprocessSpec:
+        return clip_preprocessing(self.config.image_size)
+
+
+def _base(patch: int, **changes: Any) -> ViTConfig:
+    return replace(ViTConfig(224, patch, 768, 12, 12, 3072, activation="quick_gelu"), **changes)
+
+
+def _large(size: int, **changes: Any) -> ViTConfig:
+    return replace(ViTConfig(size, 14, 1024, 24, 16, 4096, activation="quick_gelu"), **changes)
+
+
+def _big_g(size: int) -> ViTConfig:
+    return ViTConfig(size, 14, 1664, 48, 16, 8192, activation="gelu", positions="rope")
+
+
+# Table 9 of the paper, and the configs of the repositories; activations as those state them.
+PUBLISHED: Final[Mapping[str, Published]] = {
+    "mlcd-vit-base-patch32-224": Published(_base(32), "DeepGlint-AI/mlcd-vit-base-patch32-224"),
+    "mlcd-vit-large-patch14-336": Published(_large(336), "DeepGlint-AI/mlcd-vit-large-patch14-336"),
+    **{
+        f"mlcd-vit-bigG-patch14-{size}": Published(_big_g(size), f"DeepGlint-AI/mlcd-vit-bigG-patch14-{size}")
+        for size in (224, 336, 448)
+    },
+    "rice-vit-large-patch14-560": Published(
+        _large(560, activation="gelu", positions="rope"), "DeepGlint-AI/rice-vit-large-patch14-560"
+    ),
+    "openai-vit-base-patch32": Published(_base(32, embedding_dim=512), None),
+    "openai-vit-base-patch16": Published(_base(16, embedding_dim=512), None),
+    "openai-vit-large-patch14": Published(_large(224, embedding_dim=768), None),
+    "openai-vit-large-patch14-336": Published(_large(336, embedding_dim=768), None),
+}
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the user settles. like: a published tower whose sizes, activation and preprocessing bare weights have.
+
+    clip_preprocessing: CLIP's, where the directory states none. projection: False leaves it out. image_size: another
+    resolution; learned positions are resized. exif: None keeps `apply`.
+    """
+
+    like: str | None = None
+    clip_preprocessing: bool = False
+    projection: bool = True
+    image_size: int | None = None
+    exif: Any = None
+
+
+def load(spec: str, options: LoadOptions | None = None) -> Servable:
+    """The model at `spec`, in float32: a model artifact, a directory of Hugging Face or open_clip, a file of weights
+    (.safetensors, .pt, .pth, .bin), or `hub:ORGANIZATION/MODEL`.
+
+    Raises NotFound, ArtifactInvalid naming file and tensor, ConfigInvalid naming the option that settles what the
+    files do not say, and Unavailable where the hub cannot be reached.
+    """
+    options = options or LoadOptions()
+    path = locate(spec)
+    if (path / MANIFEST).is_file():
+        open_artifact(path)
+    model = Servable.read(path) if (path / PREPROCESS).is_file() else _load_foreign(path, options)
+    return _adjusted(model, options)
+
+
+def _load_foreign(path: Path, options: LoadOptions) -> Servable:
+    folder = path if path.is_dir() else path.parent
+    weights = weights_in(path) if path.is_dir() else path
+    layout, state = read_state(_read_tensors(weights), str(weights))
+    if options.like is not None:
+        published = _published(options.like)
+        embedding_dim = published.config.embedding_dim if "proj.weight" in state else None
+        config, preprocess = replace(published.config, embedding_dim=embedding_dim), published.preprocess
+    elif (folder / OPEN_CLIP_CONFIG).is_file():
+        config, preprocess = read_open_clip_config(folder / OPEN_CLIP_CONFIG)
+    elif (folder / HF_CONFIG).is_file():
+        config = read_hf_config(folder / HF_CONFIG, projection="proj.weight" in state)
+        preprocess = _hf_preprocessing(folder, config, options)
+    else:
+        raise ConfigInvalid(
+            f"{weights} does not say its heads, activation and preprocessing",
+            remedy=f"`mlcd export {weights} OUT --like NAME` settles them, NAME one of {', '.join(PUBLISHED)};"
+            f" or put its config.json and preprocessor_config.json, or {OPEN_CLIP_CONFIG}, beside it",
+        )
+    trunk = tower_of(config, state, str(weights), shown=lambda name: name_in(layout, name))
+    if preprocess.crop != config.image_size and options.image_size is None:
+        raise ConfigInvalid(
+            f"{folder} prepares {preprocess.crop} pixels for a tower of {config.image_size}",
+            remedy="choose one with `mlcd export --image-size`",
+        )
+    return Servable(trunk, preprocess).eval()
+
+
+def _hf_preprocessing(folder: Path, config: ViTConfig, options: LoadOptions) -> PreprocessSpec:
+    for name in HF_PREPROCESSING:
+        if (folder / name).is_file():
+            return read_hf_preprocessing(folder / name)
+    if options.clip_preprocessing:
+        return clip_preprocessing(config.image_size)
+    raise ConfigInvalid(
+        f"{folder} has no {HF_PREPROCESSING[0]}: its preprocessing is not stated",
+        remedy=f"add the file, or `mlcd export {folder} OUT --preprocess clip` if it is CLIP's",
+    )
+
+
+def _published(name: str) -> Published:
+    if name not in PUBLISHED:
+        raise ConfigInvalid(f"there is no published tower {name}", remedy=f"known: {', '.join(PUBLISHED)}")
+    return PUBLISHED[name]
+
+
+def _adjusted(model: Servable, options: LoadOptions) -> Servable:
+    config, preprocess = model.trunk.config, model.preprocess
+    state = dict(model.trunk.state_dict())
+    if not options.projection and config.embedding_dim is not None:
+        config = replace(config, embedding_dim=None)
+        del state["proj.weight"]
+    size = options.image_size
+    if size is not None and size != preprocess.crop:
+        preprocess = replace(
+            preprocess, crop=size, resize_shortest=round(preprocess.resize_shortest * size / preprocess.crop)
+        )
+    if size is not None and size != config.image_size:
+        config = replace(config, image_size=size)
+        if "pos" in state:
+            side = size // config.patch_size
+            state["pos"] = resized_positions(state["pos"], (side, side))
+    if options.exif is not None:
+        preprocess = replace(preprocess, exif=options.exif)
+    return Servable(tower_of(config, state, "the model"), preprocess).eval()
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    for file in weight_files(path):
+        state |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
+    return state
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        state: dict[str, Tensor] = load_file(path)
+        return state
+    except (OSError, SafetensorError) as error:
+        raise ArtifactInvalid(
+            f"{path} cannot be read as safetensors: it is missing, cut short or damaged", remedy="restore the file"
+        ) from error
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    """Tensors only: a pickle that would run anything is refused before it does."""
+    if path.suffix not in _PICKLED:
+        raise ConfigInvalid(f"{path} is no file of weights", remedy=f"known: .safetensors, {', '.join(_PICKLED)}")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        if "TorchScript" in str(error):
+            raise ArtifactInvalid(
+                f"{path} is a TorchScript archive: a program, not only weights",
+                remedy="if you trust it, save its state_dict() with safetensors and give that file",
+            ) from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read as weights: damaged, or it holds more than tensors",
+            remedy="restore it, or save its state_dict() with safetensors",
+        ) from error
+    for name in _NESTED:
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
+        raise ArtifactInvalid(f"{path} holds no state dict", remedy="save the model's state_dict() and give that file")
+    return dict(content)
