@@ -1,8 +1,43 @@
-"""How many CPU cores this process may use."""
+"""What of the machine's CPU this process may use."""
 
+import math
 import os
+from pathlib import Path
+from typing import Final
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_FEATURES: Final = ("AVX2", "AVX512F", "AVX512_BF16", "AVX512_VNNI", "AMX_BF16", "AMX_INT8")
 
 
 def available_cores() -> int:
-    """Cores of the process's own CPU set (taskset, cpuset of a container), not of the machine."""
+    """Cores of the process's own CPU set (taskset, cpuset of a container), within its cgroup's CPU time."""
+    quota = quota_cores()
+    return min(cpuset_cores(), max(1, math.ceil(quota)) if quota else cpuset_cores())
+
+
+def cpuset_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def quota_cores(cgroup: Path = _CGROUP) -> float | None:
+    """CPU time per time that the cgroup allows (`docker run --cpus 1.5`), None without a limit."""
+    try:
+        if (cgroup / "cpu.max").is_file():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def cpu_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """Of the instruction sets that decide how fast an encoder is, those this CPU has."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.partition(":")[2].upper().split() for line in lines if line.startswith("flags")), [])
+    return frozenset(_FEATURES).intersection(flags)

@@ -1,35 +1,98 @@
 """Encoders: adapters from prepared pixels to embeddings, one file per engine, opened by name here."""
 
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final, Literal
 
-from mlcd.artifact import MANIFEST
-from mlcd.encoders.base import Encoder, Precision
+import numpy as np
+
+from mlcd.artifact import MANIFEST, open_artifact
+from mlcd.encoders.base import Encoder, EngineName, Precision
 from mlcd.errors import ConfigInvalid, NotFound
+from mlcd.images.decode import ExifPolicy
+from mlcd.images.jpeg import require_simplejpeg
+from mlcd.images.transform import DecodeMode
+
+_DEVICES: Final = Path("/dev")
+_WARM_BATCHES: Final = (1, 4)
 
 
-def open_encoder(spec: str, *, precision: Precision = "fp32", num_threads: int = 0) -> Encoder:
-    """The encoder named by `spec`: a model artifact, an `.onnx` file with its JSON, `hog` or `pixels`.
+@dataclass(frozen=True)
+class Choice:
+    """The engine that `auto` stands for on this machine, and why."""
 
+    engine: Literal["openvino", "torch"]
+    reason: str
+
+
+def choose_engine(devices: Path = _DEVICES) -> Choice:
+    """A CUDA GPU is for torch, a CPU for OpenVINO. torch is imported only where a GPU's device file is visible."""
+    if _has_gpu(devices) and _cuda_works():
+        return Choice("torch", "a CUDA GPU is visible and torch can use it")
+    if _installed("openvino"):
+        return Choice("openvino", "no CUDA GPU can be used, and OpenVINO is the engine for CPUs")
+    if _installed("torch"):
+        return Choice("torch", "OpenVINO is not installed")
+    return Choice("openvino", "no engine is installed: pip install 'mlcd[serve]'")
+
+
+def open_encoder(
+    spec: str,
+    *,
+    precision: Precision = "fp32",
+    engine: EngineName = "auto",
+    num_threads: int = 0,
+    exif: ExifPolicy | None = None,
+    decode: DecodeMode | None = None,
+) -> Encoder:
+    """The encoder named by `spec`: a model artifact, an `.onnx` file with its JSON, `hog` or `pixels`; warmed up.
+
+    num_threads: 0 takes all cores that the process may use. exif, decode: other than the model's preprocessing says,
+    which makes it a model of another fingerprint.
     Raises NotFound, ConfigInvalid or ArtifactInvalid; each names what is missing.
     """
     try:
-        if spec in ("hog", "pixels"):
-            if precision != "fp32":
-                raise ConfigInvalid(f"{spec} is computed in fp32 only")
-            return _open_classical(spec)
-        path = Path(spec)
-        if (path / MANIFEST).is_file():
-            from mlcd.encoders.openvino import open_model_artifact
-
-            return open_model_artifact(path, precision=precision, num_threads=num_threads)
-        if path.suffix == ".onnx":
-            from mlcd.encoders.openvino import open_external
-
-            return open_external(path, precision=precision, num_threads=num_threads)
+        encoder = _open(spec, precision, engine, num_threads)
     except ImportError as error:
         raise ConfigInvalid(
             f"{spec} needs a package that is not installed", remedy="pip install 'mlcd[serve,train]'"
         ) from error
+    _prepare_otherwise(encoder, spec, exif, decode)
+    _warm_up(encoder)
+    return encoder
+
+
+def _prepare_otherwise(encoder: Encoder, spec: str, exif: ExifPolicy | None, decode: DecodeMode | None) -> None:
+    stated = encoder.preprocess
+    wanted = replace(stated, exif=exif or stated.exif, decode=decode or stated.decode)
+    if wanted.decode == "fast":
+        require_simplejpeg()
+    if wanted == stated:
+        return
+    content = encoder.fingerprint
+    if (Path(spec) / MANIFEST).is_file():
+        # The fingerprint that an export with this preprocessing would have.
+        content = open_artifact(Path(spec), verify_files=False).summary.get("weights_digest", content)
+    encoder.preprocess, encoder.fingerprint = wanted, wanted.fingerprint(content)
+
+
+def _open(spec: str, precision: Precision, engine: EngineName, num_threads: int) -> Encoder:
+    if spec in ("hog", "pixels"):
+        if engine != "auto":
+            raise ConfigInvalid(f"{spec} does not run on {engine}", remedy="use engine auto")
+        if precision != "fp32":
+            raise ConfigInvalid(f"{spec} is computed in fp32 only")
+        return _open_classical(spec)
+    path = Path(spec)
+    if (path / MANIFEST).is_file():
+        return _open_model_artifact(path, precision, engine, num_threads)
+    if path.suffix == ".onnx":
+        if engine == "torch":
+            raise ConfigInvalid(f"{spec} is an ONNX graph, which torch does not run", remedy="use engine openvino")
+        from mlcd.encoders.openvino import open_external
+
+        return open_external(path, precision=precision, num_threads=num_threads)
     raise NotFound(
         f"there is no model {spec}",
         remedy="give a directory made by `mlcd export`, an .onnx file, hog or pixels",
@@ -44,3 +107,36 @@ def _open_classical(name: str) -> Encoder:
     from mlcd.encoders.hog import HogEncoder
 
     return HogEncoder()
+
+
+def _open_model_artifact(path: Path, precision: Precision, engine: EngineName, num_threads: int) -> Encoder:
+    if (choose_engine().engine if engine == "auto" else engine) == "torch":
+        from mlcd.encoders import torch
+
+        return torch.open_model_artifact(path, precision=precision, num_threads=num_threads)
+    from mlcd.encoders import openvino
+
+    return openvino.open_model_artifact(path, precision=precision, num_threads=num_threads)
+
+
+def _warm_up(encoder: Encoder) -> None:
+    """One image and a few: kernels are compiled and memory is taken before anybody waits for them."""
+    side = encoder.preprocess.crop
+    for num in _WARM_BATCHES:
+        encoder.encode(np.zeros((num, 3, side, side), np.uint8))
+
+
+def _has_gpu(devices: Path) -> bool:
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # dxg: Linux on Windows
+
+
+def _cuda_works() -> bool:
+    try:
+        from mlcd.encoders.torch import cuda_available
+    except (ImportError, OSError):  # not installed, or its libraries do not load
+        return False
+    return cuda_available()
+
+
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None

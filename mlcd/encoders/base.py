@@ -8,6 +8,9 @@ from mlcd.types import Embeddings, Fingerprint, ImageBatch
 Precision: TypeAlias = Literal["fp32", "bf16"]
 """What an engine computes in."""
 
+EngineName: TypeAlias = Literal["auto", "openvino", "torch"]
+"""What runs a model; auto takes the fastest one that this machine has."""
+
 
 class Encoder(Protocol):
     """Turns prepared pixels into unit embeddings. Safe to call from several threads."""
@@ -30,5 +33,5 @@ class Encoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the engine; the encoder must not be used afterwards."""
+        """Free the engine; a second call does nothing, and an encoder with an engine then raises Unavailable."""
         ...

@@ -3,18 +3,21 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino.preprocess import PrePostProcessor
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mlcd.artifact import open_artifact
+from mlcd.cores import available_cores
 from mlcd.encoders.base import Precision
-from mlcd.encoders.batches import check_batch, unit_or_zero
+from mlcd.encoders.batches import encode_in_parts
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import PreprocessSpec
@@ -46,7 +49,10 @@ class _Card(BaseModel):
 
 
 class OpenVinoEncoder:
-    """The `Encoder` protocol over one compiled OpenVINO model."""
+    """The `Encoder` protocol over one compiled OpenVINO model of dynamic batch.
+
+    One model per batch size was measured against it and lost (docs/explanation/engines.md).
+    """
 
     engine = "openvino"
 
@@ -61,36 +67,56 @@ class OpenVinoEncoder:
         num_threads: int = 0,
     ) -> None:
         """num_threads: 0 takes all cores that the process may use."""
+        if precision == "bf16" and "BF16" not in capabilities():
+            raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
         self.dimension = int(model.output(0).partial_shape[1].get_length())
-        core = ov.Core()
-        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
-        config = {"INFERENCE_PRECISION_HINT": _HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
-        if num_threads:
-            config["INFERENCE_NUM_THREADS"] = num_threads
+        config = {
+            "INFERENCE_PRECISION_HINT": _HINTS[precision],
+            "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads: the batcher above makes the batches
+            "INFERENCE_NUM_THREADS": num_threads or available_cores(),
+        }
         with _translated():
-            self._compiled = core.compile_model(model, "CPU", config)
-            self._request = self._compiled.create_infer_request()
+            self._request: Any = core().compile_model(model, "CPU", config).create_infer_request()
         self._lock = threading.Lock()
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        check_batch(images, self.preprocess.crop)
-        if len(images) == 0:
-            return np.zeros((0, self.dimension), np.float32)
+        return encode_in_parts(images, self._run, crop=self.preprocess.crop, dimension=self.dimension)
+
+    def _run(self, images: ImageBatch) -> NDArray[np.float32]:
         with self._lock, _translated():
-            result = self._request.infer([np.ascontiguousarray(images)], share_inputs=True)
-            return unit_or_zero(result[0])
+            if self._request is None:
+                raise Unavailable("the encoder is closed", remedy="open the model again")
+            # The result is the request's own memory, which the next inference overwrites.
+            rows: NDArray[np.float32] = self._request.infer([images], share_inputs=True)[0].copy()
+            return rows
 
     def close(self) -> None:
-        del self._request, self._compiled
+        with self._lock:
+            self._request = None
+
+
+@cache
+def core() -> ov.Core:
+    """The one Core of this process, never ended.
+
+    Its CPU plugin exchanges the stack that signal handlers run on and puts the earlier one back when it ends. Of two
+    Cores that do not end in reverse order the later one puts back a stack that is gone: the next signal kills us.
+    """
+    return ov.Core()
+
+
+def capabilities() -> list[str]:
+    """What OpenVINO computes in on this CPU: FP32, INT8, BF16, …"""
+    found: list[str] = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return found
 
 
 def read_onnx(path: Path) -> ov.Model:
     """Raises ArtifactInvalid for a file that is not ONNX."""
     try:
-        return ov.Core().read_model(path)
+        return core().read_model(path)
     except RuntimeError as error:
         raise ArtifactInvalid(f"{path} cannot be read as ONNX", remedy="restore or convert it again") from error
 

@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from mlcd.encoders import open_encoder
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
+from mlcd.encoders.batches import MAX_BATCH
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound, Unavailable
 from mlcd.images.decode import decode
 
 
@@ -38,15 +39,15 @@ def external_onnx(folder, **changes):
     return folder / "tiny.onnx"
 
 
-@pytest.fixture(params=["hog", "pixels", "external", "exported"])
+@pytest.fixture(params=["hog", "pixels", "external", "openvino", "torch"])
 def encoder(request, tmp_path):
     if request.param == "external":
-        spec = str(external_onnx(tmp_path))
-    elif request.param == "exported":
-        spec = str(request.getfixturevalue("journey") / "model")
+        opened = open_encoder(str(external_onnx(tmp_path)))
+    elif request.param in ("openvino", "torch"):
+        opened = open_encoder(str(request.getfixturevalue("journey") / "model"), engine=request.param)
+        assert opened.engine == request.param
     else:
-        spec = request.param
-    opened = open_encoder(spec)
+        opened = open_encoder(request.param)
     yield opened
     opened.close()
 
@@ -67,6 +68,65 @@ def test_an_image_does_not_depend_on_its_neighbors(encoder):
     batch = images(encoder, 9)
     alone = np.concatenate([encoder.encode(batch[i : i + 1]) for i in range(9)])
     assert encoder.encode(batch) == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("num", [1, 2, 7, MAX_BATCH, MAX_BATCH + 1, 2 * MAX_BATCH + 5])
+def test_any_batch_size_gives_the_same_rows(encoder, num):
+    """Within 1e-5: engines choose their kernels by batch size. Batches over the bound are split."""
+    batch = images(encoder, 2 * MAX_BATCH + 5)
+    assert encoder.encode(batch[:num]) == pytest.approx(encoder.encode(batch)[:num], abs=1e-5)
+
+
+def test_neighbors_of_any_kind_change_nothing(encoder):
+    batch = images(encoder, 8)
+    expected = encoder.encode(batch)[3]
+    for neighbor in (0, 255):
+        changed = np.full_like(batch, neighbor)
+        changed[3] = batch[3]
+        assert encoder.encode(changed)[3] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_same_call_gives_the_same_bits(encoder):
+    batch = images(encoder, 11)
+    assert (encoder.encode(batch) == encoder.encode(batch)).all()
+
+
+def test_earlier_rows_stay_as_they_were(encoder):
+    """No engine hands out memory that its next inference overwrites."""
+    batch = images(encoder, 4)
+    rows = encoder.encode(batch[:2])
+    kept = rows.copy()
+    encoder.encode(batch[2:])
+    assert (rows == kept).all()
+
+
+def test_arrays_of_any_layout_are_taken(encoder):
+    batch = images(encoder, 6)
+    expected = encoder.encode(batch[::2].copy())
+    batch.flags.writeable = False
+    assert encoder.encode(batch[::2]) == pytest.approx(expected, abs=1e-6)
+    assert encoder.encode(batch)[::2] == pytest.approx(expected, abs=1e-5)
+
+
+def test_close_may_be_called_twice(encoder):
+    encoder.close()
+    encoder.close()
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch"])
+def test_a_closed_engine_says_so(journey, engine):
+    encoder = open_encoder(str(journey / "model"), engine=engine)
+    batch = images(encoder, 1)
+    encoder.close()
+    with pytest.raises(Unavailable, match="closed"):
+        encoder.encode(batch)
+
+
+def test_both_engines_give_the_same_rows(journey):
+    openvino, torch = (open_encoder(str(journey / "model"), engine=engine) for engine in ("openvino", "torch"))
+    assert openvino.fingerprint == torch.fingerprint
+    batch = images(torch, 40)
+    assert openvino.encode(batch) == pytest.approx(torch.encode(batch), abs=1e-4)
 
 
 def test_an_empty_batch_gives_no_rows(encoder):

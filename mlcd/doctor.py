@@ -1,0 +1,135 @@
+"""What this machine has for the work, and which engine would do it. Nothing that is missing makes it fail."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import mlcd
+from mlcd.cores import available_cores, cpu_features, cpuset_cores, quota_cores
+from mlcd.encoders import choose_engine
+
+_ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu", "tritonclient")
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_NO_LIMIT_BYTES: Final = 2**60  # what cgroup v1 states where there is none
+_NVIDIA_SMI: Final = (
+    "nvidia-smi",
+    "--query-gpu=name,memory.total,compute_cap,driver_version",
+    "--format=csv,noheader",
+)
+_TIMEOUT_S: Final = 10
+
+
+def examine() -> dict[str, Any]:
+    """The facts, ready for JSON; None where something cannot be known."""
+    return {
+        "mlcd": mlcd.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in _ENGINES},
+        "cpu": {
+            "model": _cpu_model(),
+            "features": sorted(cpu_features()),
+            "openvino_capabilities": _openvino_capabilities(),
+        },
+        "cores": {
+            "machine": os.cpu_count(),
+            "cpuset": cpuset_cores(),
+            "cgroup_quota": quota_cores(),
+            "usable": available_cores(),
+        },
+        "memory": {"machine_bytes": _memory_bytes(), "cgroup_limit_bytes": memory_limit_bytes()},
+        "gpus": _gpus(),
+        "choice": _choice(),
+    }
+
+
+def report(facts: dict[str, Any]) -> str:
+    """The facts for people, a line each."""
+    cpu, cores, memory, choice = facts["cpu"], facts["cores"], facts["memory"], facts["choice"]
+    quota, limit = cores["cgroup_quota"], memory["cgroup_limit_bytes"]
+    rows = [
+        ("mlcd", f"{facts['mlcd']}, Python {facts['python']}, {facts['system']}"),
+        *((name, found or "not installed") for name, found in facts["packages"].items()),
+        ("CPU", cpu["model"] or "unknown"),
+        ("instructions", ", ".join(cpu["features"]) or "none of those that matter are known"),
+        ("OpenVINO", ", ".join(cpu["openvino_capabilities"] or ["cannot be asked"])),
+        ("cores", f"{cores['usable']} usable of {cores['machine']}; cpuset {cores['cpuset']}, quota {quota or 'none'}"),
+        ("memory", f"{_gib(memory['machine_bytes'])}; limit {_gib(limit) if limit else 'none'}"),
+        ("GPUs", "; ".join(facts["gpus"]) or "none"),
+        ("choice", f"engine {choice['engine']}, precision {choice['precision']}: {choice['reason']}"),
+    ]
+    return "\n".join(f"{name:<13} {text}" for name, text in rows)
+
+
+def memory_limit_bytes(cgroup: Path = _CGROUP) -> int | None:
+    """What the cgroup allows, None without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = int((cgroup / name).read_text())
+        except (OSError, ValueError):  # "max" is no number
+            continue
+        return limit if limit < _NO_LIMIT_BYTES else None
+    return None
+
+
+def _choice() -> dict[str, str]:
+    chosen = choose_engine()
+    reason = f"{chosen.reason}; fp32 is exact, and bf16 is taken only on request{_bf16_on_cpu(chosen.engine)}"
+    return {"engine": chosen.engine, "precision": "fp32", "reason": reason}
+
+
+def _bf16_on_cpu(engine: str) -> str:
+    capabilities = _openvino_capabilities()
+    if engine != "openvino" or capabilities is None:
+        return ""
+    return ", which this CPU can compute" if "BF16" in capabilities else ", which this CPU cannot compute"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    return _field(_CPUINFO, "model name") or platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    total = _field(_MEMINFO, "MemTotal")
+    return 1024 * int(total.split()[0]) if total else None
+
+
+def _field(path: Path, name: str) -> str | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+
+
+def _openvino_capabilities() -> list[str] | None:
+    try:
+        from mlcd.encoders.openvino import capabilities
+
+        return capabilities()
+    except (ImportError, RuntimeError):
+        return None
+
+
+def _gpus() -> list[str]:
+    try:
+        listed = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+
+
+def _gib(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,199 @@
+"""torch: CUDA GPUs in fp32 or bf16, and CPUs where OpenVINO is not installed.
+
+On a GPU each batch size of a short list is recorded once as a CUDA graph, and a batch is padded to the next one: the
+many small kernels of a transformer are then started by one call. The last part of a large batch is padded too.
+"""
+
+import threading
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mlcd.artifact import open_artifact
+from mlcd.cores import available_cores, cpu_features
+from mlcd.encoders.base import Precision
+from mlcd.encoders.batches import MAX_BATCH, encode_in_parts
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, Unavailable
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import WEIGHTS, Servable
+from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
+
+BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH)
+_WARM_UPS: Final = 3  # before a recording: cuBLAS and cuDNN choose their kernels and allocate workspaces
+
+
+def cuda_available() -> bool:
+    return torch.cuda.is_available()
+
+
+class TorchEncoder:
+    """The `Encoder` protocol over a trained model in torch, on the first GPU or on the CPU."""
+
+    engine = "torch"
+
+    def __init__(
+        self,
+        model: Servable,
+        *,
+        name: str,
+        fingerprint: Fingerprint,
+        preprocess: PreprocessSpec,
+        precision: Precision = "fp32",
+        num_threads: int = 0,
+        device: str | None = None,
+    ) -> None:
+        """num_threads: 0 takes all cores that the process may use. device: None takes the GPU where there is one.
+
+        The model's weights are taken over: with bf16 those of its matrix products are rounded in place.
+        """
+        place = torch.device(device or ("cuda" if cuda_available() else "cpu"))
+        _check_precision(precision, place)
+        self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
+        self.precision: str = precision
+        self.dimension = model.trunk.config.output_dim
+        with _translated():
+            if precision == "bf16":
+                _round_products(model)
+            model.eval().requires_grad_(requires_grad=False).to(place)
+            forward = _Forward(model, place, precision)
+            self._engine: Callable[[ImageBatch], NDArray[np.float32]] | None = (
+                _Graphs(forward, preprocess.crop) if place.type == "cuda" else forward.on_cpu
+            )
+        if place.type == "cpu":
+            torch.set_num_threads(num_threads or available_cores())
+        self._lock = threading.Lock()
+
+    def encode(self, images: ImageBatch) -> Embeddings:
+        return encode_in_parts(images, self._run, crop=self.preprocess.crop, dimension=self.dimension)
+
+    def _run(self, images: ImageBatch) -> NDArray[np.float32]:
+        with self._lock, _translated():
+            if self._engine is None:
+                raise Unavailable("the encoder is closed", remedy="open the model again")
+            return self._engine(images)
+
+    def close(self) -> None:
+        with self._lock:
+            self._engine = None
+
+
+def open_model_artifact(path: Path, *, precision: Precision = "fp32", num_threads: int = 0) -> TorchEncoder:
+    """A model written by `mlcd export`: its weights, config and preprocessing; the ONNX graph is not read."""
+    artifact = open_artifact(path, "model")
+    if artifact.fingerprint is None:
+        raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
+    model = Servable.read(artifact.file(WEIGHTS).parent)
+    return TorchEncoder(
+        model,
+        name=model_name(artifact.config.get("name")),
+        fingerprint=artifact.fingerprint,
+        preprocess=model.preprocess,
+        precision=precision,
+        num_threads=num_threads,
+    )
+
+
+class _Forward:
+    """uint8 on the device to unit rows on the device: norms and the residual stream in fp32, products as asked."""
+
+    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
+        self.model, self.device, self.precision = model, device, precision
+
+    def __call__(self, image_u8: Tensor) -> Tensor:
+        # Weights are rounded already, so autocast has nothing to keep; within a recording it must not.
+        bf16 = torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
+        )
+        with torch.inference_mode(), bf16:
+            rows: Tensor = self.model(image_u8)
+            return rows
+
+    def on_cpu(self, images: ImageBatch) -> NDArray[np.float32]:
+        return self(torch.tensor(images)).numpy()  # a copy: from_numpy wants arrays that may be written
+
+
+class _Graphs:
+    """One CUDA graph for each bucket, recorded when first needed; plain calls where recording fails.
+
+    Inputs go through pinned memory, so that the copy to the GPU is queued and not waited for.
+    """
+
+    def __init__(self, forward: _Forward, crop: int) -> None:
+        self._forward = forward
+        shape = (MAX_BATCH, 3, crop, crop)
+        self._pinned = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
+        self._pixels = torch.zeros(shape, dtype=torch.uint8, device=forward.device)
+        self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._memory = torch.cuda.graph_pool_handle()  # one for all: only one graph runs at a time
+        self._records = True
+
+    def __call__(self, images: ImageBatch) -> NDArray[np.float32]:
+        num = len(images)
+        self._pinned[:num].numpy()[...] = images
+        self._pixels[:num].copy_(self._pinned[:num], non_blocking=True)
+        # What an earlier batch left in the padding is computed and dropped; rows do not see each other.
+        rows = self._rows(BUCKETS[bisect_left(BUCKETS, num)])
+        return rows[:num].cpu().numpy()  # waits for the GPU, which also frees the pinned memory for the next batch
+
+    def _rows(self, bucket: int) -> Tensor:
+        if self._records and bucket not in self._recorded:
+            self._record(bucket)
+        if bucket not in self._recorded:
+            return self._forward(self._pixels[:bucket])
+        graph, rows = self._recorded[bucket]
+        graph.replay()
+        return rows
+
+    def _record(self, bucket: int) -> None:
+        pixels = self._pixels[:bucket]
+        try:
+            side = torch.cuda.Stream(self._forward.device)
+            side.wait_stream(torch.cuda.current_stream(self._forward.device))
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    self._forward(pixels)
+            torch.cuda.current_stream(self._forward.device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads of the service may use CUDA while this one records.
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                rows = self._forward(pixels)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._records = False
+            warnings.warn(f"CUDA graphs are off, which is slower: {error}", RuntimeWarning, stacklevel=2)
+        else:
+            self._recorded[bucket] = (graph, rows)
+
+
+def _round_products(model: nn.Module) -> None:
+    """bf16 weights for the layers that autocast runs in bf16 anyway: half the memory, and no cast on every call."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.to(torch.bfloat16)
+
+
+def _check_precision(precision: Precision, device: torch.device) -> None:
+    if precision == "fp32":
+        return
+    if device.type == "cuda":
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigInvalid("this GPU has no bf16 instructions", remedy="use precision fp32")
+    elif not cpu_features() & {"AVX512_BF16", "AMX_BF16"}:
+        raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise Unavailable("the torch engine failed", remedy="the log says why") from error

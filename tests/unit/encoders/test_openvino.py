@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+_SCRIPT = """
+import faulthandler, os, signal, sys
+faulthandler.enable()  # gives signal handlers a stack of their own, as pytest does
+import numpy as np
+import openvino as ov
+from openvino import opset13
+from mlcd.encoders.openvino import OpenVinoEncoder, core
+from mlcd.images.transform import PreprocessSpec
+
+def encoder():
+    images = opset13.parameter([-1, 3, 4, 4], np.uint8)
+    rows = opset13.reshape(opset13.convert(images, "f32"), np.array([0, 48]), special_zero=True)
+    model = ov.Model([rows], [images])
+    return OpenVinoEncoder(model, name="m", fingerprint="", preprocess=PreprocessSpec(4, 4))
+
+opened = [encoder() for _ in range(3)]
+while opened:
+    opened.pop(0).close()  # in the order in which they were opened
+assert core() is core()
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(0 if heard else 3)
+"""
+
+
+def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,136 @@
+"""The torch engine beyond the contract: precisions, its CUDA graphs."""
+
+import numpy as np
+import pytest
+import torch
+
+from mlcd.encoders import torch as torch_engine
+from mlcd.encoders.batches import MAX_BATCH
+from mlcd.encoders.torch import BUCKETS, TorchEncoder
+from mlcd.errors import ConfigInvalid, Unavailable
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import Servable
+from mlcd.models.vit import ViT, ViTConfig
+
+SIDE = 32
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+
+
+def servable():
+    config = ViTConfig(image_size=SIDE, patch_size=8, width=64, depth=3, heads=2, mlp_width=128, embedding_dim=24)
+    trunk = ViT(config)
+    trunk.initialize(torch.Generator().manual_seed(0))
+    return Servable(trunk, PreprocessSpec(resize_shortest=SIDE, crop=SIDE))
+
+
+def opened(**options):
+    model = servable()
+    return TorchEncoder(model, name="tiny", fingerprint="f" * 64, preprocess=model.preprocess, **options)
+
+
+def images(num):
+    return np.random.default_rng(0).integers(0, 256, (num, 3, SIDE, SIDE), dtype=np.uint8)
+
+
+def reference(batch):
+    with torch.inference_mode():
+        return servable()(torch.from_numpy(batch)).numpy()
+
+
+@pytest.fixture
+def bf16_cpu(monkeypatch):
+    monkeypatch.setattr(torch_engine, "cpu_features", lambda: frozenset({"AVX512_BF16"}))
+
+
+@pytest.fixture(autouse=True)
+def threads_stay_as_they_were():
+    num = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num)
+
+
+def test_fp32_on_the_cpu_is_the_model_itself():
+    assert opened(device="cpu").encode(images(5)) == pytest.approx(reference(images(5)), abs=1e-6)
+
+
+def test_bf16_is_refused_where_the_cpu_has_none(monkeypatch):
+    monkeypatch.setattr(torch_engine, "cpu_features", lambda: frozenset({"AVX2"}))
+    with pytest.raises(ConfigInvalid, match="use precision fp32"):
+        opened(device="cpu", precision="bf16")
+
+
+def test_bf16_is_near_fp32_and_gives_float32_unit_rows(bf16_cpu):
+    rows = opened(device="cpu", precision="bf16").encode(images(5))
+    assert rows.dtype == np.float32
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(5), abs=1e-6)
+    assert (rows * reference(images(5))).sum(axis=1).min() > 0.999
+
+
+def test_bf16_rounds_the_weights_of_products_and_no_others(bf16_cpu):
+    model = servable()
+    TorchEncoder(model, name="t", fingerprint="", preprocess=model.preprocess, precision="bf16", device="cpu")
+    kept = {name for name, tensor in model.named_parameters() if tensor.dtype == torch.float32}
+    assert "trunk.norm_pre.weight" in kept
+    assert "trunk.pos" in kept
+    assert not any("attn" in name or "mlp" in name or "patch" in name for name in kept)
+
+
+def test_a_failing_engine_is_unavailable(monkeypatch):
+    encoder = opened(device="cpu")
+
+    def fail(_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(encoder, "_engine", fail)
+    with pytest.raises(Unavailable, match="torch engine failed"):
+        encoder.encode(images(1))
+
+
+def test_threads_are_those_asked_for():
+    opened(device="cpu", num_threads=1)
+    assert torch.get_num_threads() == 1
+
+
+def test_every_bounded_batch_has_a_bucket():
+    assert BUCKETS[-1] == MAX_BATCH
+    assert list(BUCKETS) == sorted(BUCKETS)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "cosine"), [("fp32", 0.99999), ("bf16", 0.999)])
+@pytest.mark.parametrize("num", [1, 3, MAX_BATCH, MAX_BATCH + 3])
+def test_cuda_agrees_with_the_cpu(precision, cosine, num):
+    rows = opened(device="cuda", precision=precision).encode(images(num))
+    assert (rows * reference(images(num))).sum(axis=1).min() > cosine
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_each_bucket_is_recorded_once():
+    encoder = opened(device="cuda")
+    for num in (3, 4, 3, MAX_BATCH):
+        encoder.encode(images(num))
+    assert sorted(encoder._engine._recorded) == [4, MAX_BATCH]
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_graphs_and_plain_calls_agree_and_padding_does_not_leak():
+    graphs, plain = opened(device="cuda"), opened(device="cuda")
+    plain._engine._records = False
+    full = images(MAX_BATCH)
+    graphs.encode(full)  # leaves its pixels in the padding
+    assert graphs.encode(full[:3]) == pytest.approx(plain.encode(full[:3]), abs=1e-5)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_recording_that_fails_falls_back(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", fail)
+    with pytest.warns(RuntimeWarning, match="CUDA graphs are off"):
+        rows = opened(device="cuda").encode(images(3))
+    assert rows == pytest.approx(reference(images(3)), abs=1e-4)
