@@ -36,6 +36,16 @@ def keys_name(part: int) -> str:
 
 
 @dataclass(frozen=True)
+class Block:
+    """`num_rows` rows of one part, from `offset` on; `start` is the first one's number over all parts."""
+
+    part: int
+    offset: int
+    start: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
 class EmbeddingsArtifact:
     """Reads an embeddings artifact part by part; each part is verified against the manifest as it is read."""
 
@@ -103,14 +113,41 @@ class EmbeddingsArtifact:
 
     def blocks(self, num_rows: int = 8192) -> Iterator[tuple[int, Embeddings]]:
         """(index of the first row, float32 rows), in order, at most `num_rows` at a time."""
+        for block in self.plan(num_rows):
+            yield block.start, self.read(block)
+
+    def plan(self, num_rows: int = 8192) -> list[Block]:
+        """What `blocks` yields, to be read in any order and by several processes."""
+        blocks: list[Block] = []
         start = 0
         for part in range(self.num_parts):
-            verify_file(self.artifact, part_name(part))
-            rows = self._map(part)
-            for offset in range(0, len(rows), num_rows):
-                block = np.asarray(rows[offset : offset + num_rows], dtype=np.float32)
-                yield start, block
-                start += len(block)
+            length = len(self._map(part))
+            for offset in range(0, length, num_rows):
+                blocks.append(Block(part, offset, start, min(num_rows, length - offset)))
+                start += blocks[-1].num_rows
+        return blocks
+
+    def read(self, block: Block) -> Embeddings:
+        """The rows of one block: [n, D] float32."""
+        self._verify(part_name(block.part))
+        rows = self._map(block.part)[block.offset : block.offset + block.num_rows]
+        return np.asarray(rows, dtype=np.float32)
+
+    def read_keys(self, block: Block) -> tuple[list[SampleKey], list[bytes]]:
+        """(keys, SHA-256 of the images) of one block, without those of the others."""
+        self._verify(keys_name(block.part))
+        table = pq.read_table(self.artifact.path / keys_name(block.part), columns=["key", "sha256"])
+        rows = table.slice(block.offset, block.num_rows)
+        return rows.column("key").to_pylist(), rows.column("sha256").to_pylist()
+
+    @cached_property
+    def _verified(self) -> set[str]:
+        return set()
+
+    def _verify(self, name: str) -> None:
+        if name not in self._verified:
+            verify_file(self.artifact, name)
+            self._verified.add(name)
 
     def load(self) -> Embeddings:
         """All rows in memory: [N, D] float32."""

@@ -25,15 +25,30 @@ SampleKey: TypeAlias = str
 
 
 @dataclass(frozen=True)
+class ScanCounts:
+    """By which arithmetic an exact scan was done, and how many rows each level of it settled.
+
+    proven: by the first pass. wider: with more candidates. float32, float64: by a scan in that precision.
+    """
+
+    products: str
+    proven: int
+    wider: int
+    float32: int
+    float64: int
+
+
+@dataclass(frozen=True)
 class Neighbors:
     """The nearest entries of each query, best first.
 
     ids: [N, L] int32 or int64, -1 where there are fewer than L. scores: [N, L] float32, -inf there.
-    Order: score descending, then id ascending.
+    Order: score descending, then id ascending. scan: how an exact answer was found, where one was scanned for.
     """
 
     ids: NDArray[np.integer]
     scores: NDArray[np.float32]
+    scan: ScanCounts | None = None
 
 
 def model_name(name: object) -> str:

@@ -1,107 +1,203 @@
 """Spherical k-means: maximize J = (1/n) sum_i max_k <x_i, c_k> over unit centers.
 
-Lloyd's iteration with exact assignment, sums and objective in float64, rows added in their global order: the
-result depends on the rows, the seed and the number of clusters, and on nothing else.
+Lloyd's iteration with exact assignment. Rows are read block by block, so memory is that of a block, the centers and
+their sums, and 4 bytes a row for the last assignment, which makes the next one cheaper. Sums are of whole numbers: the
+centers depend on the rows, the seed and the number of clusters, not on batch size, threads or processes.
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest import check_rows, nearest_centers
-from mlcd.clustering.seeding import distinct_rows
-from mlcd.errors import ConfigInvalid
-from mlcd.randomness import uniform
+from mlcd.clustering.group import Alone, Group, check_equal, own_rows
+from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest_one import Basis, NearestOne
+from mlcd.clustering.quality import imbalance
+from mlcd.clustering.repair import next_centers
+from mlcd.clustering.rows import ArrayRows, Rows, UnitRows
+from mlcd.clustering.seeding import distinct_rows, two_level
+from mlcd.clustering.sums import ClusterSums
+from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings
 
-_SPLIT_STEP: Final = 1e-3  # how far the halves of a split cluster move apart, relative to the unit center
+MANY_CLUSTERS: Final = 16_384  # above, the first centers are found in two levels
+_CELL_ITERATIONS: Final = 10
+_MANY_ROWS: Final = 16_384  # in one process: fewer do not repay finding out how to prune
+_MANY_COMPONENTS: Final = 64
+_TIMED_PASSES: Final = 2  # without known centers, and with them
+_ALONE: Final = Alone()
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a clustering stands: what a checkpoint holds. centers: of this iteration, [K, D].
+
+    objective: J of the centers of each iteration before. repaired: how many of these centers were replaced.
+    """
+
+    centers: Embeddings
+    iteration: int = 0
+    objective: tuple[float, ...] = ()
+    repaired: int = 0
+    num_splits: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one iteration found: objective and imbalance of its centers, rows that changed theirs, rows per second."""
+
+    iteration: int
+    objective: float
+    imbalance: float
+    moved: int
+    rows_per_s: float
 
 
 @dataclass(frozen=True)
 class KMeansResult:
     """centers: [K, D] unit rows. sizes: [K] int64 members of each center. assignment: [N] int32, of these centers.
 
+    cosines: [K] float64, the mean inner product of a center and its members, NaN where it has none.
     objective: J before each update, and of the final centers last. num_splits: empty clusters refilled.
+    Of several processes each has the assignment of its own rows, `own_rows` of the group.
     """
 
     centers: Embeddings
     sizes: NDArray[np.int64]
+    cosines: NDArray[np.float64]
     assignment: NDArray[np.int32]
     objective: tuple[float, ...]
     num_splits: int
 
 
 def kmeans(
-    rows: Sequence[Embeddings],
+    rows: Rows | Sequence[Embeddings],
     num_clusters: int,
     *,
     iterations: int = 25,
     seed: int = 0,
     tolerance: float = 1e-6,
-    on_iteration: Callable[[float], None] = lambda _: None,
+    start: Embeddings | State | None = None,
+    group: Group = _ALONE,
+    on_start: Callable[[State], None] = lambda _: None,
+    on_iteration: Callable[[Progress], None] = lambda _: None,
 ) -> KMeansResult:
-    """Cluster unit rows, given in blocks of float32 [n, D].
+    """Cluster rows, given in blocks of float32 [n, D] or as `Rows`; those that are not of unit length are made so.
 
-    Stops after `iterations` updates or when J grows by less than `tolerance` of itself. Raises InvalidInput
-    for rows that are not finite and for more clusters than distinct rows.
+    Stops after `iterations` updates or when J grows by less than `tolerance` of itself. start: first centers, or the
+    state to go on from; on_start gets it at the start of every iteration. group: the processes that share the rows.
+    Raises InvalidInput naming rows that are not finite or zero, and for more clusters than distinct rows.
     """
     if num_clusters < 1 or iterations < 0:
         raise ConfigInvalid(f"{num_clusters} clusters and {iterations} iterations make no clustering")
-    for block in rows:
-        check_rows(block, "embeddings")
-    centers = distinct_rows(rows, num_clusters, seed)
-    assignment, objective = _assign(rows, centers)
-    history, num_splits = [objective], 0
-    for iteration in range(iterations):
-        centers, repaired = _update(rows, assignment, centers, seed, iteration)
-        num_splits += repaired
-        assignment, objective = _assign(rows, centers)
-        history.append(objective)
-        on_iteration(objective)
-        if not repaired and objective - history[-2] < tolerance * abs(objective):
-            break
-    sizes = np.bincount(assignment, minlength=num_clusters).astype(np.int64)
-    return KMeansResult(centers, sizes, assignment, tuple(history), num_splits)
+    unit = _unit(rows)
+    state = start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, group))
+    members = _Members(unit, num_clusters, group)
+    while True:
+        check_equal(group, state.centers, state.iteration)
+        on_start(state)
+        began = time.perf_counter()
+        moved = members.assign(state.centers)
+        totals = members.totals()
+        objective = totals.objective(state.centers)
+        history = (*state.objective, objective)
+        speed = unit.num_rows / (time.perf_counter() - began)
+        on_iteration(Progress(state.iteration, objective, imbalance(totals.sizes), moved, speed))
+        if state.iteration == iterations or _settled(history, state.repaired, tolerance):
+            cosines = totals.cosines(state.centers)
+            return KMeansResult(state.centers, totals.sizes, cosines, members.assignment, history, state.num_splits)
+        centers, repaired = next_centers(totals, seed, state.iteration)
+        state = State(centers, state.iteration + 1, history, repaired, state.num_splits + repaired)
 
 
-def _assign(rows: Sequence[Embeddings], centers: Embeddings) -> tuple[NDArray[np.int32], float]:
-    found = [nearest_centers(block, centers, top=1) for block in rows]
-    total = sum(float(neighbors.scores.sum(dtype=np.float64)) for neighbors in found)
-    assignment = np.concatenate([neighbors.ids[:, 0] for neighbors in found])
-    return assignment.astype(np.int32), total / len(assignment)
+class _Members:
+    """Which center each row of this process has, and the sums of the rows of each center, kept up row by row."""
+
+    def __init__(self, rows: Rows, num_clusters: int, group: Group) -> None:
+        self._rows, self._group = rows, group
+        self._start, self._stop = own_rows(rows.num_rows, group)
+        self._sums = ClusterSums.zeros(num_clusters, rows.dimension)
+        self._nearest = _Nearest(self._stop - self._start)
+        self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
+
+    def assign(self, centers: Embeddings) -> int:
+        """Give every row its nearest center; how many rows of all processes changed theirs."""
+        nearest_to = self._nearest.of(centers)
+        moved = np.zeros(1, dtype=np.int64)
+        for start, block in self._rows.blocks(self._start, self._stop):
+            own = self.assignment[start - self._start :][: len(block)]
+            known = own[0] >= 0
+            nearest = nearest_to(block, own if known else None)
+            changed = np.flatnonzero(nearest != own)
+            if known:
+                self._sums.subtract(block[changed], own[changed])
+            self._sums.add(block[changed], nearest[changed])
+            moved += len(changed)
+            own[:] = nearest
+        return int(self._group.sum(moved)[0])
+
+    def totals(self) -> ClusterSums:
+        """The sums over all processes."""
+        return ClusterSums(self._group.sum(self._sums.sums), self._group.sum(self._sums.sizes))
 
 
-def _update(
-    rows: Sequence[Embeddings], assignment: NDArray[np.int32], centers: Embeddings, seed: int, iteration: int
-) -> tuple[Embeddings, int]:
-    sums = np.zeros(centers.shape, dtype=np.float64)
-    start = 0
-    for block in rows:
-        np.add.at(sums, assignment[start : start + len(block)], block)
-        start += len(block)
-    sizes = np.bincount(assignment, minlength=len(centers)).astype(np.float64)
-    norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    means = np.divide(sums, norms, out=np.zeros_like(sums), where=norms > 0)
-    return _split_largest(means, sizes, norms[:, 0] > 0, seed, iteration)
+class _Nearest:
+    """Finds the nearest center exactly, by what is fastest here; the answer is the same by any."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._many_rows = num_rows >= _MANY_ROWS
+        self._by_scan: bool | None = None
+        self._basis: Basis | None = None
+        self._last: NearestOne | None = None
+        self._num_passes = 0
+
+    def of(self, centers: Embeddings) -> Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]:
+        """(rows [N, D], the last ids of their centers [N] or None) to ids int32 [N]."""
+        if self._by_scan is None:
+            # The general scan multiplies in bfloat16, and on a GPU; in float32 the special one does less beside.
+            self._by_scan = CenterScan(centers).products.rounding.inputs
+        if self._by_scan:
+            return partial(_by_scan, CenterScan(centers))
+        if self._basis is None and self._many_rows and centers.shape[1] >= _MANY_COMPONENTS:
+            self._basis = Basis(centers)
+        settled = self._last is not None and self._num_passes >= _TIMED_PASSES
+        one_in = self._last.one_in if self._last and settled else None
+        self._last, self._num_passes = NearestOne(centers, self._basis, one_in), self._num_passes + 1
+        return self._last.nearest
 
 
-def _split_largest(
-    means: NDArray[np.float64],
-    sizes: NDArray[np.float64],
-    usable: NDArray[np.bool_],
-    seed: int,
-    iteration: int,
-) -> tuple[Embeddings, int]:
-    """Refill every cluster that has no direction with one half of the currently largest cluster."""
-    sizes = np.where(usable, sizes, 0.0)
-    empty = np.flatnonzero(~usable)
-    for cluster in empty:
-        largest = int(np.argmax(sizes))
-        step = _SPLIT_STEP * (uniform(seed, iteration, int(cluster), np.arange(means.shape[1])) - 0.5)
-        for target, moved in ((cluster, means[largest] - step), (largest, means[largest] + step)):
-            means[target] = moved / np.linalg.norm(moved)
-        sizes[largest] = sizes[cluster] = sizes[largest] / 2
-    return np.ascontiguousarray(means, dtype=np.float32), len(empty)
+def _by_scan(scan: CenterScan, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:
+    found = scan.nearest(rows, 1, previous=None if previous is None else previous[:, None])
+    return found.ids[:, 0].astype(np.int32)
+
+
+def _unit(rows: Rows | Sequence[Embeddings]) -> UnitRows:
+    if isinstance(rows, UnitRows):
+        return rows
+    return UnitRows(ArrayRows(rows) if isinstance(rows, Sequence) else rows)
+
+
+def _first(rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, group: Group) -> Embeddings:
+    if given is not None:
+        if given.shape != (num_clusters, rows.dimension):
+            raise InvalidInput(f"first centers {list(given.shape)} are not {[num_clusters, rows.dimension]}")
+        return UnitRows(ArrayRows([given])).read(np.arange(num_clusters))
+    if num_clusters <= MANY_CLUSTERS:
+        return distinct_rows(rows, num_clusters, seed)
+    return two_level(rows, num_clusters, seed, _one_level, group)
+
+
+def _one_level(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
+    first = distinct_rows(rows, num_clusters, seed)
+    return kmeans(rows, num_clusters, iterations=_CELL_ITERATIONS, seed=seed, start=first).centers
+
+
+def _settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
+    gain = history[-1] - history[-2] if len(history) > 1 else math.inf
+    return not repaired and gain < tolerance * abs(history[-1])

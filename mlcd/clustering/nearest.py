@@ -1,19 +1,46 @@
-"""The exact l nearest centers of each embedding, in one total order.
+"""The exact l nearest centers of each embedding, in one total order, whatever the arithmetic that finds them.
 
-The score is the inner product of the float32 values, computed in float64. Ties, duplicate centers included,
-are settled by the lower id, so the answer does not depend on block size, threads or hardware.
+The score is the inner product of the float32 values, computed in float64. The answer is the first l by score
+descending, then id ascending: ties, duplicate centers included, go to the lower id.
+
+Scan: products in float32 or bfloat16, block by block; each row keeps the m best and t, the m-th of them. A row is
+proven where nothing left out can belong to its answer: with a the product of a center, s its exact score, x' and c' the
+rounded inputs and b the rounding of the output,
+
+    s <= a + b |a| + |x - x'| C + |x'| R + g |x'| C',   C = max |c|, C' = max |c'|, R = max |c - c'|,
+
+by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham, Accuracy and Stability, 3.1). So if that
+bound at a = t lies below the l-th best float64 score among the kept, the answer is among them. Rows that are not proven
+go through a wider scan, then a float32 one, then a float64 one that settles any number of ties.
+
+Shapes: B rows of a batch, K centers, D dimension.
 """
 
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.products import Hits, NumpyProducts, Products
 from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.types import Embeddings, Neighbors
+from mlcd.types import Embeddings, Neighbors, ScanCounts
 
-_BLOCK_ENTRIES: Final = 1 << 24  # float32 scores held at once: 64 MiB
-_UNIT_ROUNDOFF: Final = 2.0**-24
+ProductsName = Literal["auto", "numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
+_BATCH_ROWS: Final = 512
+_BLOCK_CENTERS: Final = 8192
+_DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
+_PAIR_ENTRIES: Final = 1 << 17  # float64 entries of pairs scored at once: 1 MiB stays in the cache
+_SPARE: Final = {False: 8, True: 24}  # kept beyond l: float32 products need few, bfloat16 more
+_WIDER: Final = 4
+_DOUBLE_MARGIN: Final = 1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096
+_TIMED_RUNS: Final = 3
+_NUM_LEVELS: Final = 4  # as ScanCounts: proven, wider, float32, float64
+
+_Norms = tuple[float, float, float]
 
 
 def nearest_centers(
@@ -22,69 +49,332 @@ def nearest_centers(
     top: int = 8,
     threshold: float | None = None,
     mode: Literal["exact"] = "exact",
+    *,
+    previous: NDArray[np.integer] | None = None,
 ) -> Neighbors:
     """The `top` centers of highest cosine for each row: ids int32 [N, top], scores float32 [N, top].
 
     Order: score descending, id ascending, decided on the float64 scores. Where there are fewer than `top`
-    centers, or their score is below `threshold`, id is -1 and score -inf.
+    centers, or their score is below `threshold`, id is -1 and score -inf. previous: see `CenterScan.nearest`.
+    For several calls with the same centers make one `CenterScan`.
 
     Raises InvalidInput for another dimension or values that are not finite, naming the first such row.
     """
-    if top < 1:
-        raise ConfigInvalid(f"top must be at least 1, got {top}")
     if mode != "exact":
         raise ConfigInvalid(f"unknown mode {mode}", remedy="use exact")
-    check_rows(embeddings, "embeddings")
-    check_rows(centers, "centers")
-    if embeddings.shape[1] != centers.shape[1]:
-        raise InvalidInput(
-            f"embeddings have dimension {embeddings.shape[1]}, centers {centers.shape[1]}",
-            remedy="use the centers of the same model",
-        )
-    ids = np.full((len(embeddings), top), -1, dtype=np.int32)
-    scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
-    rows_per_block = max(1, _BLOCK_ENTRIES // max(1, len(centers)))
-    for start in range(0, len(embeddings), rows_per_block):
-        block = slice(start, start + rows_per_block)
-        ids[block], scores[block] = _scan(embeddings[block], centers, top, threshold)
-    return Neighbors(ids, scores)
+    return CenterScan(centers, products="numpy").nearest(embeddings, top, threshold, previous=previous)
+
+
+class CenterScan:
+    """Centers made ready for exact look-ups: checked, measured and rounded once."""
+
+    def __init__(self, centers: Embeddings, *, products: ProductsName = "auto") -> None:
+        """products: the arithmetic of the scan; auto times those that this machine has and takes the fastest.
+
+        Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is missing.
+        """
+        check_rows(centers, "centers")
+        self.centers = centers
+        self.products = fastest_products(centers) if products == "auto" else open_products(products, centers)
+        self._exact = self.products if not self.products.rounding.inputs else NumpyProducts(centers)
+        self._norms = _largest_norms(centers, self.products)
+        self._exact_norms = (self._norms[0], self._norms[0], 0.0)
+
+    def nearest(
+        self,
+        embeddings: Embeddings,
+        top: int = 8,
+        threshold: float | None = None,
+        *,
+        previous: NDArray[np.integer] | None = None,
+    ) -> Neighbors:
+        """As `nearest_centers`. previous: int [N, >= top] of distinct ids of centers, such as the last assignment's:
+        their scores bound the answer's from below, so that less is looked at; the answer is the same.
+        """
+        if top < 1:
+            raise ConfigInvalid(f"top must be at least 1, got {top}")
+        check_rows(embeddings, "embeddings")
+        if embeddings.shape[1] != self.centers.shape[1]:
+            raise InvalidInput(
+                f"embeddings have dimension {embeddings.shape[1]}, centers {self.centers.shape[1]}",
+                remedy="use the centers of the same model",
+            )
+        all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
+        all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
+        counts = np.zeros(_NUM_LEVELS, dtype=np.int64)
+        num_wanted = min(top, len(self.centers))
+        for start in range(0, len(embeddings) if num_wanted else 0, _BATCH_ROWS):
+            batch = slice(start, start + _BATCH_ROWS)
+            seeds = None if previous is None else previous[batch, :num_wanted]
+            ids, scores, level = self._search(embeddings[batch], num_wanted, seeds)
+            if threshold is not None:  # on the scores before they are rounded
+                ids = np.where(scores >= threshold, ids, -1)
+                scores = np.where(scores >= threshold, scores, -np.inf)
+            all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
+            counts += np.bincount(level, minlength=_NUM_LEVELS)
+        return Neighbors(all_ids, all_scores, ScanCounts(self.products.name, *(int(count) for count in counts)))
+
+    def _search(
+        self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """(ids [B, top], float64 scores [B, top], by which level each row was settled [B])."""
+        ids = np.full((len(z_BD), top), -1, dtype=np.int64)
+        scores = np.full((len(z_BD), top), -np.inf)
+        level = np.full(len(z_BD), _NUM_LEVELS - 1)
+        open_rows = np.arange(len(z_BD))
+        for number, (products, norms, kept) in enumerate(self._ladder(top)):
+            if len(open_rows) == 0:
+                break
+            rows_seeds = seeds[open_rows] if seeds is not None and number == 0 else None
+            found = self._certified(z_BD[open_rows], top, kept, products, norms, rows_seeds)
+            settled = open_rows[found.proven]
+            ids[settled], scores[settled], level[settled] = found.ids[found.proven], found.scores[found.proven], number
+            open_rows = open_rows[~found.proven]
+        if len(open_rows):
+            ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
+        return ids, scores, level
+
+    def _ladder(self, top: int) -> Iterator[tuple[Products, "_Norms", int]]:
+        kept = top + _SPARE[self.products.rounding.inputs]
+        yield self.products, self._norms, kept
+        yield self.products, self._norms, _WIDER * kept
+        yield self._exact, self._exact_norms, _WIDER * kept
+
+    def _certified(
+        self,
+        z_BD: Embeddings,
+        top: int,
+        kept: int,
+        products: Products,
+        norms: "_Norms",
+        seeds: NDArray[np.integer] | None,
+    ) -> "_Found":
+        slack_B = _slack(z_BD, products, norms)
+        start_B = None if seeds is None else self._start(z_BD, seeds, slack_B, products.rounding.output)
+        candidates = _scan(z_BD, products, len(self.centers), kept, start_B)
+        ids, scores = self._rescored(z_BD, candidates, top, slack_B, products.rounding.output)
+        left_out_B = _raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
+        # With every center kept there is nothing left out: the threshold is -inf, and so is its bound.
+        proven_B = (left_out_B < scores[:, -1] - _DOUBLE_MARGIN) & (ids[:, -1] >= 0)
+        return _Found(ids, scores, proven_B)
+
+    def _start(
+        self, z_BD: Embeddings, seeds: NDArray[np.integer], slack_B: NDArray[np.float64], output: float
+    ) -> NDArray[np.float32]:
+        """A threshold below which no product can belong to a center as near as the last of the seeds."""
+        if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
+            raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
+        if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
+            raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
+        known = np.einsum("bd,bld->bl", z_BD.astype(np.float64), self.centers[seeds].astype(np.float64))
+        bound_B = known.min(axis=1) - 2 * _DOUBLE_MARGIN - slack_B
+        # U(t) = t + b |t| <= bound, solved for t; one step of float32 lower, for the rounding of t itself.
+        start_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
+        lower: NDArray[np.float32] = np.nextafter(start_B.astype(np.float32), np.float32(-np.inf))
+        return lower
+
+    def _rescored(
+        self, z_BD: Embeddings, candidates: "_Candidates", top: int, slack_B: NDArray[np.float64], output: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The first `top` of the candidates by float64 score, of those alone that rounding leaves in the running."""
+        products = candidates.scores.astype(np.float64)
+        last_B = np.partition(products, -top, axis=1)[:, -top]
+        lowest_B = _lowered(last_B, output) - slack_B
+        running = _raised(products, output) + slack_B[:, None] >= lowest_B[:, None]
+        running &= candidates.ids >= 0
+        rows, places = np.nonzero(running)
+        return ordered(z_BD, self.centers, rows, candidates.ids[rows, places], top)
+
+    def _in_float64(self, z_BD: Embeddings, top: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """All scores in float64, and again in one order of summation those that this leaves in doubt."""
+        rows_per_part = max(1, _DOUBLE_ENTRIES // len(self.centers))
+        parts = []
+        for start in range(0, len(z_BD), rows_per_part):
+            part_BD = z_BD[start : start + rows_per_part]
+            scores_BK = np.concatenate(
+                [
+                    part_BD.astype(np.float64) @ self.centers[first : first + _BLOCK_CENTERS].astype(np.float64).T
+                    for first in range(0, len(self.centers), _BLOCK_CENTERS)
+                ],
+                axis=1,
+            )
+            last_B = np.partition(scores_BK, -top, axis=1)[:, -top]
+            rows, columns = np.nonzero(scores_BK >= last_B[:, None] - _DOUBLE_MARGIN)
+            parts.append(ordered(part_BD, self.centers, rows, columns, top))
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate([scores for _, scores in parts])
+
+
+def fastest_products(centers: Embeddings) -> Products:
+    """The arithmetic that multiplies one tile of these centers fastest here; the labels do not depend on it."""
+    if len(centers) < _BLOCK_CENTERS:  # nothing to gain that a timing would not cost
+        return NumpyProducts(centers)
+    names: list[ProductsName] = ["numpy"]
+    if find_spec("torch") is not None:
+        from mlcd.clustering.products_torch import cuda_available
+
+        names += ["torch-fp32", "torch-bf16"]
+        names += ["cuda-bf16"] if cuda_available() else []
+    tile = centers[:_BLOCK_CENTERS]
+    best = min(names, key=lambda name: _seconds(open_products(name, tile), tile))
+    return open_products(best, centers)
+
+
+def open_products(name: ProductsName, centers: Embeddings) -> Products:
+    """The named arithmetic over these centers; ConfigInvalid where torch is not installed or there is no GPU."""
+    if name in ("auto", "numpy"):
+        return NumpyProducts(centers)
+    try:
+        from mlcd.clustering.products_torch import TorchProducts
+    except ImportError as error:
+        raise ConfigInvalid(f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy") from error
+    return TorchProducts(centers, bf16=name != "torch-fp32", device="cuda" if name == "cuda-bf16" else "cpu")
 
 
 def check_rows(rows: NDArray[np.floating], what: str) -> None:
     """Raise InvalidInput unless `rows` is a float32 matrix of finite values."""
     if rows.ndim != 2 or rows.dtype != np.float32:
         raise InvalidInput(f"{what} must be a float32 matrix, got {rows.dtype} {list(rows.shape)}")
-    finite = np.isfinite(rows).all(axis=1)
-    if not finite.all():
-        raise InvalidInput(f"{what} row {int(np.flatnonzero(~finite)[0])} holds NaN or Inf", remedy="remove it")
+    # The sum of a block is not finite where any of its values is not, and costs no second array.
+    for start in range(0, len(rows), _BLOCK_CENTERS):
+        block = rows[start : start + _BLOCK_CENTERS]
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            row = start + int(np.flatnonzero(~finite)[0])
+            raise InvalidInput(f"{what} row {row} holds NaN or Inf", remedy="remove it")
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """ids [B, M] int64 (-1: none), products [B, M], and the threshold [B] that no other center's product exceeds."""
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    threshold: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _Found:
+    ids: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    proven: NDArray[np.bool_]
+
+
+def _largest_norms(centers: Embeddings, products: Products) -> _Norms:
+    """(C, C', R), in float64."""
+    largest = np.zeros(3)
+    for start in range(0, len(centers), _BLOCK_CENTERS):
+        block = centers[start : start + _BLOCK_CENTERS].astype(np.float64)
+        rounded = products.rounded(centers[start : start + _BLOCK_CENTERS]).astype(np.float64)
+        norms = [np.linalg.norm(rows, axis=1).max() for rows in (block, rounded, block - rounded)]
+        largest = np.maximum(largest, norms)
+    return float(largest[0]), float(largest[1]), float(largest[2])
+
+
+def _slack(z_BD: Embeddings, products: Products, norms: _Norms) -> NDArray[np.float64]:
+    """|x - x'| C + |x'| R + g |x'| C' of each row: what its products may be off by before their output is rounded."""
+    exact = z_BD.astype(np.float64)
+    growth = z_BD.shape[1] * products.rounding.sum_roundoff
+    growth /= 1 - growth
+    if not products.rounding.inputs:  # x' = x, so that R = 0 too
+        slack: NDArray[np.float64] = growth * norms[1] * _lengths(exact)
+        return slack
+    rounded = products.rounded(z_BD).astype(np.float64)
+    of_rounded = _lengths(rounded)
+    slack = _lengths(exact - rounded) * norms[0] + of_rounded * norms[2]
+    slack += growth * of_rounded * norms[1]
+    return slack
+
+
+def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    lengths: NDArray[np.float64] = np.sqrt(np.einsum("bd,bd->b", rows, rows))
+    return lengths
+
+
+def _raised(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
+    """U(a) = a + b |a|: the most that a product stored as `a` can have been."""
+    return products + output * _finite_size(products) if output else products
+
+
+def _lowered(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
+    """The least that a product stored as `a` can have been."""
+    return products - output * _finite_size(products) if output else products
+
+
+def _finite_size(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isneginf(products), 0.0, np.abs(products))
 
 
 def _scan(
-    z_BD: Embeddings, centers_KD: Embeddings, top: int, threshold: float | None
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """float32 scan, then float64 scores of everything that rounding could have hidden from the top."""
-    num_kept = min(top, len(centers_KD))
-    scores_BK = z_BD @ centers_KD.T
-    # |fp32 dot - exact dot| <= g |z| |c| with g = D u / (1 - D u) for any order of summation (Higham, 3.1).
-    growth = z_BD.shape[1] * _UNIT_ROUNDOFF / (1 - z_BD.shape[1] * _UNIT_ROUNDOFF)
-    error_B = growth * np.linalg.norm(z_BD, axis=1) * np.linalg.norm(centers_KD, axis=1).max(initial=0.0)
-    last_B = np.partition(scores_BK, -num_kept, axis=1)[:, -num_kept]
-    candidate_BK = scores_BK >= (last_B - 2 * error_B)[:, None]
-    if len(z_BD) > 1 and np.count_nonzero(candidate_BK) * z_BD.shape[1] > _BLOCK_ENTRIES:
-        # Very many near-ties: half the rows at a time bound the memory of their float64 scores.
-        half = len(z_BD) // 2
-        halves = [_scan(part, centers_KD, top, threshold) for part in (z_BD[:half], z_BD[half:])]
-        return np.concatenate([ids for ids, _ in halves]), np.concatenate([scores for _, scores in halves])
-    rows, columns = np.nonzero(candidate_BK)
-    exact = np.einsum("nd,nd->n", z_BD[rows].astype(np.float64), centers_KD[columns].astype(np.float64))
+    z_BD: Embeddings, products: Products, num_centers: int, kept: int, start_B: NDArray[np.float32] | None
+) -> _Candidates:
+    """The `kept` centers of largest product of each row, and the threshold that all others stay below or at."""
+    rows = products.load(z_BD)
+    best = Best(len(z_BD), kept, start_B)
+    for start in range(0, num_centers, _BLOCK_CENTERS):
+        stop = min(start + _BLOCK_CENTERS, num_centers)
+        product_BC = products.multiply(rows, start, stop)
+        if start == 0 and start_B is None and stop > kept:
+            # The first block would otherwise hit everywhere.
+            best.threshold = products.kth_best_bound(product_BC, kept)
+        best.add(products.above(product_BC, best.threshold), start)
+    return _Candidates(best.ids, best.scores, best.threshold)
+
+
+class Best:
+    """The largest products seen, at most `kept` for each row; the threshold only rises."""
+
+    def __init__(self, num_rows: int, kept: int, start_B: NDArray[np.float32] | None) -> None:
+        self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
+        self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
+        self.threshold = np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
+
+    def add(self, hits: Hits, offset: int) -> None:
+        if len(hits.rows) == 0:
+            return
+        order = np.argsort(hits.rows, kind="stable")
+        rows = hits.rows[order]
+        kept = self.ids.shape[1]
+        place = kept + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        touched, row_of_hit = np.unique(rows, return_inverse=True)
+        ids = np.full((len(touched), place.max() + 1), -1, dtype=np.int64)
+        scores = np.full(ids.shape, -np.inf, dtype=np.float32)
+        ids[:, :kept], scores[:, :kept] = self.ids[touched], self.scores[touched]
+        ids[row_of_hit, place], scores[row_of_hit, place] = hits.columns[order] + offset, hits.scores[order]
+        dropped = ids.shape[1] - kept
+        chosen = np.argpartition(scores, dropped, axis=1)[:, dropped:]
+        self.ids[touched] = np.take_along_axis(ids, chosen, axis=1)
+        self.scores[touched] = np.take_along_axis(scores, chosen, axis=1)
+        # Whatever is dropped here is at most the smallest that stays.
+        self.threshold[touched] = np.maximum(self.threshold[touched], self.scores[touched].min(axis=1))
+
+
+def ordered(
+    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The first `top` of the given (row, center) pairs of each row, by float64 score and then id."""
+    exact = np.empty(len(rows))
+    pairs = max(1, _PAIR_ENTRIES // max(1, z_BD.shape[1]))
+    for start in range(0, len(rows), pairs):
+        part = slice(start, start + pairs)
+        exact[part] = np.einsum(
+            "nd,nd->n", z_BD[rows[part]].astype(np.float64), centers[columns[part]].astype(np.float64)
+        )
     order = np.lexsort((columns, -exact, rows))
     rows, columns, exact = rows[order], columns[order], exact[order]
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    keep = rank < num_kept
-    if threshold is not None:
-        keep &= exact >= threshold
-    ids = np.full((len(z_BD), top), -1, dtype=np.int32)
-    scores = np.full((len(z_BD), top), -np.inf, dtype=np.float32)
-    ids[rows[keep], rank[keep]] = columns[keep]
-    scores[rows[keep], rank[keep]] = exact[keep]
+    keep = rank < top
+    ids = np.full((len(z_BD), top), -1, dtype=np.int64)
+    scores = np.full((len(z_BD), top), -np.inf)
+    ids[rows[keep], rank[keep]], scores[rows[keep], rank[keep]] = columns[keep], exact[keep]
     return ids, scores
+
+
+def _seconds(products: Products, tile: Embeddings) -> float:
+    rows = products.load(np.ascontiguousarray(tile[:_BATCH_ROWS]))
+    threshold = np.full(min(len(tile), _BATCH_ROWS), 2.0, dtype=np.float32)
+    times = []
+    for _ in range(_TIMED_RUNS):
+        started = time.perf_counter()
+        products.above(products.multiply(rows, 0, len(tile)), threshold)
+        times.append(time.perf_counter() - started)
+    return min(times)

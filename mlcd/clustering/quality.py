@@ -1,26 +1,54 @@
-"""How well clusters agree with known classes, and how even they are."""
+"""How well clusters agree with known classes, how even and how tight they are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.rows import lowest_hashed
+from mlcd.types import Embeddings
+
+_NEAR: Final = (0.99, 0.999)  # cosines above which two centers are counted as near duplicates
+_ASKED_CENTERS: Final = 16_384  # whose nearest other center is looked up: all pairs of a million would take days
+_QUANTILES: Final = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
+
 
 def purity(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
     """Share of samples whose class is the majority class of their cluster."""
-    table = _contingency(assignment, class_names)
-    return float(table.max(axis=1).sum() / table.sum())
+    table = _Contingency.of(assignment, class_names)
+    largest = np.zeros(len(table.by_cluster), dtype=np.int64)
+    np.maximum.at(largest, table.clusters, table.counts)
+    return float(largest.sum() / table.total)
 
 
 def normalized_mutual_information(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
     """I(U;V) / ((H(U) + H(V)) / 2): scikit-learn's default normalization."""
-    joint = _contingency(assignment, class_names) / len(class_names)
-    by_cluster, by_class = joint.sum(axis=1), joint.sum(axis=0)
-    present = joint > 0
-    independent = np.outer(by_cluster, by_class)
-    information = float((joint[present] * np.log(joint[present] / independent[present])).sum())
+    table = _Contingency.of(assignment, class_names)
+    joint = table.counts / table.total
+    by_cluster, by_class = table.by_cluster / table.total, table.by_class / table.total
+    independent = by_cluster[table.clusters] * by_class[table.classes]
+    information = float((joint * np.log(joint / independent)).sum())
     mean_entropy = (_entropy(by_cluster) + _entropy(by_class)) / 2
     return 1.0 if mean_entropy == 0 else max(0.0, information / mean_entropy)
+
+
+def adjusted_rand_index(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
+    """Pairs that clusters and classes agree on, 0 by chance and 1 at most (Hubert and Arabie 1985)."""
+    table = _Contingency.of(assignment, class_names)
+    both, one, other = (_pairs(counts) for counts in (table.counts, table.by_cluster, table.by_class))
+    chance = one * other / max(_pairs(np.array([table.total])), 1.0)
+    best = (one + other) / 2
+    return 1.0 if best == chance else (both - chance) / (best - chance)
+
+
+def conflict_rate(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
+    """Share of the pairs of samples in one cluster whose classes differ; 0 where no cluster holds two."""
+    table = _Contingency.of(assignment, class_names)
+    together = _pairs(table.by_cluster)
+    return 1 - _pairs(table.counts) / together if together else 0.0
 
 
 def imbalance(sizes: NDArray[np.integer]) -> float:
@@ -29,12 +57,63 @@ def imbalance(sizes: NDArray[np.integer]) -> float:
     return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2)
 
 
-def _contingency(assignment: NDArray[np.integer], class_names: Sequence[str]) -> NDArray[np.float64]:
-    _, clusters = np.unique(assignment, return_inverse=True)
-    _, classes = np.unique(np.asarray(class_names), return_inverse=True)
-    table = np.zeros((clusters.max() + 1, classes.max() + 1), dtype=np.float64)
-    np.add.at(table, (clusters, classes), 1.0)
-    return table
+def size_histogram(sizes: NDArray[np.integer]) -> list[tuple[int, int]]:
+    """(smallest size of the bin, how many clusters) for the bins 0, 1, 2-3, 4-7 and so on."""
+    bins = np.where(sizes > 0, np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64) + 1, 0)
+    return [(2 ** (number - 1) if number else 0, int(count)) for number, count in enumerate(np.bincount(bins))]
+
+
+def tightness(sizes: NDArray[np.integer], cosines: NDArray[np.float64]) -> dict[str, float]:
+    """Quantiles over clusters of the mean cosine of a center and its members."""
+    return _quantiles(cosines[sizes > 0])
+
+
+def near_duplicates(centers: Embeddings) -> dict[str, Any]:
+    """Cosine of a center and the nearest other: quantiles, and how many centers are nearer than a bound.
+
+    Looked up for all centers, or for `_ASKED_CENTERS` drawn by hash; `asked` says for how many.
+    """
+    if len(centers) < 2:
+        return {"asked": 0}
+    asked = lowest_hashed(len(centers), _ASKED_CENTERS, 0)
+    found = CenterScan(centers).nearest(np.ascontiguousarray(centers[asked]), 2)
+    itself = found.ids == asked[:, None]
+    itself[~itself.any(axis=1), 1] = True  # it has equals of lower ids
+    nearest = found.scores[~itself].astype(np.float64)
+    above = {f"above_{bound}": int((nearest > bound).sum()) for bound in _NEAR}
+    return {"asked": len(asked), **above, "quantiles": _quantiles(nearest)}
+
+
+@dataclass(frozen=True)
+class _Contingency:
+    """The (cluster, class) pairs that occur: clusters, classes and counts [pairs]; and the totals of either."""
+
+    clusters: NDArray[np.int64]
+    classes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    by_cluster: NDArray[np.int64]
+    by_class: NDArray[np.int64]
+    total: int
+
+    @classmethod
+    def of(cls, assignment: NDArray[np.integer], class_names: Sequence[str]) -> "_Contingency":
+        _, clusters = np.unique(assignment, return_inverse=True)
+        _, classes = np.unique(np.asarray(class_names), return_inverse=True)
+        num_classes = int(classes.max()) + 1
+        pairs, counts = np.unique(clusters.astype(np.int64) * num_classes + classes, return_counts=True)
+        by_cluster, by_class = np.bincount(clusters), np.bincount(classes)
+        return cls(pairs // num_classes, pairs % num_classes, counts, by_cluster, by_class, len(clusters))
+
+
+def _pairs(counts: NDArray[np.integer]) -> float:
+    exact = counts.astype(np.float64)
+    return float((exact * (exact - 1) / 2).sum())
+
+
+def _quantiles(values: NDArray[np.float64]) -> dict[str, float]:
+    return {
+        f"{share:g}": float(value) for share, value in zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True)
+    }
 
 
 def _entropy(probabilities: NDArray[np.float64]) -> float:

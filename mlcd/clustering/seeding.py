@@ -1,31 +1,122 @@
-"""The first centers of k-means: distinct rows, drawn by a hash of (seed, row)."""
+"""The first centers of k-means: distinct rows, drawn by a hash of (seed, row); for many, found in two levels.
 
-from collections.abc import Sequence
+Two levels: about sqrt(k) coarse cells of a sample, centers shared out among them by their mass, each cell clustered by
+itself. Lloyd's passes over all rows then start close to where they end.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mlcd.clustering.group import Group
+from mlcd.clustering.nearest_one import NearestOne
+from mlcd.clustering.rows import Rows, SelectedRows, lowest_hashed
 from mlcd.errors import InvalidInput
-from mlcd.randomness import permutation
 from mlcd.types import Embeddings
 
+_READ_TOGETHER: Final = 4096
+_SAMPLE_PER_CENTER: Final = 32  # rows of the two-level sample for each center wanted
+_COARSE_SAMPLE: Final = 256  # rows of it that each coarse cell is found from
+_SAMPLE_STREAM: Final = 1  # second counter of the hash, so that the sample is not the first centers
 
-def distinct_rows(rows: Sequence[Embeddings], num_clusters: int, seed: int) -> Embeddings:
-    """[K, D]: K rows that differ from each other, the same for any block size.
+Cluster = Callable[[Rows, int, int], Embeddings]
+"""(rows, number of clusters, seed) to centers: k-means of one level."""
+
+
+def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
+    """[K, D]: the first K rows in the order of hash(seed, row) that differ from each other.
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
-    offsets = np.cumsum([0, *(len(block) for block in rows)])
-    chosen: list[Embeddings] = []
+    chosen = np.empty((min(num_clusters, rows.num_rows), rows.dimension), dtype=np.float32)
     seen: set[bytes] = set()
-    for row in permutation(int(offsets[-1]), seed):
-        block = int(np.searchsorted(offsets, row, side="right")) - 1
-        candidate = rows[block][row - offsets[block]]
-        if (content := candidate.tobytes()) not in seen:
+    for candidate in _in_hash_order(rows, num_clusters, seed):
+        if (content := (candidate + 0.0).tobytes()) not in seen:
+            chosen[len(seen)] = candidate
             seen.add(content)
-            chosen.append(candidate)
-            if len(chosen) == num_clusters:
-                return np.stack(chosen)
+            if len(seen) == num_clusters:
+                return chosen
     raise InvalidInput(
-        f"{num_clusters} clusters were asked of {len(chosen)} distinct embeddings",
-        remedy=f"ask for at most {len(chosen)} clusters",
+        f"{num_clusters} clusters were asked of {len(seen)} distinct embeddings",
+        remedy=f"ask for at most {len(seen)} clusters",
     )
+
+
+def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, group: Group) -> Embeddings:
+    """[K, D]: centers of the cells of a sample. Cells are shared out among the processes of `group`.
+
+    Raises InvalidInput when there are fewer distinct rows than clusters.
+    """
+    sample = sampled(rows, _SAMPLE_PER_CENTER * num_clusters, seed)
+    num_coarse = max(2, round(num_clusters**0.5))
+    coarse = cluster(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1), num_coarse, seed)
+    cell_of, content_of = _cells(sample, coarse)
+    num_distinct = _distinct_per_cell(cell_of, content_of, num_coarse)
+    if num_distinct.sum() < num_clusters:
+        return distinct_rows(rows, num_clusters, seed)
+    shares = shared_out(num_clusters, np.bincount(cell_of, minlength=num_coarse), num_distinct)
+    firsts = np.concatenate([[0], np.cumsum(shares)])
+    centers = np.zeros((num_clusters, rows.dimension), dtype=np.float32)
+    for cell in range(group.rank, num_coarse, group.size):
+        if shares[cell]:
+            members = SelectedRows(sample, np.flatnonzero(cell_of == cell))
+            centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
+    bits: Embeddings = group.sum(centers.view(np.int32)).view(np.float32)  # every row is zero in all processes but one
+    return bits
+
+
+def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of `num` each cell gets: by mass and largest remainder, at least 1 where it has rows, at most its limit.
+
+    The sum is `num`, which must be between the number of cells with rows and the sum of the limits.
+    """
+    shares = np.minimum((mass > 0).astype(np.int64), limit)
+    while (left := num - int(shares.sum())) > 0:
+        open_cells = shares < limit
+        exact = np.where(open_cells, mass, 0) * (left / mass[open_cells].sum())
+        whole = np.minimum(np.floor(exact).astype(np.int64), limit - shares)
+        shares += whole
+        left -= int(whole.sum())
+        remainders = np.where(shares < limit, exact - np.floor(exact), -1.0)
+        for cell in np.argsort(-remainders, kind="stable")[: min(left, int((remainders >= 0).sum()))]:
+            shares[cell] += 1
+    return shares
+
+
+def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
+    """The rows of lowest hash, in their order; all where there are no more than wanted."""
+    if num_wanted >= rows.num_rows:
+        return rows
+    return SelectedRows(rows, np.sort(lowest_hashed(rows.num_rows, num_wanted, seed, _SAMPLE_STREAM)))
+
+
+def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddings]:
+    """Rows in the order of their hashes, reading no more than duplicates make necessary."""
+    num_wanted, done = num_clusters, 0
+    while done < rows.num_rows:
+        order = lowest_hashed(rows.num_rows, num_wanted, seed)
+        for start in range(done, len(order), _READ_TOGETHER):
+            yield from rows.read(order[start : start + _READ_TOGETHER])
+        done, num_wanted = len(order), 4 * num_wanted
+
+
+def _cells(sample: Rows, coarse: Embeddings) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
+    """(nearest coarse center of each row, a hash of its content)."""
+    nearest = NearestOne(coarse).nearest
+    multipliers = np.random.default_rng(0).integers(2**63, size=sample.dimension, dtype=np.uint64) * 2 + 1
+    cells = np.empty(sample.num_rows, dtype=np.int32)
+    contents = np.empty(sample.num_rows, dtype=np.uint64)
+    for start, block in sample.blocks(0, sample.num_rows):
+        own = slice(start, start + len(block))
+        cells[own] = nearest(block)
+        contents[own] = (block + 0.0).view(np.uint32) @ multipliers
+    return cells, contents
+
+
+def _distinct_per_cell(cells: NDArray[np.int32], contents: NDArray[np.uint64], num_cells: int) -> NDArray[np.int64]:
+    order = np.lexsort((contents, cells))
+    cells, contents = cells[order], contents[order]
+    new = np.concatenate([[True], (cells[1:] != cells[:-1]) | (contents[1:] != contents[:-1])])
+    return np.bincount(cells[new], minlength=num_cells)

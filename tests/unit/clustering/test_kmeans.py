@@ -1,14 +1,17 @@
-import importlib
-
+import faiss
 import numpy as np
 import pytest
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+import scipy.stats
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
+from sklearn.metrics import adjusted_rand_score
+from threadpoolctl import threadpool_limits
 
 from mlcd.artifact import Draft, Request
 from mlcd.clustering.centers import Centers, majority_names
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.clustering.quality import imbalance, normalized_mutual_information, purity
+from mlcd.clustering.quality import purity
 from mlcd.errors import ArtifactInvalid, InvalidInput
 from mlcd.types import unit_rows
 
@@ -75,31 +78,112 @@ def test_rows_that_are_not_finite_are_refused():
         kmeans([rows], 2)
 
 
-def test_a_cluster_without_direction_takes_half_of_the_largest():
-    module = importlib.import_module("mlcd.clustering.kmeans")
-
-    rows = unit_rows(np.array([[1.0, 0], [-1, 0], [0, 1], [0.01, 1], [0.02, 1]]))
-    # Opposite rows start in one cluster: its mean has no direction.
-    start = unit_rows(np.array([[1.0, 1e-9], [0, 1]]))
-    assignment = np.array([0, 0, 1, 1, 1], dtype=np.int32)
-    centers, repaired = module._update([rows], assignment, start, 0, 0)
-    assert repaired == 1
-    assert np.linalg.norm(centers, axis=1) == pytest.approx([1, 1], abs=1e-6)
-    # Both halves lie beside the mean of the larger cluster, and apart from each other.
-    assert (centers @ unit_rows(np.array([[0.01, 1]]))[0]).min() > 0.999
-    assert not np.array_equal(centers[0], centers[1])
+def test_going_on_from_the_state_of_any_iteration_changes_nothing():
+    rows, _ = planted(noise=0.6)
+    states = []
+    whole = kmeans([rows], 12, seed=2, tolerance=0.0, iterations=8, on_start=states.append)
+    assert [state.iteration for state in states] == list(range(9))
+    for state in states:
+        resumed = kmeans([rows], 12, seed=2, tolerance=0.0, iterations=8, start=state)
+        assert resumed.centers.tobytes() == whole.centers.tobytes()
+        assert (resumed.objective, resumed.num_splits) == (whole.objective, whole.num_splits)
+        assert (resumed.sizes == whole.sizes).all()
 
 
-def test_quality_equals_scikit_learn():
-    generator = np.random.default_rng(0)
-    assignment = generator.integers(0, 7, 300)
-    classes = [str(c) for c in generator.integers(0, 4, 300)]
-    expected = normalized_mutual_info_score(classes, assignment)
-    assert normalized_mutual_information(assignment, classes) == pytest.approx(expected, abs=1e-12)
-    assert purity(np.array([0, 0, 0, 1, 1]), ["a", "a", "b", "b", "b"]) == 0.8
-    assert normalized_mutual_information(np.zeros(4, int), ["a"] * 4) == 1.0
-    assert imbalance(np.array([5, 5])) == 1.0
-    assert imbalance(np.array([10, 0])) == 2.0
+def test_the_order_of_rows_does_not_change_a_bit_of_the_centers():
+    rows, _ = planted(noise=0.6)
+    order = np.random.default_rng(5).permutation(len(rows))
+    start = rows[:10]
+    straight = kmeans([rows], 10, start=start)
+    permuted = kmeans([rows[order]], 10, start=start)
+    assert permuted.centers.tobytes() == straight.centers.tobytes()
+    assert (permuted.assignment == straight.assignment[order]).all()
+
+
+def test_the_number_of_threads_does_not_change_a_bit():
+    # Several BLAS blocks and several blocks of rows.
+    rows = unit_rows(np.random.default_rng(0).standard_normal((9000, 96)))
+    digests = set()
+    for threads in (1, 2, 3):
+        with threadpool_limits(threads):
+            digests.add(kmeans([rows], 150, iterations=4).centers.tobytes())
+    assert len(digests) == 1
+
+
+def test_a_rotation_does_not_change_the_objective():
+    rows, _ = planted(noise=0.6)
+    rotation, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((16, 16)))
+    turned = unit_rows(rows @ rotation)
+    straight = kmeans([rows], 9, iterations=5, start=rows[:9])
+    assert kmeans([turned], 9, iterations=5, start=turned[:9]).objective == pytest.approx(straight.objective, abs=1e-6)
+
+
+def test_more_clusters_fit_better_and_every_center_is_its_own_nearest():
+    rows, _ = planted(num_clusters=40, noise=0.6)
+    results = {k: kmeans([rows], k) for k in (32, 64)}
+    assert results[64].objective[-1] > results[32].objective[-1]
+    centers = results[64].centers
+    assert (nearest_centers(centers, centers, 1).ids[:, 0] == np.arange(64)).all()
+
+
+def test_each_iteration_equals_faiss():
+    rows = unit_rows(np.random.default_rng(3).standard_normal((4000, 24)))
+    centers = rows[:30].copy()
+    for _ in range(6):
+        theirs = faiss.Kmeans(
+            24, 30, niter=1, spherical=True, early_stop_threshold=-1, max_points_per_centroid=10**6, seed=1
+        )
+        theirs.train(rows, init_centroids=centers)
+        ours = kmeans([rows], 30, iterations=1, start=centers)
+        assert ours.centers == pytest.approx(theirs.centroids, abs=1e-5)
+        assert ours.objective[0] * len(rows) == pytest.approx(theirs.obj[0], rel=1e-5)
+        centers = ours.centers
+
+
+def test_it_finds_a_mixture_of_von_mises_fisher():
+    means = unit_rows(np.random.default_rng(8).standard_normal((20, 32)))
+    parts = [scipy.stats.vonmises_fisher(mean, kappa=120).rvs(60, random_state=k) for k, mean in enumerate(means)]
+    rows, truth = unit_rows(np.concatenate(parts)), np.repeat(np.arange(20), 60)
+    best = max((kmeans([rows], 20, seed=seed) for seed in range(12)), key=lambda result: result.objective[-1])
+    assert adjusted_rand_score(truth, best.assignment) > 0.9
+    # And no start finds more than the truth itself is worth.
+    assert best.objective[-1] <= kmeans([rows], 20, start=means).objective[-1] + 1e-9
+
+
+def test_digits_cluster_as_well_as_by_scikit_learn():
+    pixels, digits = load_digits(return_X_y=True)
+    rows = unit_rows(pixels)
+    ours = kmeans([rows], 40, seed=0)
+    theirs = KMeans(40, n_init=1, random_state=0).fit(rows)
+    unit = unit_rows(theirs.cluster_centers_)
+    reached = (rows.astype(np.float64) @ unit.T.astype(np.float64)).max(axis=1).mean()
+    assert ours.objective[-1] > reached - 0.003
+    names = [str(digit) for digit in digits]
+    assert purity(ours.assignment, names) > purity(theirs.labels_, names) - 0.05
+
+
+def test_repeated_rows_leave_no_center_without_rows():
+    distinct = unit_rows(np.random.default_rng(0).standard_normal((40, 8)))
+    rows = np.repeat(distinct, 1 + np.arange(40) ** 2 // 20, axis=0)
+    result = kmeans([rows], 40, seed=1)
+    assert (result.sizes > 0).all()
+    assert result.objective[-1] == pytest.approx(1.0, abs=1e-6)
+    assert len({center.tobytes() for center in kmeans([rows], 30, seed=1).centers}) == 30
+
+
+def test_past_two_to_the_twenty_four_rows_nothing_saturates():
+    # In float32 a sum of similarities stops at 2^24, and training with it.
+    count = 2**24 + 2**20
+    tile = unit_rows(np.random.default_rng(0).standard_normal((2**17, 4)))
+    repeats = count // len(tile)
+    result = kmeans([tile] * repeats, 4, iterations=2, tolerance=0.0, start=tile[:4])
+    once = kmeans([tile], 4, iterations=2, tolerance=0.0, start=tile[:4])
+    assert len(result.objective) == 3
+    assert result.objective == pytest.approx(once.objective, abs=1e-12)
+    assert result.centers.tobytes() == once.centers.tobytes()
+    assert (result.sizes == repeats * once.sizes).all()
+    exact = (tile.astype(np.float64) @ result.centers.T.astype(np.float64)).max(axis=1).mean()
+    assert result.objective[-1] == pytest.approx(exact, abs=1e-9)
 
 
 def test_the_centers_artifact_round_trips(tmp_path):

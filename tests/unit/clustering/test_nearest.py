@@ -1,10 +1,14 @@
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlcd.clustering import nearest
-from mlcd.clustering.nearest import nearest_centers
+from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import unit_rows
 
@@ -69,7 +73,8 @@ def test_near_ties_below_float32_are_ordered_by_the_exact_score():
 def test_the_answer_does_not_depend_on_the_block(monkeypatch):
     z, centers = random_rows(57, 32), random_rows(77, 32, seed=1)
     whole = nearest_centers(z, centers, 8)
-    monkeypatch.setattr(nearest, "_BLOCK_ENTRIES", 77 * 5)
+    monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 10)
+    monkeypatch.setattr(nearest, "_BATCH_ROWS", 5)
     blocked = nearest_centers(z, centers, 8)
     assert (whole.ids == blocked.ids).all()
     assert (whole.scores == blocked.scores).all()
@@ -99,3 +104,111 @@ def test_bad_rows_are_named():
 
 def test_no_rows_give_no_labels():
     assert nearest_centers(np.zeros((0, 8), np.float32), random_rows(5, 8), 3).ids.shape == (0, 3)
+
+
+ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16"]
+
+
+def hard_cases():
+    """name, rows, centers: what rounding confuses."""
+    generator = np.random.default_rng(0)
+    families = np.repeat(random_rows(40, 64, seed=2), 32, axis=0) + 1e-3 * generator.standard_normal((1280, 64))
+    yield "families of near-duplicates", random_rows(50, 64), unit_rows(families)
+    negative = unit_rows(np.abs(generator.standard_normal((700, 24))))
+    yield "all similarities negative", -unit_rows(np.abs(generator.standard_normal((30, 24)))), negative
+    yield "duplicates", random_rows(30, 16), np.repeat(random_rows(9, 16, seed=3), 37, axis=0)
+    yield "one center", random_rows(5, 16), random_rows(1, 16, seed=3)
+    yield "one dimension", unit_rows(generator.standard_normal((9, 1))), unit_rows(generator.standard_normal((300, 1)))
+    yield "a group and a bit", random_rows(20, 8), random_rows(65, 8, seed=4)
+    yield "lengths that differ", random_rows(20, 8) * np.float32(30), random_rows(500, 8, seed=4) * np.float32(0.01)
+
+
+@pytest.mark.parametrize("products", ARITHMETICS)
+@pytest.mark.parametrize("case", list(hard_cases()), ids=lambda case: case[0])
+@pytest.mark.parametrize("top", [1, 8])
+def test_every_arithmetic_gives_the_same_exact_answer(products, case, top, monkeypatch):
+    monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 96)
+    _, z, centers = case
+    found = CenterScan(centers, products=products).nearest(z, top)
+    ids, scores = brute_force(z, centers, top)
+    assert (found.ids == ids).all()
+    assert found.scores == pytest.approx(scores, rel=1e-6)
+    counts = found.scan
+    assert counts.proven + counts.wider + counts.float32 + counts.float64 == len(z)
+
+
+@pytest.mark.parametrize("products", ARITHMETICS)
+def test_on_embeddings_without_ties_the_first_pass_proves_every_row(products):
+    z, centers = random_rows(300, 128), random_rows(9001, 128, seed=1)
+    found = CenterScan(centers, products=products).nearest(z, 8)
+    assert (found.ids == CenterScan(centers, products="numpy").nearest(z, 8).ids).all()
+    assert found.scan.proven > 0.99 * len(z)
+
+
+def test_what_cannot_be_proven_goes_down_the_ladder():
+    z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 500, axis=0)
+    assert CenterScan(centers, products="torch-bf16").nearest(z, 8).scan.float64 == 20
+    assert CenterScan(centers[::25], products="numpy").nearest(z, 8).scan.wider == 20
+
+
+@pytest.mark.parametrize("products", ARITHMETICS)
+@pytest.mark.parametrize("top", [1, 4])
+def test_previous_labels_change_nothing_but_the_work(products, top):
+    z, centers = random_rows(100, 32), random_rows(600, 32, seed=1)
+    scan = CenterScan(centers, products=products)
+    expected = scan.nearest(z, top)
+    near = scan.nearest(unit_rows(z + 0.05 * random_rows(100, 32, seed=9)), top).ids
+    far = np.argsort(np.random.default_rng(0).random((100, 600)), axis=1)[:, :top]
+    for previous in (expected.ids, near, far):
+        found = scan.nearest(z, top, previous=previous)
+        assert (found.ids == expected.ids).all()
+        assert (found.scores == expected.scores).all()
+    with pytest.raises(InvalidInput, match="do not exist"):
+        scan.nearest(z, top, previous=np.full((100, top), 600))
+    if top > 1:
+        with pytest.raises(InvalidInput, match="twice"):
+            scan.nearest(z, top, previous=np.zeros((100, top), int))
+
+
+def test_more_centers_than_a_gpu_library_takes():
+    """cuVS refused more than 262,144 (cuvs #1805)."""
+    z, centers = random_rows(7, 4), random_rows(262_144 + 77, 4, seed=1)
+    found = CenterScan(centers).nearest(z, 8)
+    exact = z.astype(np.float64) @ centers.astype(np.float64).T
+    assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
+
+
+def test_the_bound_holds_for_every_product():
+    """The certificate's inequality itself, on adversarially rounded inputs."""
+    generator = np.random.default_rng(0)
+    z = unit_rows(generator.standard_normal((40, 256)) * generator.uniform(0.01, 1, (40, 256)))
+    centers = unit_rows(generator.standard_normal((512, 256)) ** 3)
+    exact = z.astype(np.float64) @ centers.astype(np.float64).T
+    for name in ARITHMETICS:
+        scan = CenterScan(centers, products=name)
+        product = np.asarray(torch.as_tensor(scan.products.multiply(scan.products.load(z), 0, 512)).double())
+        slack = nearest._slack(z, scan.products, scan._norms)[:, None]
+        assert (exact <= nearest._raised(product, scan.products.rounding.output) + slack).all()
+        assert (exact >= nearest._lowered(product, scan.products.rounding.output) - slack).all()
+
+
+def test_torch_is_not_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(nearest, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "mlcd.clustering.products_torch", raising=False)
+    z, centers = random_rows(5, 8), random_rows(9000, 8, seed=1)
+    assert CenterScan(centers).nearest(z, 3).scan.products == "numpy fp32"
+    with pytest.raises(ConfigInvalid, match="needs torch"):
+        CenterScan(centers, products="torch-bf16")
+
+
+@pytest.mark.parametrize("products", ARITHMETICS)
+def test_one_scan_serves_several_threads(products):
+    """As in the service: what one thread multiplies must not overwrite another's products."""
+    scan = CenterScan(random_rows(3000, 32, seed=1), products=products)
+    batches = [random_rows(64, 32, seed=seed) for seed in range(16)]
+    expected = [scan.nearest(z, 8).ids for z in batches]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda z: scan.nearest(z, 8).ids, batches))
+            assert all((a == b).all() for a, b in zip(found, expected, strict=True))

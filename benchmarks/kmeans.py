@@ -1,0 +1,155 @@
+"""Spherical k-means: ours against faiss and scikit-learn on the same rows, interleaved in one run.
+
+    python benchmarks/kmeans.py [--rows 50000] [--clusters 1024] [--dimension 256] [--iterations 6] [--runs 2]
+    python benchmarks/kmeans.py --rows 200000 --clusters 4096 --dimension 768   # the acceptance case
+    python benchmarks/kmeans.py --embeddings DIR --clusters 1024                # real embeddings
+
+Every contender runs in a process of its own, reads the rows from one .npy file and does the same number of iterations;
+time is that of training alone, memory the peak of the process (ours reads blocks, the others hold the rows). The
+objective, the mean cosine of a row and its nearest center, is computed here in float64 for all. faiss starts from other
+random rows. Synthetic rows: unit vectors around as many means as clusters, themselves in families, with a decaying
+spectrum as image embeddings have it (--flat: none).
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.types import unit_rows
+
+_READ: Final = """
+import json, re, sys, time
+import numpy as np
+path, out, k, iterations = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+"""
+_WRITE: Final = """
+np.save(out, np.ascontiguousarray(centers, dtype=np.float32))
+# Not ru_maxrss: that begins with the parent's.
+peak_kib = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+print(json.dumps([seconds, peak_kib / 2**20]))
+"""
+_FAISS: Final = """
+import faiss
+rows = np.load(path)
+{make}
+began = time.perf_counter()
+{train}
+seconds = time.perf_counter() - began
+"""
+_CONTENDERS: Final = {
+    "mlcd": """
+from pathlib import Path
+from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.rows import FileRows
+began = time.perf_counter()
+centers = kmeans(FileRows([Path(path)]), k, iterations=iterations, tolerance=0.0).centers
+seconds = time.perf_counter() - began
+""",
+    "faiss.Kmeans": _FAISS.format(
+        make="trainer = faiss.Kmeans(rows.shape[1], k, niter=iterations, spherical=True, seed=1,"
+        " early_stop_threshold=-1, max_points_per_centroid=10**9)",
+        train="trainer.train(rows)\ncenters = trainer.centroids",
+    ),
+    # Of unit rows L2 asks the same; its centers are made unit afterwards.
+    "faiss.SuperKMeans": _FAISS.format(
+        make="parameters = faiss.SuperKMeansParameters()\nparameters.niter = iterations\nparameters.seed = 1\n"
+        "parameters.early_stop_threshold = -1\nparameters.max_points_per_centroid = 10**9\n"
+        "trainer = faiss.SuperKMeans(rows.shape[1], k, parameters)",
+        train="trainer.train(rows)\ncenters = faiss.vector_to_array(trainer.centroids).reshape(k, -1)",
+    ),
+    "scikit-learn": """
+from sklearn.cluster import KMeans
+rows = np.load(path)
+trainer = KMeans(k, init="random", n_init=1, max_iter=iterations, tol=0, random_state=1)
+began = time.perf_counter()
+centers = trainer.fit(rows).cluster_centers_
+seconds = time.perf_counter() - began
+""",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--clusters", type=int, default=1024)
+    parser.add_argument("--dimension", type=int, default=256)
+    parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--flat", action="store_true", help="synthetic rows without a decaying spectrum")
+    parser.add_argument("--embeddings", type=Path, help="an embeddings artifact instead of synthetic rows")
+    parser.add_argument("--only", nargs="*", choices=list(_CONTENDERS), default=list(_CONTENDERS))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = _rows(options)
+        np.save(f"{folder}/rows.npy", rows)
+        print(f"{len(rows)} rows of {rows.shape[1]}, {options.clusters} clusters, {options.iterations} iterations")
+        measured: dict[str, list[tuple[float, float]]] = {name: [] for name in _available(options.only)}
+        for _ in range(options.runs):
+            for name, runs in measured.items():
+                runs.append(_train(name, folder, options))
+        _print_table(measured, {name: _objective(rows, np.load(f"{folder}/{name}.npy")) for name in measured})
+
+
+def _rows(options: argparse.Namespace) -> np.ndarray:
+    if options.embeddings is not None:
+        return EmbeddingsArtifact.open(options.embeddings).load()
+    generator = np.random.default_rng(0)
+    dimension = options.dimension
+    weights = np.ones(dimension) if options.flat else (1.0 + np.arange(dimension)) ** -0.5
+    rotation, _ = np.linalg.qr(generator.standard_normal((dimension, dimension)))
+    families = generator.standard_normal((max(1, options.clusters // 32), dimension)) * weights
+    means = families[np.arange(options.clusters) % len(families)]
+    means = means + 0.7 * generator.standard_normal(means.shape) * weights
+    rows = np.empty((options.rows, dimension), dtype=np.float32)
+    for start in range(0, options.rows, 8192):
+        around = means[generator.integers(0, options.clusters, min(8192, options.rows - start))]
+        rows[start : start + 8192] = (around + 0.5 * generator.standard_normal(around.shape) * weights) @ rotation
+    return unit_rows(rows)
+
+
+def _available(names: list[str]) -> list[str]:
+    import faiss
+
+    missing = {"faiss.SuperKMeans": not hasattr(faiss, "SuperKMeans")}
+    missing["scikit-learn"] = importlib.util.find_spec("sklearn") is None
+    return [name for name in names if not missing.get(name)]
+
+
+def _train(name: str, folder: str, options: argparse.Namespace) -> tuple[float, float]:
+    """(seconds, peak GiB)."""
+    command = [sys.executable, "-c", _READ + _CONTENDERS[name] + _WRITE, f"{folder}/rows.npy", f"{folder}/{name}.npy"]
+    command += [str(options.clusters), str(options.iterations)]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    seconds, gib = json.loads(output.splitlines()[-1])
+    return seconds, gib
+
+
+def _objective(rows: np.ndarray, centers: np.ndarray) -> float:
+    unit = unit_rows(centers).astype(np.float64)
+    parts = (rows[start : start + 4096].astype(np.float64) for start in range(0, len(rows), 4096))
+    return float(sum((part @ unit.T).max(axis=1).sum() for part in parts)) / len(rows)
+
+
+def _print_table(measured: dict[str, list[tuple[float, float]]], objectives: dict[str, float]) -> None:
+    ours: list[Any] = [seconds for seconds, _ in measured.get("mlcd", [])]
+    for name, runs in measured.items():
+        times = [seconds for seconds, _ in runs]
+        line = f"{name:18} {statistics.median(times):8.2f} s ({min(times):.2f} to {max(times):.2f})"
+        line += f"  objective {objectives[name]:.6f}  peak {max(gib for _, gib in runs):.2f} GiB"
+        if ours and name != "mlcd":
+            ratio = statistics.median(theirs / mine for theirs, mine in zip(times, ours, strict=True))
+            line += f"  {ratio:.2f}x our time"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

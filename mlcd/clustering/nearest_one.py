@@ -1,0 +1,213 @@
+"""The nearest center of each row, exactly, for k-means: `nearest_centers` with top=1, made for many short passes.
+
+Two ways lead to the same answer, and a timing of both on the first rows chooses.
+
+Dense: float32 products with all centers. With g = D u / (1 - D u) a product is off by at most g |x| |c|, so the largest
+is proven where the second lies more than twice that below.
+
+Pruned: with the columns of H orthonormal but for E = H'H - I, and y, w the heads H'x, H'c as computed,
+
+    x.c <= y.w + |r_x| |r_c| + |E| |y| |w| + 2 h |x| |c|,   |r|^2 <= |x|^2 - |y|^2 + (2 g + 2 h + |E|) |x|^2,
+
+where h = g sqrt(columns of H) + |E| bounds what rounding left in the heads, and r_x, r_c are the tails. One product of
+the few head components and the length of the tail bounds every score from above; only centers whose bound reaches the
+score of a known one, such as the row's last, are multiplied out. That pays where a few directions hold most of a row.
+
+Whatever neither way proves is decided by float64 scores, then ids.
+
+Shapes: B rows of a batch, C centers of a block, K centers, D dimension, H head components.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.types import Embeddings
+
+_BATCH_ROWS: Final = 4096  # BLAS threads wait for each other at every product: few large ones
+_BLOCK_CENTERS: Final = 1024
+_TIMED_ROWS: Final = 1024
+_ROUNDOFF: Final = 2.0**-24
+_COMPARED: Final = 2.0**-22  # comparing float32 numbers near 1 after a subtraction
+_LONGEST: Final = 1.01  # rows and centers are of unit length but for rounding
+_HEADS: Final = (8, 4, 2)  # one in so many components
+_LEAST_HEAD: Final = 16
+_MOST_KNOWN: Final = 64  # centers multiplied out for one row; a row with more joins the dense way
+_SAMPLE_CENTERS: Final = 8192
+
+
+class Basis:
+    """Orthonormal directions, those that hold most of the given centers first: [D, D] float32."""
+
+    def __init__(self, centers_KD: Embeddings) -> None:
+        sample = centers_KD[:: max(1, len(centers_KD) // _SAMPLE_CENTERS)]
+        # In float32, for speed: how far from orthonormal they are is measured, and enters the bounds.
+        _, vectors = np.linalg.eigh(sample.T @ sample)
+        self.vectors_DD: Embeddings = np.ascontiguousarray(vectors[:, ::-1])
+
+
+@dataclass(frozen=True)
+class _Head:
+    basis: Embeddings  # [D, H]
+    centers: Embeddings  # [K, H + 1]: heads, and the length of the tail as one more component
+    tail_slack: float
+    score_slack: float
+
+    @classmethod
+    def of(cls, basis: Basis, centers_KD: Embeddings, one_in: int) -> "_Head":
+        num = max(_LEAST_HEAD, centers_KD.shape[1] // one_in)
+        basis_DH = np.ascontiguousarray(basis.vectors_DD[:, :num])
+        exact = basis_DH.astype(np.float64)
+        skew = float(np.linalg.norm(exact.T @ exact - np.eye(num)))
+        growth = _growth(centers_KD.shape[1])
+        left = growth * num**0.5 * _LONGEST + skew
+        tail_slack = (2 * growth + 2 * left + skew) * _LONGEST**2
+        score_slack = (skew + 2 * left + _growth(num + 1)) * _LONGEST**2 + _COMPARED
+        return cls(basis_DH, _with_tail(centers_KD, basis_DH, tail_slack), tail_slack, score_slack)
+
+    def load(self, z_BD: Embeddings) -> Embeddings:
+        return _with_tail(z_BD, self.basis, self.tail_slack)
+
+    def bounds(self, rows_BH: Embeddings, start: int) -> NDArray[np.float32]:
+        """[B, C]: what the scores with the block of centers from `start` on do not exceed, but for `score_slack`."""
+        bound_BC: NDArray[np.float32] = rows_BH @ self.centers[start : start + _BLOCK_CENTERS].T
+        return bound_BC
+
+
+class NearestOne:
+    """Centers [K, D], unit, made ready for exact look-ups of the nearest.
+
+    basis: where to look for a way to prune; None for the dense way. one_in: the share of components in the head, 0 for
+    the dense way; None to time them all on the first rows, after which it says what was chosen.
+    """
+
+    def __init__(self, centers_KD: Embeddings, basis: Basis | None = None, one_in: int | None = None) -> None:
+        self._centers_KD = centers_KD
+        self._slack = _growth(centers_KD.shape[1]) * _LONGEST**2
+        self._basis = basis
+        self.one_in = 0 if basis is None else one_in
+        self._head = _Head.of(basis, centers_KD, one_in) if basis is not None and one_in else None
+
+    def nearest(self, embeddings: Embeddings, previous: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+        """[N] int32: of each unit row the center of highest float64 score, of equals the lowest id.
+
+        previous: [N] ids of centers, the nearer the better; the answer does not depend on them.
+        """
+        if self.one_in is None and self._basis is not None and len(embeddings) >= _TIMED_ROWS:
+            self._choose(self._basis, embeddings[:_TIMED_ROWS], None if previous is None else previous[:_TIMED_ROWS])
+        nearest = np.empty(len(embeddings), dtype=np.int32)
+        for start in range(0, len(embeddings), _BATCH_ROWS):
+            batch = slice(start, start + _BATCH_ROWS)
+            nearest[batch] = self._batch(embeddings[batch], None if previous is None else previous[batch], self._head)
+        return nearest
+
+    def _choose(self, basis: Basis, z_BD: Embeddings, previous: NDArray[np.int32] | None) -> None:
+        ways = {0: None, **{one_in: _Head.of(basis, self._centers_KD, one_in) for one_in in _HEADS}}
+        seconds = {}
+        for one_in, head in ways.items():
+            began = time.perf_counter()
+            self._batch(z_BD, previous, head)
+            seconds[one_in] = time.perf_counter() - began
+        self.one_in = min(seconds, key=lambda one_in: seconds[one_in])
+        self._head = ways[self.one_in]
+
+    def _batch(self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head | None) -> NDArray[np.int32]:
+        return self._dense(z_BD) if head is None else self._pruned(z_BD, previous, head)
+
+    def _dense(self, z_BD: Embeddings) -> NDArray[np.int32]:
+        rows = np.arange(len(z_BD))
+        best_B = np.full(len(z_BD), -np.inf, dtype=np.float32)
+        second_B = best_B.copy()
+        ids_B = np.zeros(len(z_BD), dtype=np.int32)
+        for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
+            product_BC = z_BD @ self._centers_KD[start : start + _BLOCK_CENTERS].T
+            columns = product_BC.argmax(axis=1)
+            largest = product_BC[rows, columns]
+            product_BC[rows, columns] = -np.inf
+            second_B = np.maximum(np.maximum(second_B, product_BC.max(axis=1)), np.minimum(best_B, largest))
+            ids_B = np.where(largest > best_B, columns + start, ids_B).astype(np.int32)
+            best_B = np.maximum(best_B, largest)
+        unproven = np.flatnonzero(best_B - second_B <= 2 * self._slack)
+        if len(unproven):
+            ids_B[unproven] = self._decided(z_BD[unproven], best_B[unproven])
+        return ids_B
+
+    def _decided(self, z_BD: Embeddings, best_B: NDArray[np.float32]) -> NDArray[np.int32]:
+        """By float64 scores among the centers that rounding leaves in the running."""
+        found = []
+        for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
+            product_BC = z_BD @ self._centers_KD[start : start + _BLOCK_CENTERS].T
+            rows, columns = np.nonzero(product_BC >= best_B[:, None] - np.float32(4 * self._slack))
+            found.append((rows, columns + start))
+        pairs = np.concatenate([rows for rows, _ in found]), np.concatenate([columns for _, columns in found])
+        return self._first(z_BD, *pairs)
+
+    def _first(self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int32]:
+        scores = np.einsum("pd,pd->p", z_BD[rows].astype(np.float64), self._centers_KD[columns].astype(np.float64))
+        order = np.lexsort((columns, -scores, rows))
+        _, first = np.unique(rows[order], return_index=True)
+        return columns[order][first].astype(np.int32)
+
+    def _pruned(self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head) -> NDArray[np.int32]:
+        rows_BH = head.load(z_BD)
+        if previous is None:
+            previous = self._highest_bound(rows_BH, head)
+        known_B = np.einsum("bd,bd->b", z_BD, self._centers_KD[previous])
+        least_B = (known_B - np.float32(self._slack + head.score_slack))[:, None]
+        found = []
+        for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
+            bound_BC = head.bounds(rows_BH, start)
+            flat = np.flatnonzero(bound_BC >= least_B)
+            found.append((flat // bound_BC.shape[1], flat % bound_BC.shape[1] + start))
+        rows, columns = np.concatenate([rows for rows, _ in found]), np.concatenate([columns for _, columns in found])
+        num_B = np.bincount(rows, minlength=len(z_BD))
+        ids_B = previous.copy()
+        if len(many := np.flatnonzero(num_B > _MOST_KNOWN)):
+            ids_B[many] = self._dense(z_BD[many])
+        open_pairs = (num_B[rows] > 1) & (num_B[rows] <= _MOST_KNOWN)
+        self._multiply_out(z_BD, rows[open_pairs], columns[open_pairs], ids_B)
+        return ids_B
+
+    def _highest_bound(self, rows_BH: Embeddings, head: _Head) -> NDArray[np.int32]:
+        """A center that is probably near, where none is known."""
+        ids_B = np.zeros(len(rows_BH), dtype=np.int32)
+        best_B = np.full(len(rows_BH), -np.inf, dtype=np.float32)
+        for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
+            bound_BC = head.bounds(rows_BH, start)
+            columns = bound_BC.argmax(axis=1)
+            highest = bound_BC[np.arange(len(columns)), columns]
+            ids_B = np.where(highest > best_B, columns + start, ids_B).astype(np.int32)
+            best_B = np.maximum(best_B, highest)
+        return ids_B
+
+    def _multiply_out(
+        self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], ids_B: NDArray[np.int32]
+    ) -> None:
+        if len(rows) == 0:
+            return
+        scores = np.einsum("pd,pd->p", z_BD[rows], self._centers_KD[columns])
+        best_B = np.full(len(z_BD), -np.inf, dtype=np.float32)
+        np.maximum.at(best_B, rows, scores)
+        running = scores >= best_B[rows] - np.float32(4 * self._slack)
+        rows, columns = rows[running], columns[running]
+        alone = np.bincount(rows, minlength=len(z_BD))[rows] == 1
+        ids_B[rows[alone]] = columns[alone]
+        if not alone.all():
+            ids_B[np.unique(rows[~alone])] = self._first(z_BD, rows[~alone], columns[~alone])
+
+
+def _growth(num_terms: int) -> float:
+    return num_terms * _ROUNDOFF / (1 - num_terms * _ROUNDOFF)
+
+
+def _with_tail(rows_ND: Embeddings, basis_DH: Embeddings, tail_slack: float) -> Embeddings:
+    """[N, H + 1]: the head of each row, and a length that its tail does not exceed."""
+    out = np.empty((len(rows_ND), basis_DH.shape[1] + 1), dtype=np.float32)
+    head = out[:, :-1]
+    head[:] = rows_ND @ basis_DH
+    squares = np.einsum("nd,nd->n", rows_ND, rows_ND) - np.einsum("nd,nd->n", head, head)
+    out[:, -1] = np.sqrt(np.maximum(squares, 0) + np.float32(tail_slack))
+    return out

@@ -1,0 +1,89 @@
+"""What a clustering will take, told before it starts."""
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+
+from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.rows import BLOCK_ROWS
+from mlcd.types import unit_rows
+
+_TILE_ROWS: Final = 1024
+_TILE_CENTERS: Final = 8192
+_RUNS: Final = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """memory_bytes: of each process, beside Python itself. flops: of all passes. seconds: at the measured rate."""
+
+    num_rows: int
+    num_clusters: int
+    dimension: int
+    passes: int
+    processes: int
+    memory_bytes: int
+    flops: float
+    flops_per_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.flops / self.flops_per_s / self.processes
+
+    def facts(self) -> dict[str, float]:
+        """For machines."""
+        return asdict(self) | {"seconds": self.seconds, "bytes_read_per_pass": self.rows_bytes}
+
+    def __str__(self) -> str:
+        shared = f" in each of {self.processes} processes" if self.processes > 1 else ""
+        return (
+            f"{self.num_rows} rows of {self.dimension} into {self.num_clusters} clusters: "
+            f"at most {self.passes} passes\n"
+            f"memory      {self.memory_bytes / 2**30:.2f} GiB{shared}\n"
+            f"reading     {self.rows_bytes / 2**30:.2f} GiB a pass\n"
+            f"arithmetic  {self.flops:.3g} floating-point operations\n"
+            f"time        {timedelta(seconds=round(self.seconds))} at the {self.flops_per_s / 1e9:.0f} GFLOP/s "
+            "measured here; less where rows settle early, more for the first centers"
+        )
+
+    @property
+    def rows_bytes(self) -> int:
+        """What one pass reads, as float32."""
+        return self.num_rows * self.dimension * 4
+
+
+def plan(num_rows: int, num_clusters: int, dimension: int, *, iterations: int, processes: int = 1) -> Plan:
+    """The memory, the arithmetic and the time of at most `iterations` updates, by a tile timed on this machine."""
+    matrix = num_clusters * dimension
+    centers, sums = 2 * 4 * matrix, 8 * matrix * (1 if processes == 1 else 3)
+    # A block: as read, its rows by cluster and their float64; and the scores of a batch.
+    block = BLOCK_ROWS * dimension * 4 * 3 + _TILE_ROWS * min(num_clusters, _TILE_CENTERS) * 4
+    rows = -(-num_rows // processes) * 4
+    passes = iterations + 1
+    return Plan(
+        num_rows=num_rows,
+        num_clusters=num_clusters,
+        dimension=dimension,
+        passes=passes,
+        processes=processes,
+        memory_bytes=centers + sums + block + rows,
+        flops=2.0 * num_rows * num_clusters * dimension * passes,
+        flops_per_s=_measured_rate(min(num_clusters, _TILE_CENTERS), dimension),
+    )
+
+
+def _measured_rate(num_centers: int, dimension: int) -> float:
+    generator = np.random.default_rng(0)
+    centers = unit_rows(generator.standard_normal((num_centers, dimension), dtype=np.float32))
+    rows = unit_rows(generator.standard_normal((_TILE_ROWS, dimension), dtype=np.float32))
+    scan = CenterScan(centers)
+    previous = scan.nearest(rows, 1).ids
+    times = []
+    for _ in range(_RUNS):
+        began = time.perf_counter()
+        scan.nearest(rows, 1, previous=previous)
+        times.append(time.perf_counter() - began)
+    return 2.0 * _TILE_ROWS * num_centers * dimension / min(times)

@@ -1,0 +1,77 @@
+"""Products by torch: float32, or bfloat16 where the hardware multiplies it faster, on the CPU or a CUDA GPU.
+
+Imported only where torch is installed; the labels are the same as without it.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlcd.clustering.products import Hits, Rounding
+from mlcd.types import Embeddings
+
+_GROUP: Final = 64
+# bfloat16 keeps 8 bits: storing a product moves it by less than 2^-8 of itself.
+_BF16_OUTPUT: Final = 2.0**-8
+
+
+class TorchProducts:
+    """See `mlcd.clustering.products.Products`."""
+
+    def __init__(self, centers_KD: Embeddings, *, bf16: bool, device: str = "cpu") -> None:
+        _keep_float32_exact()
+        self._device, self._dtype = torch.device(device), torch.bfloat16 if bf16 else torch.float32
+        self._centers_KD = torch.from_numpy(centers_KD).to(self._device, self._dtype)
+        self.name = f"torch {'bf16' if bf16 else 'fp32'} {device}"
+        # 2^-23, not 2^-24: tensor cores and AVX512_BF16 may truncate their float32 sums.
+        self.rounding = Rounding(inputs=bf16, sum_roundoff=2.0**-23, output=_BF16_OUTPUT if bf16 else 0.0)
+
+    def load(self, rows_BD: Embeddings) -> Tensor:
+        return torch.from_numpy(rows_BD).to(self._device, self._dtype)
+
+    def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
+        rounded: NDArray[np.floating] = torch.from_numpy(rows_BD).to(self._dtype).double().numpy()
+        return rounded
+
+    def multiply(self, rows: Tensor, start: int, stop: int) -> Tensor:
+        return rows @ self._centers_KD[start:stop].T
+
+    def kth_best_bound(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
+        num_groups = product_BC.shape[1] // _GROUP
+        if num_groups >= k:
+            product_BC = product_BC[:, : num_groups * _GROUP].unflatten(1, (_GROUP, num_groups)).amax(dim=1)
+        best: NDArray[np.float32] = product_BC.float().topk(k, dim=1).values[:, -1].cpu().numpy()
+        return best
+
+    def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
+        # Both are exact in float32, so comparing in the product's dtype would round the threshold.
+        threshold = torch.from_numpy(threshold_B).to(self._device)
+        num_groups = product_BC.shape[1] // _GROUP
+        grouped = num_groups * _GROUP
+        entries_BEG = product_BC[:, :grouped].unflatten(1, (_GROUP, num_groups))
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        if num_groups:
+            rows, groups = torch.nonzero(entries_BEG.amax(dim=1).float() > threshold[:, None], as_tuple=True)
+            entries = entries_BEG[rows, :, groups].float()
+            hit, member = torch.nonzero(entries > threshold[rows, None], as_tuple=True)
+            found.append((rows[hit], groups[hit] + member * num_groups, entries[hit, member]))
+        rest = product_BC[:, grouped:].float()
+        rows, columns = torch.nonzero(rest > threshold[:, None], as_tuple=True)
+        found.append((rows, columns + grouped, rest[rows, columns]))
+        parts: list[Any] = [torch.cat(part).cpu().numpy() for part in zip(*found, strict=True)]
+        return Hits(*parts)
+
+
+def cuda_available() -> bool:
+    """Whether torch can use a GPU here."""
+    return torch.cuda.is_available()
+
+
+def _keep_float32_exact() -> None:
+    """The error bounds hold for full float32 sums only."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.set_float32_matmul_precision("highest")

@@ -1,0 +1,61 @@
+"""Centers that a clustering cannot use, and what takes their place."""
+
+import hashlib
+import heapq
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.sums import ClusterSums
+from mlcd.randomness import uniform
+from mlcd.types import Embeddings
+
+_SPLIT_STEP: Final = 1e-3  # how far the new half of a split cluster moves away, relative to the unit center
+_ALIKE: Final = 1e-7  # 1 - |mean|: what rounding leaves of a cluster whose rows are all the same
+
+
+def next_centers(totals: ClusterSums, seed: int, iteration: int) -> tuple[Embeddings, int]:
+    """([K, D] float32 unit means, how many were replaced).
+
+    Of equal centers all but the first are dropped, their rows counted with it. Dropped centers, and those of clusters
+    that are empty or have no direction, move beside the center of the largest cluster, which counts half from then on.
+    The center that is split stays, so a repair never lowers the objective.
+    """
+    means, lengths = totals.directions()
+    sizes = np.where(lengths > 0, totals.sizes, 0)
+    for duplicate, first in duplicates(means, lengths > 0):
+        sizes[first] += sizes[duplicate]
+        sizes[duplicate] = 0
+    unusable = np.flatnonzero(sizes == 0)
+    if len(unusable):
+        _split_largest(means, sizes, lengths < (1 - _ALIKE) * totals.sizes, (seed, iteration))
+    return means, len(unusable)
+
+
+def duplicates(centers: Embeddings, usable: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """(center, the first one equal to it) for every usable center that is not the first of its kind."""
+    first: dict[bytes, int] = {}
+    found = []
+    for center in np.flatnonzero(usable):
+        content = hashlib.blake2b(centers[center].data, digest_size=16).digest()
+        if (known := first.setdefault(content, int(center))) != center:
+            found.append((int(center), known))
+    return found
+
+
+def _split_largest(
+    means: Embeddings, sizes: NDArray[np.int64], spread: NDArray[np.bool_], counters: tuple[int, int]
+) -> None:
+    # Splitting rows that are all the same gives one half nothing.
+    divisible = (sizes > 1) & spread
+    donors = divisible if divisible.any() else sizes > 0
+    heap = [(-float(sizes[center]), int(center)) for center in np.flatnonzero(donors)]
+    heapq.heapify(heap)
+    for center in np.flatnonzero(sizes == 0):
+        size, largest = heap[0]
+        step = _SPLIT_STEP * (uniform(*counters, int(center), np.arange(means.shape[1])) - 0.5)
+        moved = means[largest] + step
+        means[center] = moved / np.linalg.norm(moved)
+        heapq.heapreplace(heap, (size / 2, largest))
+        heapq.heappush(heap, (size / 2, int(center)))

@@ -1,0 +1,230 @@
+"""Rows of embeddings wherever they lie, read block by block: what k-means needs of them, and no more.
+
+Blocks come from explicit reads, never from memory maps: mapped pages count as memory of the process.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ArtifactInvalid, InvalidInput
+from mlcd.randomness import hash_counters
+from mlcd.types import Embeddings, unit_rows
+
+BLOCK_ROWS: Final = 8192
+_SPAN: Final = 8  # rows of a file read for each wanted one, before single reads are cheaper
+_READ_TOGETHER: Final = 1024
+_UNIT_TOLERANCE: Final = 1e-3  # float16 rows stay as they are
+_HASHED_AT_ONCE: Final = 1 << 20
+
+
+class Rows(Protocol):
+    """[num_rows, dimension] float32, numbered from 0."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
+        """(number of the first row, rows) of the rows [start, stop), in order."""
+        ...
+
+    def read(self, rows: NDArray[np.int64]) -> Embeddings:
+        """[len(rows), D] of the rows of these numbers, in this order."""
+        ...
+
+    def describe(self, row: int) -> str:
+        """What to call a row in an error."""
+        ...
+
+
+class ArrayRows:
+    """Rows in memory, in one array or several; an array may be a memory map."""
+
+    def __init__(self, blocks: Sequence[NDArray[np.floating]]) -> None:
+        for block in blocks:
+            if block.ndim != 2 or block.dtype not in (np.float32, np.float16):
+                raise InvalidInput(f"embeddings must be a float32 matrix, got {block.dtype} {list(block.shape)}")
+        self._blocks = blocks
+        self._offsets = np.cumsum([0, *(len(block) for block in blocks)])
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._offsets[-1])
+
+    @property
+    def dimension(self) -> int:
+        return int(self._blocks[0].shape[1]) if self._blocks else 0
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
+        for array, offset in zip(self._blocks, self._offsets, strict=False):
+            for first in range(max(start, int(offset)), min(stop, int(offset) + len(array)), BLOCK_ROWS):
+                local = first - int(offset)
+                last = min(local + BLOCK_ROWS, stop - int(offset))
+                yield first, np.asarray(array[local:last], dtype=np.float32)
+
+    def read(self, rows: NDArray[np.int64]) -> Embeddings:
+        out = np.empty((len(rows), self.dimension), dtype=np.float32)
+        owner = np.searchsorted(self._offsets, rows, side="right") - 1
+        for part in np.unique(owner):
+            mine = owner == part
+            out[mine] = self._blocks[part][rows[mine] - self._offsets[part]]
+        return out
+
+    def describe(self, row: int) -> str:
+        return f"embeddings row {row}"
+
+
+class FileRows:
+    """Rows of .npy files [n, D] float32 or float16, one after the other."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
+        for path, array in zip(paths, arrays, strict=True):
+            if array.ndim != 2 or array.dtype not in (np.float32, np.float16) or not array.flags.c_contiguous:
+                raise ArtifactInvalid(f"{path} is not a matrix of floats", remedy="embed the images again")
+            if array.shape[1] != arrays[0].shape[1]:
+                raise ArtifactInvalid(f"{path} has another dimension than {paths[0]}", remedy="embed the images again")
+        self._headers = [(int(array.offset), array.dtype) for array in arrays]
+        self._offsets = np.cumsum([0, *(len(array) for array in arrays)])
+        self._dimension = int(arrays[0].shape[1]) if arrays else 0
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._offsets[-1])
+
+    @property
+    def dimension(self) -> int:
+        return self._dimension
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
+        for part in range(len(self._paths)):
+            begin, end = int(self._offsets[part]), int(self._offsets[part + 1])
+            for first in range(max(start, begin), min(stop, end), BLOCK_ROWS):
+                yield first, self._span(part, first - begin, min(BLOCK_ROWS, min(stop, end) - first))
+
+    def read(self, rows: NDArray[np.int64]) -> Embeddings:
+        out = np.empty((len(rows), self.dimension), dtype=np.float32)
+        order = np.argsort(rows, kind="stable")
+        part_of = np.searchsorted(self._offsets, rows[order], side="right") - 1
+        for part in np.unique(part_of):
+            mine = order[part_of == part]
+            for start in range(0, len(mine), _READ_TOGETHER):
+                wanted = mine[start : start + _READ_TOGETHER]
+                out[wanted] = self._gather(int(part), rows[wanted] - self._offsets[part])
+        return out
+
+    def describe(self, row: int) -> str:
+        return f"embeddings row {row}"
+
+    def _gather(self, part: int, local: NDArray[np.int64]) -> Embeddings:
+        first, span = int(local[0]), int(local[-1] - local[0]) + 1
+        if span <= _SPAN * len(local):
+            return self._span(part, first, span)[local - first]
+        return np.concatenate([self._span(part, int(row), 1) for row in local])
+
+    def _span(self, part: int, start: int, num_rows: int) -> Embeddings:
+        offset, dtype = self._headers[part]
+        skipped = offset + start * self.dimension * dtype.itemsize
+        values = np.fromfile(self._paths[part], dtype=dtype, count=num_rows * self.dimension, offset=skipped)
+        return values.reshape(num_rows, self.dimension).astype(np.float32, copy=False)
+
+
+class SelectedRows:
+    """Some of the rows, by their numbers in ascending order."""
+
+    def __init__(self, rows: Rows, selected: NDArray[np.int64]) -> None:
+        self._rows, self.selected = rows, selected
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.selected)
+
+    @property
+    def dimension(self) -> int:
+        return self._rows.dimension
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
+        for first in range(start, stop, BLOCK_ROWS):
+            yield first, self._rows.read(self.selected[first : min(first + BLOCK_ROWS, stop)])
+
+    def read(self, rows: NDArray[np.int64]) -> Embeddings:
+        return self._rows.read(self.selected[rows])
+
+    def describe(self, row: int) -> str:
+        return self._rows.describe(int(self.selected[row]))
+
+
+class UnitRows:
+    """The rows, checked, less the mean where there is one, and of unit length.
+
+    Raises InvalidInput naming the first row that holds NaN or Inf or has no direction.
+    """
+
+    def __init__(self, rows: Rows, mean: NDArray[np.float32] | None = None) -> None:
+        self._rows, self._mean = rows, mean
+
+    @property
+    def num_rows(self) -> int:
+        return self._rows.num_rows
+
+    @property
+    def dimension(self) -> int:
+        return self._rows.dimension
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
+        for first, block in self._rows.blocks(start, stop):
+            yield first, self._unit(block, range(first, first + len(block)))
+
+    def read(self, rows: NDArray[np.int64]) -> Embeddings:
+        return self._unit(self._rows.read(rows), rows)
+
+    def describe(self, row: int) -> str:
+        return self._rows.describe(row)
+
+    def _unit(self, block: Embeddings, numbers: Sequence[int] | NDArray[np.int64]) -> Embeddings:
+        squares = np.einsum("nd,nd->n", block, block)  # not finite where any value is not, or it cannot be squared
+        if not np.isfinite(squares).all():
+            self._refuse(numbers, ~np.isfinite(squares), "holds NaN or Inf")
+        if self._mean is not None:
+            block = block - self._mean
+            squares = np.einsum("nd,nd->n", block, block)
+        if not squares.all():
+            self._refuse(numbers, squares == 0, "has no direction (norm 0)")
+        other = np.abs(squares - 1) > _UNIT_TOLERANCE
+        if not other.any():
+            return block
+        return np.where(other[:, None], unit_rows(block), block)
+
+    def _refuse(self, numbers: Sequence[int] | NDArray[np.int64], bad: NDArray[np.bool_], why: str) -> None:
+        first = int(numbers[int(np.flatnonzero(bad)[0])])
+        raise InvalidInput(f"{self._rows.describe(first)} {why}", remedy="remove it")
+
+
+def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.int64]:
+    """The `num_wanted` row numbers of lowest hash(counters, row), in the order of their hashes; int64.
+
+    No more memory than a few times the wanted ones: rows above a threshold are never kept.
+    """
+    if num_wanted >= num_rows:
+        return _by_hash(np.arange(num_rows), *counters)
+    share = min(1.0, (num_wanted + 6 * num_wanted**0.5 + 16) / num_rows)
+    limit = np.uint64(int(share * (2**64 - 2**11)))
+    found = []
+    for start in range(0, num_rows, _HASHED_AT_ONCE):
+        rows = np.arange(start, min(start + _HASHED_AT_ONCE, num_rows))
+        found.append(rows[hash_counters(*counters, rows) <= limit])
+    kept = np.concatenate(found)
+    if len(kept) < num_wanted:  # six standard deviations do not happen; the answer must be right if they do
+        kept = np.arange(num_rows)
+    return _by_hash(kept, *counters)[:num_wanted]
+
+
+def _by_hash(rows: NDArray[np.int64], *counters: int) -> NDArray[np.int64]:
+    return rows[np.argsort(hash_counters(*counters, rows), kind="stable")]

@@ -1,0 +1,101 @@
+"""Sums of rows per cluster that do not depend on the order of addition.
+
+A component is rounded to a multiple of 2^-33 and added as int64, so any order, batch size, number of threads or of
+processes gives the same bits. The error is 2^-34 per component and row. A cluster may hold 2^29 rows before a sum of
+components of size 1 could overflow.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.group import Group, own_rows
+from mlcd.clustering.rows import Rows
+from mlcd.errors import InvalidInput
+from mlcd.types import Embeddings
+
+SCALE: Final = 2.0**33
+MAX_ROWS: Final = 2**29
+_TOGETHER: Final = 1024  # rows converted at once: small enough for the cache
+_CENTERS_AT_ONCE: Final = 8192
+_ROWS_OF_A_MEAN: Final = 2**28
+
+
+class ClusterSums:
+    """sums: [K, D] int64, in units of 2^-33. sizes: [K] int64."""
+
+    def __init__(self, sums: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        self.sums, self.sizes = sums, sizes
+
+    @classmethod
+    def zeros(cls, num_clusters: int, dimension: int) -> "ClusterSums":
+        return cls(np.zeros((num_clusters, dimension), dtype=np.int64), np.zeros(num_clusters, dtype=np.int64))
+
+    def add(self, rows: Embeddings, clusters: NDArray[np.integer]) -> None:
+        self._change(rows, clusters, 1)
+
+    def subtract(self, rows: Embeddings, clusters: NDArray[np.integer]) -> None:
+        self._change(rows, clusters, -1)
+
+    def _change(self, rows: Embeddings, clusters: NDArray[np.integer], sign: int) -> None:
+        self.sizes += sign * np.bincount(clusters, minlength=len(self.sizes))
+        if self.sizes.max(initial=0) > MAX_ROWS:
+            raise InvalidInput(
+                f"a cluster holds more than {MAX_ROWS} rows", remedy="ask for more clusters, or cluster a sample"
+            )
+        order = np.argsort(clusters, kind="stable")
+        for start in range(0, len(rows), _TOGETHER):
+            part = order[start : start + _TOGETHER]
+            ids = clusters[part]
+            starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+            fixed = rows[part].astype(np.float64)
+            fixed *= sign * SCALE
+            np.rint(fixed, out=fixed)
+            # Whole numbers below 2^53: these sums are exact in float64.
+            self.sums[ids[starts]] += np.add.reduceat(fixed, starts, axis=0).astype(np.int64)
+
+    def objective(self, centers: Embeddings) -> float:
+        """J, the mean inner product of the rows with their centers [K, D], in float64, from the sums."""
+        return float(self._products(centers).sum()) / int(self.sizes.sum())
+
+    def cosines(self, centers: Embeddings) -> NDArray[np.float64]:
+        """[K] float64: the mean inner product of each center and its rows; NaN where there are none."""
+        products = self._products(centers)
+        return np.divide(products, self.sizes, out=np.full_like(products, np.nan), where=self.sizes > 0)
+
+    def _products(self, centers: Embeddings) -> NDArray[np.float64]:
+        products = np.zeros(len(centers))
+        for part in _parts(len(centers)):
+            sums = self.sums[part].astype(np.float64)
+            products[part] = np.einsum("kd,kd->k", sums, centers[part].astype(np.float64)) / SCALE
+        return products
+
+    def directions(self) -> tuple[Embeddings, NDArray[np.float64]]:
+        """(unit means [K, D] float32, |sum| of each [K] float64); zero where no direction survives the rounding."""
+        means = np.zeros(self.sums.shape, dtype=np.float32)
+        lengths = np.zeros(len(self.sizes))
+        for part in _parts(len(self.sizes)):
+            sums = self.sums[part].astype(np.float64) / SCALE
+            norms = np.linalg.norm(sums, axis=1)
+            # Opposite rows leave what rounding made of them.
+            norms[norms <= self.sizes[part] * (sums.shape[1] ** 0.5 / SCALE)] = 0.0
+            unit = np.divide(sums, norms[:, None], out=np.zeros_like(sums), where=norms[:, None] > 0)
+            means[part], lengths[part] = unit + 0.0, norms  # + 0.0: no negative zeros, equal centers have equal bytes
+        return means, lengths
+
+
+def mean_of(rows: Rows, group: Group) -> NDArray[np.float32]:
+    """The mean of the rows of all processes, [D] float32, whatever the blocks and who reads them."""
+    parts = ClusterSums.zeros(rows.num_rows // _ROWS_OF_A_MEAN + 1, rows.dimension)
+    for start, block in rows.blocks(*own_rows(rows.num_rows, group)):
+        parts.add(block, (start + np.arange(len(block))) // _ROWS_OF_A_MEAN)
+    total = group.sum(parts.sums).astype(np.float64).sum(axis=0)
+    mean: NDArray[np.float32] = (total / SCALE / rows.num_rows).astype(np.float32)
+    return mean
+
+
+def _parts(num_centers: int) -> Iterator[slice]:
+    for start in range(0, num_centers, _CENTERS_AT_ONCE):
+        yield slice(start, min(start + _CENTERS_AT_ONCE, num_centers))

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from mlcd.clustering.nearest import nearest_centers
+from mlcd.clustering.nearest_one import Basis, NearestOne
+from mlcd.types import unit_rows
+
+
+def decaying(num, dimension, seed, power=1.0):
+    weights = (1.0 + np.arange(dimension)) ** -power
+    return unit_rows(np.random.default_rng(seed).standard_normal((num, dimension)) * weights)
+
+
+def cases():
+    yield "decaying", decaying(1500, 96, 0), decaying(2100, 96, 1)
+    yield "flat", decaying(1500, 96, 0, 0.0), decaying(1025, 96, 1, 0.0)
+    centers = np.repeat(decaying(40, 96, 2), 30, axis=0)
+    yield "equal centers", decaying(1200, 96, 3), centers
+    near = unit_rows(np.repeat(decaying(40, 96, 2), 30, axis=0) + 1e-7 * decaying(1200, 96, 4))
+    yield "nearly equal centers", decaying(1200, 96, 3), near
+    yield "rows that are centers", centers, centers
+    yield "one center", decaying(1100, 96, 5), decaying(1, 96, 6)
+    yield (
+        "in a narrow cone",
+        unit_rows(decaying(1500, 96, 7) + 30 * np.eye(96)[:1]),
+        unit_rows(decaying(1400, 96, 8) + 30 * np.eye(96)[:1]),
+    )
+    yield (
+        "all negative",
+        unit_rows(decaying(1100, 96, 0) - 3 * np.eye(96)[:1]),
+        unit_rows(decaying(700, 96, 1) + 3 * np.eye(96)[:1]),
+    )
+
+
+@pytest.mark.parametrize("one_in", [0, 8, 4, 2, None])
+@pytest.mark.parametrize(("rows", "centers"), [pytest.param(*case[1:], id=case[0]) for case in cases()])
+def test_every_way_gives_the_nearest_center_and_of_equals_the_first(rows, centers, one_in):
+    expected = nearest_centers(rows, centers, 1).ids[:, 0]
+    scan = NearestOne(centers, Basis(centers), one_in)
+    assert (scan.nearest(rows) == expected).all()
+    assert (scan.nearest(rows, expected.astype(np.int32)) == expected).all()
+    anything = np.random.default_rng(0).integers(0, len(centers), len(rows)).astype(np.int32)
+    assert (scan.nearest(rows, anything) == expected).all()
+
+
+def test_the_way_is_chosen_on_the_first_rows():
+    rows, centers = decaying(2000, 96, 0), decaying(500, 96, 1)
+    scan = NearestOne(centers, Basis(centers))
+    assert scan.one_in is None
+    scan.nearest(rows)
+    assert scan.one_in in (0, 8, 4, 2)
+    assert NearestOne(centers).one_in == 0
+
+
+def test_bounds_hold_against_float64():
+    rows, centers = decaying(300, 128, 0), decaying(400, 128, 1)
+    exact = rows.astype(np.float64) @ centers.T.astype(np.float64)
+    for one_in in (8, 4, 2):
+        head = NearestOne(centers, Basis(centers), one_in)._head
+        bounds = head.bounds(head.load(rows), 0).astype(np.float64)
+        assert (exact <= bounds + head.score_slack).all()
+        assert (bounds - exact).mean() < 0.5  # and say something

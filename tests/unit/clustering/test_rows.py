@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from mlcd.clustering.rows import ArrayRows, FileRows, SelectedRows, UnitRows, lowest_hashed
+from mlcd.errors import ArtifactInvalid, InvalidInput
+from mlcd.randomness import permutation
+from mlcd.types import unit_rows
+
+ROWS = unit_rows(np.random.default_rng(0).standard_normal((20_000, 4)))
+
+
+def in_files(folder, dtype=np.float32):
+    paths = []
+    for part, bounds in enumerate([(0, 3), (3, 12_000), (12_000, 20_000)]):
+        paths.append(folder / f"{part}.npy")
+        np.save(paths[-1], ROWS[slice(*bounds)].astype(dtype))
+    return FileRows(paths)
+
+
+@pytest.fixture(params=["one array", "several", "files", "selected"])
+def rows(request, tmp_path):
+    if request.param == "files":
+        return in_files(tmp_path)
+    if request.param == "selected":
+        doubled = np.repeat(ROWS, 2, axis=0)
+        return SelectedRows(ArrayRows([doubled]), np.arange(0, 40_000, 2))
+    return ArrayRows([ROWS] if request.param == "one array" else [ROWS[:5], ROWS[5:5], ROWS[5:9000], ROWS[9000:]])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 20_000), (2, 12_001), (3, 3), (11_999, 12_000)])
+def test_blocks_give_every_row_once_and_in_order(rows, start, stop):
+    assert (rows.num_rows, rows.dimension) == ROWS.shape
+    found = list(rows.blocks(start, stop))
+    assert np.concatenate([ROWS[:0], *(block for _, block in found)]).tobytes() == ROWS[start:stop].tobytes()
+    position = start
+    for first, block in found:
+        assert first == position
+        assert 0 < len(block) <= 8192
+        position += len(block)
+
+
+def test_rows_are_read_by_number_in_any_order(rows):
+    wanted = np.array([19_999, 0, 2, 3, 11_999, 12_000, 2, 7, 5_000])
+    assert rows.read(wanted).tobytes() == ROWS[wanted].tobytes()
+    dense = np.arange(11_000, 13_000)[::-1].copy()
+    assert rows.read(dense).tobytes() == ROWS[dense].tobytes()
+
+
+def test_float16_files_are_widened_and_other_files_refused(tmp_path):
+    assert in_files(tmp_path, np.float16).read(np.array([4]))[0] == pytest.approx(ROWS[4], abs=1e-3)
+    np.save(tmp_path / "whole.npy", np.arange(6).reshape(2, 3))
+    with pytest.raises(ArtifactInvalid, match=r"whole\.npy"):
+        FileRows([tmp_path / "whole.npy"])
+
+
+@pytest.mark.parametrize(("value", "why"), [(np.nan, "NaN or Inf"), (-np.inf, "NaN or Inf"), (0, "no direction")])
+def test_a_row_without_direction_is_named(value, why):
+    broken = ROWS.copy()
+    broken[9000] = value
+    with pytest.raises(InvalidInput, match=f"row 9000 .*{why}"):
+        list(UnitRows(ArrayRows([broken])).blocks(0, 20_000))
+    # By its number in the input, also when only some rows are taken.
+    with pytest.raises(InvalidInput, match="row 9000 "):
+        UnitRows(SelectedRows(ArrayRows([broken]), np.array([1, 9000]))).read(np.array([1]))
+
+
+def test_rows_are_made_unit_and_the_mean_is_subtracted_first():
+    longer = ROWS[:10] * np.float32(3)
+    mean = np.float32([0.1, 0, 0, 0.2])
+    [(_, block)] = UnitRows(ArrayRows([longer])).blocks(0, 10)
+    assert np.linalg.norm(block, axis=1) == pytest.approx(np.ones(10), abs=1e-6)
+    [(_, block)] = UnitRows(ArrayRows([ROWS[:10]]), mean).blocks(0, 10)
+    assert block == pytest.approx(unit_rows(ROWS[:10] - mean), abs=1e-7)
+    with pytest.raises(InvalidInput, match="row 3 has no direction"):
+        list(UnitRows(ArrayRows([ROWS[:10]]), ROWS[3]).blocks(0, 10))
+
+
+@pytest.mark.parametrize("num_wanted", [0, 1, 17, 4999, 5000, 9999])
+def test_the_lowest_hashed_rows_are_the_start_of_the_permutation(num_wanted):
+    assert (lowest_hashed(5000, num_wanted, 7) == permutation(5000, 7)[:num_wanted]).all()
