@@ -1,18 +1,21 @@
 """The `mlcd` command: parse, open, call one pipeline, print."""
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 import mlcd
-from mlcd.encoders.base import Precision
+from mlcd.encoders.base import EngineName, Precision
 from mlcd.errors import MlcdError
+from mlcd.images.decode import ExifPolicy
+from mlcd.images.transform import DecodeMode
 from mlcd.progress import Reporter
 
 FINISHED = "finished"
@@ -65,10 +68,26 @@ def cli() -> None:
 @cli.command()
 @click.argument("images")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--model", required=True, help="A model artifact, an .onnx file with its JSON, hog or pixels.")
+@click.option(
+    "--model",
+    required=True,
+    help="A model artifact, other weights as `mlcd export` takes them, an .onnx file with its JSON, hog or pixels.",
+)
 @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
+@click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), default="auto", show_default=True)
+@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
+@click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
 @reporter_option
-def embed(images: str, out: Path, model: str, precision: Precision, reporter: Reporter) -> None:
+def embed(
+    images: str,
+    out: Path,
+    model: str,
+    precision: Precision,
+    engine: EngineName,
+    exif: ExifPolicy | None,
+    decode: DecodeMode | None,
+    reporter: Reporter,
+) -> None:
     """Turn IMAGES into unit embeddings at OUT.
 
     IMAGES: a folder, a glob of tar shards, a parquet or zip file, or an fsspec URL of these. Files that cannot
@@ -77,9 +96,12 @@ def embed(images: str, out: Path, model: str, precision: Precision, reporter: Re
     from mlcd.encoders import open_encoder
     from mlcd.images.sources import open_source
     from mlcd.pipelines.embed import embed as run
+    from mlcd.pipelines.resolve import resolve_model
 
     source = open_source(images)
-    encoder = open_encoder(model, precision=precision)
+    encoder = open_encoder(
+        resolve_model(model, _announce), precision=precision, engine=engine, exif=exif, decode=decode
+    )
     try:
         artifact = run(source, encoder, out, reporter)
     finally:
@@ -96,7 +118,7 @@ def embed(images: str, out: Path, model: str, precision: Precision, reporter: Re
 @click.argument("embeddings", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--clusters", type=click.IntRange(1), required=True)
-@click.option("--iterations", type=click.IntRange(0), default=25, show_default=True)
+@click.option("--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option(
     "--hold-out",
@@ -105,35 +127,55 @@ def embed(images: str, out: Path, model: str, precision: Precision, reporter: Re
     show_default=True,
     help="Share of each class (or overall), chosen by the hash of the key, left out of the clustering.",
 )
+@click.option("--sample", type=click.IntRange(1), help="Cluster only so many rows per cluster, drawn by hash.")
 @click.option("--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean.")
 @click.option("--names", is_flag=True, help="Name each center by the majority of its members' sub-folders.")
+@click.option("--report", is_flag=True, help="Also write report.json and sizes.png: how good the clusters are.")
+@click.option("--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic and time; write nothing.")
 @reporter_option
 def cluster(
     embeddings: Path,
     out: Path,
     clusters: int,
-    iterations: int,
+    iterations: int | None,
     seed: int,
     hold_out: float,
+    sample: int | None,
     subtract_mean: bool,
     names: bool,
+    report: bool,
+    only_plan: bool,
     reporter: Reporter,
 ) -> None:
-    """Cluster EMBEDDINGS by spherical k-means into centers at OUT."""
-    from mlcd.embeddings import EmbeddingsArtifact
-    from mlcd.pipelines.cluster import cluster as run
+    """Cluster EMBEDDINGS by spherical k-means into centers at OUT.
 
-    artifact = run(
-        EmbeddingsArtifact.open(embeddings),
-        out,
+    Interrupted, the same command goes on at the last finished iteration. Several processes share the work by
+    `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their number.
+    """
+    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines.cluster import ClusterOptions, plan
+    from mlcd.pipelines.cluster import cluster as run
+    from mlcd.pipelines.processes import open_group
+
+    options = ClusterOptions(
         num_clusters=clusters,
         iterations=iterations,
         seed=seed,
         hold_out=hold_out,
+        sample=sample,
         subtract_mean=subtract_mean,
-        attach_names=names,
-        reporter=reporter,
+        names=names,
+        report=report,
     )
+    opened = EmbeddingsArtifact.open(embeddings)
+    with open_group() as group:
+        if group.rank:
+            reporter = Reporter("silent")
+        if only_plan:
+            estimate = plan(opened, options, group=group)
+            reporter.result(estimate.facts(), str(estimate))
+            return
+        artifact = run(opened, out, options, reporter=reporter, group=group)
     facts = artifact.summary
     _finish(
         reporter,
@@ -143,18 +185,61 @@ def cluster(
 
 
 @cli.command()
-@click.argument("embeddings", type=click.Path(path_type=Path))
+@click.argument("source", metavar="EMBEDDINGS|IMAGES")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--centers", type=click.Path(path_type=Path), required=True)
+@click.option("--centers", required=True)
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--threshold", type=float, help="Keep only centers at least this similar.")
+@click.option("--threshold", type=float, help="Keep only centers at least this similar, of the --top nearest.")
+@click.option("--mode", type=click.Choice(["exact", "approximate"]), default="exact", show_default=True)
+@click.option("--probes", type=click.IntRange(1), help="Of --mode approximate; default: what an audit asks for.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the work.")
+@click.option("--model", help="For IMAGES: what embeds them, as in `mlcd embed`; it must be that of the centers.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Of the model.  [default: fp32]")
+@click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), help="Of the model.  [default: auto]")
+@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
+@click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
 @reporter_option
-def label(embeddings: Path, out: Path, centers: Path, top: int, threshold: float | None, reporter: Reporter) -> None:
-    """Give every row of EMBEDDINGS its nearest centers, exactly, at OUT."""
-    from mlcd.embeddings import EmbeddingsArtifact
-    from mlcd.pipelines.label import label as run
+def label(
+    source: str,
+    out: Path,
+    centers: str,
+    top: int,
+    threshold: float | None,
+    mode: Literal["exact", "approximate"],
+    probes: int | None,
+    workers: int,
+    model: str | None,
+    precision: Precision | None,
+    engine: EngineName | None,
+    exif: ExifPolicy | None,
+    decode: DecodeMode | None,
+    reporter: Reporter,
+) -> None:
+    """Give every row of EMBEDDINGS, or every one of IMAGES, its nearest centers at OUT.
 
-    artifact = run(EmbeddingsArtifact.open(embeddings), centers, out, top=top, threshold=threshold, reporter=reporter)
+    Exactly, unless --mode approximate: that is for many thousands of centers, and tells the recall of an audited
+    sample in the manifest. Images that cannot be used are skipped and listed in OUT/errors.jsonl.
+    """
+    from mlcd.pipelines.label import LabelOptions
+    from mlcd.pipelines.label import label as run
+    from mlcd.pipelines.resolve import resolve_model
+
+    if model is None and (precision or engine or exif or decode):
+        raise click.UsageError("--precision, --engine, --exif and --decode are for a --model, which only images need")
+    options = LabelOptions(
+        source,
+        centers,
+        top=top,
+        threshold=threshold,
+        mode=mode,
+        probes=probes,
+        model=None if model is None else resolve_model(model, _announce),
+        precision=precision or "fp32",
+        engine=engine or "auto",
+        exif=exif,
+        decode=decode,
+    )
+    artifact = run(options, out, workers=workers, reporter=reporter)
     facts = artifact.summary
     _finish(reporter, artifact, f"labels of {facts['images']} images among {facts['centers']} centers")
 
@@ -173,33 +258,65 @@ def index(embeddings: Path, out: Path, reporter: Reporter) -> None:
 
 
 @cli.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--format",
     "layout",
-    type=click.Choice(["onnx", "triton"]),
+    type=click.Choice(["onnx", "triton", "hf"]),
     default="onnx",
     show_default=True,
-    help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository.",
+    help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository. hf: for transformers.",
 )
 @click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
 @click.option("--images", help="Images for the parity check; default: those of the run.")
+@click.option("--like", help="The published tower whose sizes, activation and preprocessing bare weights have.")
+@click.option("--preprocess", type=click.Choice(["clip"]), help="CLIP's preprocessing, where the files state none.")
+@click.option("--no-projection", is_flag=True, help="Embed by the pooled class token.")
+@click.option("--image-size", type=click.IntRange(1), help="Another resolution; positions are resized.")
+@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="What orientation tags do.  [default: apply]")
 @reporter_option
-def export(checkpoint: Path, out: Path, layout: str, name: str | None, images: str | None, reporter: Reporter) -> None:
-    """Export CHECKPOINT (a run, one of its checkpoints, or for triton a model artifact) to OUT.
+def export(
+    checkpoint: str,
+    out: Path,
+    layout: str,
+    name: str | None,
+    images: str | None,
+    like: str | None,
+    preprocess: str | None,
+    no_projection: bool,
+    image_size: int | None,
+    exif: ExifPolicy | None,
+    reporter: Reporter,
+) -> None:
+    """Export CHECKPOINT to OUT.
 
-    Nothing is written unless the exported graph agrees with the trained model on real images.
+    CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or open_clip, a file of
+    weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees with the model on real images.
     """
-    from mlcd.pipelines.export import export_model, export_triton
+    from mlcd.models.zoo import LoadOptions
+    from mlcd.pipelines.export import export_hf, export_model, export_triton
 
+    options = LoadOptions(
+        like=like,
+        clip_preprocessing=preprocess == "clip",
+        projection=not no_projection,
+        image_size=image_size,
+        exif=exif,
+    )
     if layout == "triton":
-        if name or images:
-            raise click.UsageError("--name and --images are settled when the model artifact is made")
-        artifact = export_triton(checkpoint, out, reporter)
+        if name or images or options != LoadOptions():
+            raise click.UsageError("the model's options are settled when its artifact is made")
+        artifact = export_triton(Path(checkpoint), out, reporter)
         _finish(reporter, artifact, f"Triton repository of {artifact.config['name']}")
         return
-    artifact = export_model(checkpoint, out, name=name or "mlcd-vit", images=images, reporter=reporter)
+    if layout == "hf":
+        if images:
+            raise click.UsageError("--images is for the parity of onnx; hf is compared tensor by tensor")
+        artifact = export_hf(checkpoint, out, name=name or "mlcd-vit", options=options, reporter=reporter)
+        _finish(reporter, artifact, "model for transformers")
+        return
+    artifact = export_model(checkpoint, out, name=name or "mlcd-vit", images=images, options=options, reporter=reporter)
     facts = artifact.summary
     _finish(
         reporter,
@@ -235,6 +352,16 @@ def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
 
 
 @cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def doctor(as_json: bool) -> None:
+    """Show what this machine has, and which engine would run a model and why."""
+    from mlcd.doctor import examine, report
+
+    facts = examine()
+    click.echo(json.dumps(facts, indent=2) if as_json else report(facts))
+
+
+@cli.command()
 @click.option("--images", help="A folder of your own images; default: scikit-learn's scanned digits.")
 @click.option("--features", help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.")
 @click.option("--recipe", help="The training recipe; default: demo-digits, with --images demo-photos.")
@@ -262,6 +389,10 @@ def demo(
         journey.serve(host, port)
 
 
+def _announce(line: str) -> None:
+    click.echo(f"mlcd: {line}", err=True)
+
+
 def _finish(reporter: Reporter, artifact: Any, line: str) -> None:
     facts = {FINISHED: str(artifact.path), "digest": artifact.digest, **artifact.summary}
     reporter.result(facts, f"{line}: {artifact.path}")
@@ -283,6 +414,10 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("mlcd: interrupted; run the same command again to go on", err=True)
         sys.exit(_INTERRUPTED)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("mlcd", "training", "service"):
+            raise
+        _fail(f"this needs the package {error.name}: pip install 'mlcd[serve,train]'")
     except BrokenPipeError:  # `mlcd … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -5,7 +5,7 @@ names.json          optional: the names of the centers, so that the table stands
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,6 +85,9 @@ class LabelTable:
         """Of the image that each row was labeled from: another image under the same key is not that sample."""
         digests: list[bytes] = self._table.column("sha256").to_pylist()
         return digests
+
+    def image_digests(self) -> Iterator[tuple[SampleKey, bytes]]:
+        yield from zip(self.keys, self.image_sha256, strict=True)
 
     @cached_property
     def ids(self) -> NDArray[np.int32]:

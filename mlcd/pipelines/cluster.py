@@ -1,103 +1,273 @@
-"""Embeddings to the Centers artifact."""
+"""Embeddings to the Centers artifact: streamed, by one process or several, resumable after every iteration."""
 
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Draft, Request, find_published
+from mlcd.artifact import Artifact, Draft, Request, find_published, verify_file
 from mlcd.clustering.centers import Centers, majority_names
-from mlcd.clustering.kmeans import KMeansResult, kmeans
-from mlcd.clustering.quality import imbalance, normalized_mutual_information, purity
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.clustering.group import Alone, Group, own_rows
+from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
+from mlcd.clustering.plan import Plan
+from mlcd.clustering.plan import plan as plan_clustering
+from mlcd.clustering.quality import (
+    adjusted_rand_index,
+    conflict_rate,
+    imbalance,
+    near_duplicates,
+    normalized_mutual_information,
+    purity,
+    size_histogram,
+    tightness,
+)
+from mlcd.clustering.rows import FileRows, Rows, SelectedRows, UnitRows
+from mlcd.clustering.seeding import sampled
+from mlcd.clustering.sums import mean_of
+from mlcd.embeddings import EmbeddingsArtifact, part_name
 from mlcd.errors import InvalidInput
-from mlcd.progress import Reporter
-from mlcd.types import Embeddings, unit_rows
+from mlcd.pipelines.histogram import draw_histogram
+from mlcd.progress import Meter, Reporter
+
+REPORT: Final = "report.json"
+PICTURE: Final = "sizes.png"
+CHECKPOINT: Final = ".checkpoint.npz"
+_ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
+_ALONE: Final = Alone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """What decides the centers. names: name each by the majority of its members' known classes: for people alone.
+
+    iterations: at most; None for 25, or 3 after a two-level start (above 16,384 clusters).
+    hold_out: share of the rows left out. sample: cluster only so many rows for each cluster, drawn by hash.
+    subtract_mean: compare rows after subtracting their mean, which becomes part of the centers.
+    """
+
+    num_clusters: int
+    iterations: int | None = None
+    seed: int = 0
+    hold_out: float = 0.0
+    sample: int | None = None
+    subtract_mean: bool = False
+    names: bool = False
+    report: bool = False
+
+    @property
+    def passes(self) -> int:
+        """Updates at most."""
+        if self.iterations is not None:
+            return self.iterations
+        return _ITERATIONS if self.num_clusters <= MANY_CLUSTERS else _ITERATIONS_OF_MANY
+
+    def identity(self) -> dict[str, Any]:
+        """What stands in the manifest; options added later stand there only where they are used."""
+        chosen = asdict(self) | {"iterations": self.passes}
+        return {name: value for name, value in chosen.items() if name not in ("sample", "report") or value}
 
 
 def cluster(
     embeddings: EmbeddingsArtifact,
     out: Path,
+    options: ClusterOptions,
     *,
-    num_clusters: int,
-    iterations: int,
-    seed: int,
-    hold_out: float,
-    subtract_mean: bool,
-    attach_names: bool,
     reporter: Reporter,
+    group: Group = _ALONE,
 ) -> Artifact:
-    """Spherical k-means of the rows that are not held out.
+    """Spherical k-means of the rows that are not held out; the first process of the group writes.
 
-    subtract_mean: compare embeddings after subtracting the mean of the clustered rows; the mean becomes part
-    of the centers. attach_names: name each center by the majority of its members' known classes; names are
-    for people, they never reach training.
+    Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with the same bytes.
     """
     request = Request(
         "centers",
-        {
-            "num_clusters": num_clusters,
-            "iterations": iterations,
-            "seed": seed,
-            "hold_out": hold_out,
-            "subtract_mean": subtract_mean,
-            "names": attach_names,
-        },
+        options.identity(),
         (embeddings.artifact.as_parent_of(out, "embeddings"),),
         embeddings.fingerprint,
     )
     if (done := find_published(out, request)) is not None:
         return done
-    kept = ~embeddings.held_out(hold_out)
-    if num_clusters > kept.sum():
-        raise InvalidInput(
-            f"{num_clusters} clusters were asked of {kept.sum()} embeddings",
-            remedy=f"ask for at most {kept.sum()} clusters",
-        )
-    with Draft(out, request) as draft:
-        blocks = [block[kept[start : start + len(block)]] for start, block in embeddings.blocks()]
-        blocks = [block for block in blocks if len(block)]
-        mean = _mean(blocks) if subtract_mean else None
-        if mean is not None:
-            if all(np.allclose(block, mean, atol=1e-6) for block in blocks):
-                raise InvalidInput(
-                    "the images are all alike", remedy="give different ones: there is nothing to cluster"
-                )
-            blocks = [unit_rows(block - mean) for block in blocks]
-        with reporter.stage("cluster", iterations) as meter:
+    numbers = _clustered(embeddings, options)
+    writes = group.rank == 0
+    with Draft(out, request) if writes else nullcontext() as draft:
+        for part in range(group.rank, embeddings.num_parts, group.size):
+            verify_file(embeddings.artifact, part_name(part))
+        rows, numbers = _select(embeddings, numbers, options)
+        mean = _checked_mean(rows, group) if options.subtract_mean else None
+        start = group.share(_saved_state(draft) if draft else None)
+        with reporter.stage("cluster", options.passes + 1, done=start.iteration if start else 0) as meter:
             result = kmeans(
-                blocks,
-                num_clusters,
-                iterations=iterations,
-                seed=seed,
-                on_iteration=lambda objective: meter.advance(1, objective=objective),
+                UnitRows(rows, mean),
+                options.num_clusters,
+                iterations=options.passes,
+                seed=options.seed,
+                start=start,
+                group=group,
+                on_start=lambda state: _save_state(draft, state) if draft else None,
+                on_iteration=lambda progress: _show(meter, progress),
             )
-        class_names = [name for name, keep in zip(embeddings.class_names, kept, strict=True) if keep]
-        names = majority_names(result.assignment, class_names, num_clusters) if attach_names else None
-        Centers(result.centers, result.sizes, embeddings.fingerprint, names, mean).write(draft)
-        return draft.publish(summary=_summary(result, class_names))
+        assignment = _gathered(result.assignment, rows.num_rows, group)
+        if draft:
+            classes = _chosen(embeddings.class_names, numbers)
+            names = majority_names(assignment, classes, options.num_clusters) if options.names else None
+            Centers(result.centers, result.sizes, embeddings.fingerprint, names, mean).write(draft)
+            summary = _summary(result, assignment, classes)
+            if options.report:
+                summary |= _write_report(draft, result, assignment, classes)
+            draft.publish(summary=summary, logs=(REPORT, PICTURE))
+    group.share(None)  # nobody looks for the artifact before it stands
+    published = find_published(out, request)
+    assert published is not None
+    return published
 
 
-def _mean(blocks: list[Embeddings]) -> np.ndarray:
-    total = sum((block.sum(axis=0, dtype=np.float64) for block in blocks), np.zeros(blocks[0].shape[1]))
-    mean: np.ndarray = (total / sum(len(block) for block in blocks)).astype(np.float32)
+def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, group: Group = _ALONE) -> Plan:
+    """What `cluster` of the same arguments will take. Writes nothing."""
+    rows, _ = _select(embeddings, _clustered(embeddings, options), options)
+    return plan_clustering(
+        rows.num_rows, options.num_clusters, rows.dimension, iterations=options.passes, processes=group.size
+    )
+
+
+class _KeyedRows(FileRows):
+    """The rows of an artifact; errors name them by their keys."""
+
+    def __init__(self, embeddings: EmbeddingsArtifact) -> None:
+        super().__init__([embeddings.artifact.file(part_name(part)) for part in range(embeddings.num_parts)])
+        self._embeddings = embeddings
+
+    def describe(self, row: int) -> str:
+        return f"embeddings row {row} ({self._embeddings.keys[row]})"
+
+
+def _clustered(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArray[np.int64] | None:
+    """The numbers of the rows that are not held out; None for all."""
+    kept = ~embeddings.held_out(options.hold_out) if options.hold_out else None
+    num_kept = embeddings.num_rows if kept is None else int(kept.sum())
+    if options.num_clusters > num_kept:
+        raise InvalidInput(
+            f"{options.num_clusters} clusters were asked of {num_kept} embeddings",
+            remedy=f"ask for at most {num_kept} clusters",
+        )
+    return None if kept is None else np.flatnonzero(kept)
+
+
+def _select(
+    embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None, options: ClusterOptions
+) -> tuple[Rows, NDArray[np.int64] | None]:
+    """(the rows to cluster, their numbers in the artifact or None for all)."""
+    rows: Rows = _KeyedRows(embeddings)
+    if numbers is not None:
+        rows = SelectedRows(rows, numbers)
+    if options.sample is None:
+        return rows, numbers
+    drawn = sampled(rows, options.sample * options.num_clusters, options.seed)
+    if drawn is rows:
+        return rows, numbers
+    assert isinstance(drawn, SelectedRows)
+    return drawn, drawn.selected if numbers is None else numbers[drawn.selected]
+
+
+def _chosen(names: list[str | None], numbers: NDArray[np.int64] | None) -> list[str | None]:
+    return names if numbers is None else [names[row] for row in numbers]
+
+
+def _checked_mean(rows: Rows, group: Group) -> NDArray[np.float32]:
+    mean = mean_of(UnitRows(rows), group)
+    if all(np.allclose(block, mean, atol=1e-6) for _, block in rows.blocks(0, rows.num_rows)):
+        raise InvalidInput("the images are all alike", remedy="give different ones: there is nothing to cluster")
     return mean
 
 
-def _summary(result: KMeansResult, class_names: list[str | None]) -> dict[str, Any]:
+def _save_state(draft: Draft, state: State) -> None:
+    with draft.write(CHECKPOINT) as path, path.open("wb") as file:
+        np.savez(
+            file,
+            centers=state.centers,
+            counts=np.array([state.iteration, state.repaired, state.num_splits]),
+            objective=np.array(state.objective, dtype=np.float64),
+            request=np.array(_request_text(draft)),
+        )
+
+
+def _saved_state(draft: Draft) -> State | None:
+    """Where an earlier attempt at the same request stopped; its checkpoint says of which input and settings it is."""
+    if not draft.has(CHECKPOINT):
+        return None
+    with np.load(draft.path / CHECKPOINT, allow_pickle=False) as saved:
+        if str(saved["request"]) != _request_text(draft):
+            return None
+        iteration, repaired, num_splits = (int(count) for count in saved["counts"])
+        history = tuple(float(value) for value in saved["objective"])
+        return State(saved["centers"], iteration, history, repaired, num_splits)
+
+
+def _request_text(draft: Draft) -> str:
+    return json.dumps(draft.request.identity(), sort_keys=True)
+
+
+def _show(meter: Meter, progress: Progress) -> None:
+    meter.advance(
+        1,
+        objective=progress.objective,
+        imbalance=progress.imbalance,
+        moved=progress.moved,
+        rows_per_s=progress.rows_per_s,
+    )
+
+
+def _gathered(own: NDArray[np.int32], num_rows: int, group: Group) -> NDArray[np.int32]:
+    if group.size == 1:
+        return own
+    every = np.zeros(num_rows, dtype=np.int32)
+    every[slice(*own_rows(num_rows, group))] = own
+    return group.sum(every)
+
+
+def _summary(result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]) -> dict[str, Any]:
     summary: dict[str, Any] = {
-        "rows": len(result.assignment),
+        "rows": len(assignment),
         "clusters": len(result.centers),
         "objective": result.objective[-1],
         "objective_history": list(result.objective),
         "imbalance": imbalance(result.sizes),
         "smallest": int(result.sizes.min()),
         "largest": int(result.sizes.max()),
+        "empty": int((result.sizes == 0).sum()),
         "splits": result.num_splits,
     }
-    known = [row for row, name in enumerate(class_names) if name is not None]
-    if known:
-        classes = [str(class_names[row]) for row in known]
-        summary["purity"] = purity(result.assignment[known], classes)
-        summary["nmi"] = normalized_mutual_information(result.assignment[known], classes)
+    members, classes = _known(assignment, class_names)
+    if classes:
+        summary["purity"] = purity(members, classes)
+        summary["nmi"] = normalized_mutual_information(members, classes)
     return summary
+
+
+def _known(assignment: NDArray[np.int32], class_names: Sequence[str | None]) -> tuple[NDArray[np.int32], list[str]]:
+    rows = [row for row, name in enumerate(class_names) if name is not None]
+    return assignment[rows], [str(class_names[row]) for row in rows]
+
+
+def _write_report(
+    draft: Draft, result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]
+) -> dict[str, Any]:
+    """report.json and sizes.png; returns what joins the summary."""
+    members, classes = _known(assignment, class_names)
+    histogram = size_histogram(result.sizes)
+    extra: dict[str, Any] = {
+        "sizes": [{"at_least": smallest, "clusters": count} for smallest, count in histogram],
+        "intra_cluster_cosine": tightness(result.sizes, result.cosines),
+        "near_duplicate_centers": near_duplicates(result.centers),
+    }
+    if classes:
+        extra["ari"] = adjusted_rand_index(members, classes)
+        extra["conflict_rate"] = conflict_rate(members, classes)
+    draft.write_json(REPORT, _summary(result, assignment, class_names) | extra)
+    with draft.write(PICTURE) as path:
+        draw_histogram(histogram, "clusters by number of members").save(path, format="PNG")
+    return extra

@@ -1,14 +1,17 @@
-"""A checkpoint to a model artifact (what is served), and a model artifact to a Triton repository.
+"""A checkpoint, or weights from elsewhere, to a model artifact (what is served), to Hugging Face's layout, and a model
+artifact to a Triton repository.
 
-Nothing is published unless the exported graph, run by the engine that will serve it, agrees with the trained
-model on real images.
+Nothing is published unless what was written agrees with the model: the graph, run by the engine that will serve it, on
+real images; Hugging Face's files read back tensor by tensor.
 """
 
 import logging
+import os
 import shutil
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +19,27 @@ import numpy as np
 import onnx
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
-from mlcd.artifact import Artifact, Draft, Request, find_published, open_artifact
+from mlcd.artifact import MANIFEST, Artifact, Draft, Parent, Request, find_published, open_artifact
 from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
-from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, ImageRejected, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
-from mlcd.models.checkpoints import find_checkpoint, trained_images
+from mlcd.models import hub
+from mlcd.models.checkpoints import write_state
+from mlcd.models.configs import write_hf_config, write_hf_preprocessing
+from mlcd.models.places import digest_of_weights
+from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
 from mlcd.models.servable import CONFIG, PREPROCESS, WEIGHTS, Servable
+from mlcd.models.zoo import LoadOptions, load
 from mlcd.progress import Reporter
-from mlcd.types import ImageBatch, model_name
+from mlcd.types import Fingerprint, ImageBatch, model_name
 
 ONNX: Final = "model.onnx"
+EXTERNAL: Final = "model.onnx.data"
+"""Beside it, the weights that a protobuf file cannot hold (2 GiB): those of the bigG towers."""
+_MAX_GRAPH_BYTES: Final = 1_900_000_000
 MIN_COSINE: Final = 0.9999
 _NUM_PARITY_IMAGES: Final = 64
 _OPSET: Final = 18
@@ -42,40 +54,113 @@ class Parity:
     source: str
 
 
-def export_model(checkpoint: Path, out: Path, *, name: str, images: str | None, reporter: Reporter) -> Artifact:
-    """Write the model artifact: weights, ONNX graph (dynamic batch), preprocessing and centers.
+@dataclass(frozen=True)
+class Weights:
+    """Where an exported model comes from: one of our checkpoints, or what `mlcd.models.zoo.load` takes."""
+
+    parent: Parent
+    fingerprint: Fingerprint | None
+    """As the checkpoint's manifest states it; None where only the weights can tell."""
+    load: Callable[[], Servable]
+    centers: Path | None = None
+    images: str | None = None
+
+
+def find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
+    """The weights that `spec` names; raises NotFound, ArtifactInvalid or ConfigInvalid."""
+    path = Path(spec)
+    if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
+        model = open_artifact(path, "model")
+        centers = path / "centers" if "centers" in model.children and options == LoadOptions() else None
+        return Weights(model.as_parent_of(out, "model"), None, partial(load, spec, options), centers)
+    if not holds_checkpoints(path):
+        place = spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
+        return Weights(Parent("weights", place, digest_of_weights(spec)), None, partial(load, spec, options))
+    if options != LoadOptions():
+        raise ConfigInvalid(
+            f"{spec} is a checkpoint, which states all by itself", remedy="give --name and --images only"
+        )
+    checkpoint = find_checkpoint(path)
+    trained = open_artifact(checkpoint, "checkpoint")
+    read = partial(Servable.read, checkpoint / "weights")
+    parent = trained.as_parent_of(out, "checkpoint")
+    return Weights(parent, trained.fingerprint, read, checkpoint / "centers", trained_images(trained))
+
+
+def export_model(
+    spec: str,
+    out: Path,
+    *,
+    name: str,
+    images: str | None = None,
+    options: LoadOptions | None = None,
+    reporter: Reporter,
+) -> Artifact:
+    """Write the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and centers where there are some.
 
     images: what parity is measured on; None takes the images of the run, else scikit-learn's photographs.
     Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999.
     """
-    checkpoint = find_checkpoint(checkpoint)
-    trained = open_artifact(checkpoint, "checkpoint")
-    request = Request(
-        "model", {"name": model_name(name)}, (trained.as_parent_of(out, "checkpoint"),), trained.fingerprint
-    )
+    options = options or LoadOptions()
+    weights = find_weights(spec, out, options)
+    request = _request("model", weights, options, name)
     if (done := find_published(out, request)) is not None:
         return done
-    model = Servable.read(checkpoint / "weights")
-    if model.fingerprint() != trained.fingerprint:
-        raise ArtifactInvalid(f"the weights in {checkpoint} are not those of its manifest", remedy="restore it")
+    model = _load(weights, spec)
     with Draft(out, request) as draft, reporter.stage("export", None) as meter:
-        for file in (WEIGHTS, CONFIG, PREPROCESS):
-            with draft.write(file) as path:
-                shutil.copyfile(checkpoint / "weights" / file, path)
+        model.write(draft.path)
         with draft.write(ONNX) as path:
             write_onnx(model, path)
         meter.advance(1)
-        parity = _check_parity(model, draft.path / ONNX, images or trained_images(trained), name)
+        parity = _check_parity(model, draft.path / ONNX, images or weights.images, name)
         meter.advance(1, cosine=parity.min_cosine)
-        draft.adopt("centers", checkpoint / "centers")
+        if weights.centers is not None:
+            draft.adopt("centers", weights.centers)
         return draft.publish(
+            fingerprint=model.fingerprint(),
             summary={
                 "parity_min_cosine": parity.min_cosine,
                 "parity_images": parity.num_images,
                 "parity_source": parity.source,
                 "dimension": model.trunk.config.output_dim,
-            }
+                "weights_digest": model.weights_digest(),
+            },
         )
+
+
+def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = None, reporter: Reporter) -> Artifact:
+    """Write what transformers' CLIPVisionModel(WithProjection) or MLCDVisionModel and CLIPImageProcessor load."""
+    options = options or LoadOptions()
+    weights = find_weights(spec, out, options)
+    request = _request("hf", weights, options, name)
+    if (done := find_published(out, request)) is not None:
+        return done
+    model = _load(weights, spec)
+    config = write_hf_config(model.trunk.config)
+    with Draft(out, request) as draft, reporter.stage("export", None):
+        state = {key: tensor.contiguous() for key, tensor in write_state(model.trunk.state_dict(), "hf").items()}
+        with draft.write(WEIGHTS) as path:
+            save_file(state, path, metadata={"format": "pt"})
+        draft.write_json(CONFIG, config)
+        draft.write_json("preprocessor_config.json", write_hf_preprocessing(model.preprocess))
+        again = Servable(load(str(draft.path)).trunk, model.preprocess)
+        if again.fingerprint() != model.fingerprint():
+            raise ArtifactInvalid(
+                "the exported files do not read back as the model", remedy="nothing was exported; report this"
+            )
+        return draft.publish(fingerprint=model.fingerprint())
+
+
+def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Request:
+    chosen = {field: value for field, value in asdict(options).items() if value != getattr(LoadOptions(), field)}
+    return Request(kind, {"name": model_name(name), **chosen}, (weights.parent,), weights.fingerprint)
+
+
+def _load(weights: Weights, spec: str) -> Servable:
+    model = weights.load()
+    if weights.fingerprint not in (None, model.fingerprint()):
+        raise ArtifactInvalid(f"the weights in {spec} are not those of its manifest", remedy="restore it")
+    return model
 
 
 def export_triton(model: Path, out: Path, reporter: Reporter, *, max_batch: int = 64) -> Artifact:
@@ -87,8 +172,10 @@ def export_triton(model: Path, out: Path, reporter: Reporter, *, max_batch: int 
     if (done := find_published(out, request)) is not None:
         return done
     with Draft(out, request) as draft, reporter.stage("export", None):
-        with draft.write(f"{name}/1/{ONNX}") as path:
-            shutil.copyfile(source.file(ONNX), path)
+        for file in (ONNX, EXTERNAL):
+            if file in source.files:
+                with draft.write(f"{name}/1/{file}") as path:
+                    shutil.copyfile(source.file(file), path)
         with draft.write(f"{name}/config.pbtxt") as path:
             path.write_text(_triton_config(source, max_batch))
         return draft.publish()
@@ -115,7 +202,10 @@ def write_onnx(model: Servable, path: Path) -> None:
     assert program is not None
     graph = program.model_proto
     _strip_traces(graph)
-    onnx.save(graph, path)
+    if sum(tensor.nbytes for tensor in model.state_dict().values()) < _MAX_GRAPH_BYTES:
+        onnx.save(graph, path)
+    else:
+        onnx.save(graph, path, save_as_external_data=True, location=EXTERNAL)
 
 
 def _strip_traces(graph: onnx.ModelProto) -> None:

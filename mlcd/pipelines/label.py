@@ -1,65 +1,238 @@
-"""Embeddings and centers to the labels artifact."""
+"""Embeddings or images, and centers, to the labels artifact."""
 
+import json
 import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
-from mlcd.artifact import Artifact, Draft, Request, find_published, open_artifact
+import pyarrow.parquet as pq
+
+from mlcd.artifact import MANIFEST, Artifact, Draft, Request, find_published, open_artifact
 from mlcd.clustering.centers import Centers
-from mlcd.clustering.nearest import nearest_centers
+from mlcd.cores import available_cores
 from mlcd.embeddings import ERRORS, EmbeddingsArtifact
+from mlcd.encoders import open_encoder
+from mlcd.encoders.base import EngineName, Precision
 from mlcd.errors import ConfigInvalid
+from mlcd.images.decode import ExifPolicy
+from mlcd.images.sources import open_source
+from mlcd.images.transform import DecodeMode
 from mlcd.labels.table import NAMES, part_name, write_part
-from mlcd.progress import Reporter
+from mlcd.pipelines.claims import Claims
+from mlcd.pipelines.encoded import PART_ENTRIES, check_source, merge_errors, no_usable_image, write_errors
+from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
+from mlcd.pipelines.label_search import ApproximateSearch, ExactSearch, LabelSearch
+from mlcd.pipelines.workers import run_workers
+from mlcd.progress import Meter, Reporter
 
-_PART_ROWS: Final = 65536
+PART_ROWS: Final = 65536
 
 
-def label(
-    embeddings: EmbeddingsArtifact,
-    centers_path: Path,
-    out: Path,
-    *,
-    top: int,
-    threshold: float | None,
-    reporter: Reporter,
-) -> Artifact:
-    """The `top` nearest centers of every row, exact; with `threshold`, only those at least so similar.
+@dataclass(frozen=True)
+class LabelOptions:
+    """What is asked for, in plain values: the workers are told the same.
 
-    Raises ConfigInvalid when the centers are of another model than the embeddings.
+    source: an embeddings artifact, or images; these need a `model`. mode: approximate looks at the centers in some
+    cells only, `probes` of them, or as many as an audit finds necessary. part_rows, part_entries: what is done, and
+    committed, at once.
     """
-    if threshold is not None and not -1.0 <= threshold <= 1.0:
-        raise ConfigInvalid(f"the threshold {threshold} is no cosine", remedy="give one between -1 and 1")
-    artifact = open_artifact(centers_path, "centers")
+
+    source: str
+    centers: str
+    top: int = 8
+    threshold: float | None = None
+    mode: Literal["exact", "approximate"] = "exact"
+    probes: int | None = None
+    model: str | None = None
+    precision: Precision = "fp32"
+    engine: EngineName = "auto"
+    exif: ExifPolicy | None = None
+    decode: DecodeMode | None = None
+    part_rows: int = PART_ROWS
+    part_entries: int = PART_ENTRIES
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not -1.0 <= self.threshold <= 1.0:
+            raise ConfigInvalid(f"the threshold {self.threshold} is no cosine", remedy="give one between -1 and 1")
+        if self.mode == "exact" and self.probes is not None:
+            raise ConfigInvalid("exact labels look at every center", remedy="leave out --probes")
+
+
+def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Reporter) -> Artifact:
+    """The `top` nearest centers of every row; with a threshold, only those at least so similar.
+
+    Work is committed in parts: a rerun after a crash, of us or of a worker, makes those that are missing and ends with
+    the same bytes. Raises ConfigInvalid where the centers are of another model than the embeddings.
+    """
+    with open_labeling(options, out, num_threads=available_cores()) as labeling:
+        if (done := find_published(out, labeling.request)) is not None:
+            return done
+        with Draft(out, labeling.request) as draft:
+            labeling.search.prepare(draft)
+            _make_all(labeling, draft, workers, reporter)
+            return _publish(labeling, draft)
+
+
+class Labeling:
+    """One request for labels, opened: makes any part of them."""
+
+    def __init__(
+        self, options: LabelOptions, rows: LabelInput, centers: Centers, search: LabelSearch, request: Request
+    ) -> None:
+        self.options, self.rows, self.centers = options, rows, centers
+        self.search, self.request = search, request
+        self.sizes = rows.sizes
+
+    @property
+    def identity(self) -> str:
+        """Of the request, as text: what the workers compare."""
+        return json.dumps(self.request.identity(), sort_keys=True)
+
+    def make(self, draft: Draft, part: int, on_done: Callable[[int], None]) -> None:
+        """Write one part and its notes; the part's file comes last and says that it is finished."""
+        rows = self.rows.read(part, on_done)
+        found = self.search.nearest(draft, part, rows.embeddings)
+        write_errors(draft, part, rows.errors)
+        write_part(draft, part, rows.keys, rows.image_sha256, found)
+        on_done(self.sizes[part])
+
+
+@contextmanager
+def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iterator[Labeling]:
+    """Open input and centers; raises ConfigInvalid where they do not belong together."""
+    artifact = open_artifact(Path(options.centers), "centers")
     centers = Centers.read(artifact)
-    _check_fingerprint(embeddings, centers, centers_path)
-    num_centers = len(centers.vectors)
-    request = Request(
-        "labels",
-        {"top": min(top, num_centers), "threshold": threshold, "mode": "exact", "num_centers": num_centers},
-        (embeddings.artifact.as_parent_of(out, "embeddings"), artifact.as_parent_of(out, "centers")),
-        embeddings.fingerprint,
-    )
-    if (done := find_published(out, request)) is not None:
-        return done
-    with Draft(out, request) as draft, reporter.stage("label", embeddings.num_rows) as meter:
-        for part, (start, block) in enumerate(embeddings.blocks(_PART_ROWS)):
-            rows = slice(start, start + len(block))
-            if not draft.has(part_name(part)):
-                found = nearest_centers(centers.align(block), centers.vectors, min(top, num_centers), threshold)
-                write_part(draft, part, embeddings.keys[rows], embeddings.image_sha256[rows], found)
-            meter.advance(len(block))
-        if centers.names is not None:
-            draft.write_json(NAMES, list(centers.names))
-        with draft.write(ERRORS) as path:
-            shutil.copyfile(embeddings.artifact.file(ERRORS), path)
-        return draft.publish(summary={"images": embeddings.num_rows, "centers": num_centers})
+    rows = _open_input(options, out, num_threads)
+    try:
+        _check_fingerprint(rows, centers, options.centers)
+        num_centers = len(centers.vectors)
+        top = min(options.top, num_centers)
+        search = _open_search(options, rows, centers, top)
+        config = {
+            "top": top,
+            "threshold": options.threshold,
+            "num_centers": num_centers,
+            **search.config,
+            **rows.config,
+        }
+        parents = (rows.parent(out), artifact.as_parent_of(out, "centers"))
+        yield Labeling(options, rows, centers, search, Request("labels", config, parents, rows.fingerprint))
+    finally:
+        rows.close()
 
 
-def _check_fingerprint(embeddings: EmbeddingsArtifact, centers: Centers, centers_path: Path) -> None:
-    if centers.fingerprint != embeddings.fingerprint:
+def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInput:
+    if (Path(options.source) / MANIFEST).is_file():
+        if options.model is not None:
+            raise ConfigInvalid(
+                f"{options.source} is an artifact, and a model is for images", remedy="leave out --model"
+            )
+        return EmbeddingsInput(EmbeddingsArtifact.open(Path(options.source)), part_rows=options.part_rows)
+    if options.model is None:
         raise ConfigInvalid(
-            f"{centers_path} and {embeddings.artifact.path} are of two models"
-            f" ({centers.fingerprint[:12]} and {embeddings.fingerprint[:12]})",
+            f"{options.source} is not a finished artifact of embeddings",
+            remedy="finish `mlcd embed`, or give --model to label images",
+        )
+    source = open_source(options.source)
+    check_source(source, out)
+    encoder = open_encoder(
+        options.model,
+        precision=options.precision,
+        engine=options.engine,
+        num_threads=num_threads,
+        exif=options.exif,
+        decode=options.decode,
+    )
+    return ImagesInput(source, encoder, part_entries=options.part_entries, num_threads=num_threads)
+
+
+def _open_search(options: LabelOptions, rows: LabelInput, centers: Centers, top: int) -> LabelSearch:
+    if options.mode == "exact":
+        return ExactSearch(centers, top=top, threshold=options.threshold)
+    if not isinstance(rows, EmbeddingsInput):
+        raise ConfigInvalid("approximate labels are made of embeddings", remedy="run `mlcd embed` first")
+    return ApproximateSearch(centers, rows, top=top, threshold=options.threshold, probes=options.probes)
+
+
+def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) -> None:
+    if centers.fingerprint != rows.fingerprint:
+        raise ConfigInvalid(
+            f"{centers_path} and {rows.name} are of two models"
+            f" ({centers.fingerprint[:12]} and {rows.fingerprint[:12]})",
             remedy="embed the images with the model of the centers, or cluster these embeddings",
         )
+
+
+def make_parts(labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]) -> None:
+    """Every part that is missing and that nobody else is at; with `wait` those of the others too, once they are gone.
+
+    on_progress: told (part, how much of it is done).
+    """
+    with Claims(draft.path) as claims:
+        for part in range(len(labeling.sizes)):
+            if draft.has(part_name(part)):
+                continue
+            with claims.hold(part, wait=wait) as held:
+                if held and not draft.has(part_name(part)):
+                    labeling.make(draft, part, lambda done, part=part: on_progress(part, done))  # type: ignore[misc]
+
+
+def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter) -> None:
+    missing = [part for part in range(len(labeling.sizes)) if not draft.has(part_name(part))]
+    done = sum(labeling.sizes) - sum(labeling.sizes[part] for part in missing)
+    num_workers = min(workers, len(missing))
+    with reporter.stage("label", sum(labeling.sizes), done=done) as meter:
+        progress = _Progress(meter)
+        if num_workers <= 1:
+            make_parts(labeling, draft, wait=True, on_progress=progress)
+            return
+        labeling.rows.close()  # the workers open their own
+        num_threads = max(1, available_cores() // num_workers)
+        task = {
+            "options": asdict(labeling.options),
+            "out": str(draft.out),
+            "identity": labeling.identity,
+            "num_threads": num_threads,
+        }
+        run_workers(
+            "mlcd.pipelines.label_worker",
+            task,
+            num_workers=num_workers,
+            num_threads=num_threads,
+            finished=lambda: all(draft.has(part_name(part)) for part in missing),
+            on_progress=progress,
+        )
+
+
+class _Progress:
+    """Shows (part, how much of it is done); what a dead worker did of a part does not count twice."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._done: Counter[int] = Counter()
+
+    def __call__(self, part: int, done: int) -> None:
+        self._meter.advance(max(0, done - self._done[part]))
+        self._done[part] = max(done, self._done[part])
+
+
+def _publish(labeling: Labeling, draft: Draft) -> Artifact:
+    num_parts = len(labeling.sizes)
+    num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts))
+    summary: dict[str, Any] = {"images": num_rows, "centers": len(labeling.centers.vectors)}
+    if isinstance(labeling.rows, ImagesInput):
+        errors = merge_errors(draft, num_parts, labeling.rows.source)
+        if num_rows == 0:
+            raise no_usable_image(labeling.rows.source, errors)
+        summary["errors"] = len(errors)
+    elif isinstance(labeling.rows, EmbeddingsInput):
+        with draft.write(ERRORS) as path:
+            shutil.copyfile(labeling.rows.embeddings.artifact.file(ERRORS), path)
+    if labeling.centers.names is not None:
+        draft.write_json(NAMES, list(labeling.centers.names))
+    summary |= labeling.search.summary(draft, num_parts)
+    return draft.publish(summary=summary)

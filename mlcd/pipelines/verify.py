@@ -10,6 +10,8 @@ from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ArtifactInvalid, ImageRejected, NotFound
 from mlcd.images.sources import open_source
+from mlcd.labels.table import LabelTable
+from mlcd.models.places import digest_of_weights
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact])
     if parent.role == "images":
         yield _check_images(artifact, [os.path.normpath(base.resolve() / parent.path) for base in bases], parent)
         return
+    if parent.role == "weights":
+        yield _check_weights(artifact, parent)
+        return
     path = next((base / parent.path for base in bases if (base / parent.path).exists()), None)
     if path is None:
         yield Finding(parent.path, parent.role, False, "not on this machine, not checked")
@@ -66,9 +71,19 @@ def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact])
             )
 
 
+def _check_weights(artifact: Artifact, parent: Parent) -> Finding:
+    """Files of another project, by the digest over all that decide the model."""
+    path = Path(os.path.normpath(artifact.path.resolve() / parent.path))
+    if not path.exists():
+        return Finding(parent.path, "weights", False, "not on this machine, not checked")
+    if digest_of_weights(str(path)) != parent.digest:
+        raise ArtifactInvalid(f"{path} does not hold the weights that {artifact.path} was made from")
+    return Finding(str(path), "weights", True, f"digest {parent.digest[:12]}")
+
+
 def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:
     """Each image against the digest that was stored with its embedding."""
-    if artifact.kind != "embeddings":
+    if artifact.kind not in ("embeddings", "labels"):
         return Finding(parent.path, "images", False, "checked through the embeddings made from them")
     if "://" in parent.path:
         return Finding(parent.path, "images", False, "not on this machine, not checked")
@@ -79,7 +94,8 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
         return Finding(parent.path, "images", False, "not on this machine, not checked")
     entries = {entry.key: entry for entry in source.entries}
     num_images = 0
-    for key, digest in EmbeddingsArtifact.open(artifact.path).image_digests():
+    table = (LabelTable if artifact.kind == "labels" else EmbeddingsArtifact).open(artifact.path)
+    for key, digest in table.image_digests():
         try:
             intact = key in entries and hashlib.sha256(source.read(entries[key])).digest() == digest
         except ImageRejected:

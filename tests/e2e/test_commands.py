@@ -184,7 +184,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("train", "demo-digits", contains="not set")
     refused("train", contains="--resume RUN")
     refused("train", "--resume", tmp_path / "empty", contains="is not a run")
-    refused("export", features, out, contains="holds no checkpoint")
+    refused("export", features, out, contains="holds no weights")
     refused("evaluate", "knn", tmp_path / "absent", contains="absent does not exist")
     refused("index", tmp_path / "absent", out, contains="not a finished artifact")
     refused("nonsense", contains="nonsense")

@@ -1,0 +1,127 @@
+"""What labels are made of: an embeddings artifact, or images that are embedded on the way. Both come part by part."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlcd.artifact import Parent
+from mlcd.embeddings import Block, EmbeddingsArtifact
+from mlcd.encoders.base import Encoder
+from mlcd.images.sources import Source
+from mlcd.pipelines.embed import images_parent
+from mlcd.pipelines.encoded import BATCH, encode_entries
+from mlcd.types import Embeddings, Fingerprint, SampleKey
+
+
+@dataclass(frozen=True)
+class LabelRows:
+    """One part: embeddings float32 [n, D], with the keys and image digests of the n rows; errors: of what has none."""
+
+    embeddings: Embeddings
+    keys: list[SampleKey]
+    image_sha256: list[bytes]
+    errors: list[dict[str, str]]
+
+
+class LabelInput(Protocol):
+    """Rows to label, in parts that can be read in any order and by any process."""
+
+    name: str
+    """For people."""
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What of the result depends on how the rows are made."""
+        ...
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of each part: its rows, or images."""
+        ...
+
+    def parent(self, out: Path) -> Parent: ...
+
+    def read(self, part: int, on_done: Callable[[int], None]) -> LabelRows:
+        """One part. on_done: told how much of it is read, again and again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EmbeddingsInput:
+    """The `LabelInput` protocol over an embeddings artifact."""
+
+    def __init__(self, embeddings: EmbeddingsArtifact, *, part_rows: int) -> None:
+        self.embeddings = embeddings
+        self.name = str(embeddings.artifact.path)
+        self.config: dict[str, Any] = {}
+        self._part_rows = part_rows
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self.embeddings.fingerprint
+
+    @property
+    def sizes(self) -> list[int]:
+        return [block.num_rows for block in self.blocks]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return self.embeddings.plan(self._part_rows)
+
+    def parent(self, out: Path) -> Parent:
+        return self.embeddings.artifact.as_parent_of(out, "embeddings")
+
+    def read(self, part: int, on_done: Callable[[int], None]) -> LabelRows:
+        del on_done  # reading is nothing beside the scan
+        block = self.blocks[part]
+        return LabelRows(self.embeddings.read(block), *self.embeddings.read_keys(block), [])
+
+    def close(self) -> None: ...
+
+
+class ImagesInput:
+    """The `LabelInput` protocol over images, embedded as `mlcd embed` does it."""
+
+    def __init__(self, source: Source, encoder: Encoder, *, part_entries: int, num_threads: int) -> None:
+        self.source = source
+        self.name = source.location
+        self._encoder, self._part_entries, self._num_threads = encoder, part_entries, num_threads
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self._encoder.fingerprint
+
+    @property
+    def config(self) -> dict[str, Any]:
+        engine = {"precision": self._encoder.precision, "engine": self._encoder.engine}
+        return {**engine, "part_entries": self._part_entries, "batch": BATCH}
+
+    @property
+    def sizes(self) -> list[int]:
+        num = len(self.source.entries)
+        return [min(self._part_entries, num - start) for start in range(0, num, self._part_entries)]
+
+    def parent(self, out: Path) -> Parent:
+        return images_parent(self.source, out)
+
+    def read(self, part: int, on_done: Callable[[int], None]) -> LabelRows:
+        done = 0
+
+        def count(_: int) -> None:
+            nonlocal done
+            done += 1
+            on_done(done)
+
+        entries = self.source.entries[part * self._part_entries : (part + 1) * self._part_entries]
+        encoded = encode_entries(self.source, entries, self._encoder, num_threads=self._num_threads, on_image=count)
+        keys = [entry.key for entry in encoded.entries]
+        return LabelRows(encoded.embeddings, keys, encoded.image_sha256, encoded.errors)
+
+    def close(self) -> None:
+        self._encoder.close()

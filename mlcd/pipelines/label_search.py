@@ -1,0 +1,148 @@
+"""How labels are found: exactly, or approximately with an audit. Notes of both stay in the draft until it is published.
+
+The notes are hidden files: no part of the artifact, so that the labels' digest does not depend on the arithmetic.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifact import Draft
+from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.nearest import CenterScan
+from mlcd.pipelines.label_inputs import EmbeddingsInput
+from mlcd.types import Embeddings, Neighbors, SampleKey, ScanCounts
+
+_LEVELS: Final = ("proven", "wider", "float32", "float64")
+_AUDITED_ROWS: Final = 2000
+_AUDIT: Final = ".audit.json"
+_CELLS: Final = (".cells.npy", ".cell-of-center.npy")
+
+
+class LabelSearch(Protocol):
+    """Finds the labels of a part."""
+
+    config: dict[str, Any]
+    """What of the result depends on how it is found."""
+
+    def prepare(self, draft: Draft) -> None:
+        """What every part needs, made once before the first."""
+        ...
+
+    def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
+        """Labels of unit rows as the model gives them; leaves a note of how."""
+        ...
+
+    def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
+        """What the notes of all parts say."""
+        ...
+
+
+class ExactSearch:
+    """The `LabelSearch` protocol by the certified scan."""
+
+    def __init__(self, centers: Centers, *, top: int, threshold: float | None) -> None:
+        self.config: dict[str, Any] = {"mode": "exact"}
+        self._centers, self._top, self._threshold = centers, top, threshold
+
+    @cached_property
+    def _scan(self) -> CenterScan:
+        return CenterScan(self._centers.vectors)
+
+    def prepare(self, draft: Draft) -> None: ...
+
+    def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
+        found = self._scan.nearest(self._centers.align(embeddings), self._top, self._threshold)
+        assert found.scan is not None
+        draft.write_json(_counts_name(part), asdict(found.scan))
+        return found
+
+    def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
+        """By which arithmetics the parts were scanned, and the rows that each level settled."""
+        counts = [ScanCounts(**json.loads((draft.path / _counts_name(part)).read_text())) for part in range(num_parts)]
+        products = sorted({count.products for count in counts})
+        levels = {level: sum(getattr(count, level) for count in counts) for level in _LEVELS}
+        return {"scan": {"products": products, **levels}}
+
+
+def _counts_name(part: int) -> str:
+    return f".scan-{part:05d}.json"
+
+
+class ApproximateSearch:
+    """The `LabelSearch` protocol by cells of centers.
+
+    The number of probes, unless given, is the smallest that finds enough in one sample of rows; what it finds in
+    another, drawn by the hash of the keys like the first, is the audit. Neither depends on the order of the work.
+    """
+
+    def __init__(
+        self, centers: Centers, rows: EmbeddingsInput, *, top: int, threshold: float | None, probes: int | None
+    ) -> None:
+        self.config: dict[str, Any] = {"mode": "approximate", "probes": probes or "auto"}
+        self._centers, self._rows = centers, rows
+        self._top, self._threshold, self._wanted = top, threshold, probes
+        self._prepared: tuple[ApproximateScan, int] | None = None
+
+    def prepare(self, draft: Draft) -> None:
+        if draft.has(_AUDIT):
+            return
+        cells = divide(self._centers.vectors)
+        for name, array in zip(_CELLS, (cells.vectors, cells.of_center), strict=True):
+            with draft.write(name) as path, path.open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+        scan = ApproximateScan(self._centers.vectors, cells)
+        rows = self._centers.align(_sample(self._rows, 2 * _AUDITED_ROWS))
+        exact = CenterScan(self._centers.vectors).nearest(rows, self._top).ids
+        tuning, audited = slice(0, None, 2), slice(1 if len(rows) > 1 else 0, None, 2)
+        probes = self._wanted or fewest_probes(scan, rows[tuning], exact[tuning])
+        found = audit(scan, rows[audited], exact[audited], probes)
+        draft.write_json(_AUDIT, {"probes": probes, "cells": scan.num_cells, "top": self._top, **asdict(found)})
+
+    def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
+        del part  # one audit for all
+        scan, probes = self._opened(draft)
+        return scan.nearest(self._centers.align(embeddings), self._top, self._threshold, probes=probes)
+
+    def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
+        del num_parts
+        return {"audit": _read_audit(draft)}
+
+    def _opened(self, draft: Draft) -> tuple[ApproximateScan, int]:
+        if self._prepared is None:
+            cells = Cells(*(np.load(draft.path / name, allow_pickle=False) for name in _CELLS))
+            self._prepared = ApproximateScan(self._centers.vectors, cells), int(_read_audit(draft)["probes"])
+        return self._prepared
+
+
+def _read_audit(draft: Draft) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((draft.path / _AUDIT).read_text())
+    return found
+
+
+def _sample(rows: EmbeddingsInput, num: int) -> Embeddings:
+    """At most `num` rows, [n, D], those whose keys have the smallest hashes, in that order."""
+    hashes, places = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    for block in rows.blocks:
+        keys, _ = rows.embeddings.read_keys(block)
+        hashes = np.concatenate([hashes, _hashes(keys)])
+        places = np.concatenate([places, block.start + np.arange(block.num_rows)])
+        chosen = np.argsort(hashes, kind="stable")[:num]
+        hashes, places = hashes[chosen], places[chosen]
+    sampled = np.empty((len(places), rows.embeddings.dimension), np.float32)
+    for block in rows.blocks:
+        inside = (places >= block.start) & (places < block.start + block.num_rows)
+        if inside.any():
+            sampled[inside] = rows.embeddings.read(block)[places[inside] - block.start]
+    return sampled
+
+
+def _hashes(keys: list[SampleKey]) -> NDArray[np.uint64]:
+    digests = b"".join(hashlib.sha256(key.encode()).digest()[:8] for key in keys)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -1,0 +1,23 @@
+"""`python -m mlcd.pipelines.label_worker`: makes parts of labels for the process that started it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mlcd.artifact import Draft
+from mlcd.errors import Conflict
+from mlcd.pipelines.label import LabelOptions, make_parts, open_labeling
+from mlcd.pipelines.workers import serve_as_worker
+
+
+def work(task: dict[str, Any], on_progress: Callable[[int, int], None]) -> None:
+    """Every part that no other worker is at. The draft is not entered: the parent holds its lock, we only write."""
+    out = Path(task["out"])
+    with open_labeling(LabelOptions(**task["options"]), out, num_threads=task["num_threads"]) as labeling:
+        if labeling.identity != task["identity"]:
+            raise Conflict(f"the input of {out} changed meanwhile", remedy="give another output directory")
+        make_parts(labeling, Draft(out, labeling.request), wait=False, on_progress=on_progress)
+
+
+if __name__ == "__main__":
+    serve_as_worker(work)

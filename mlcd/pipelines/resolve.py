@@ -1,0 +1,88 @@
+"""Any model that a user can name, to one that an engine opens: other weights are exported once, into a cache."""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from platformdirs import user_cache_path
+
+import mlcd
+from mlcd.artifact import MANIFEST, open_artifact, translated_os_errors
+from mlcd.errors import ConfigInvalid, NotFound, Unavailable
+from mlcd.models import hub
+from mlcd.models.places import digest_of_weights
+from mlcd.models.runs import find_checkpoint, holds_checkpoints
+
+_BAD_INPUT: Final = 2  # the exit status of `mlcd` for what the user can mend
+_CLASSICAL: Final = ("hog", "pixels")
+
+
+def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -> str:
+    """What `mlcd.encoders.open_encoder` takes, for any model: itself, or the cached artifact made from it.
+
+    A run, a checkpoint, a directory or a file of weights, or `hub:ORGANIZATION/MODEL` is exported the first time, in a
+    process of its own, so that the caller never loads torch. announce: told when that begins.
+    Raises what `mlcd export` would say.
+    """
+    path = Path(spec)
+    if spec in _CLASSICAL or path.suffix == ".onnx":
+        return spec
+    if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
+        return spec
+    name = _name(spec)
+    out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{_digest(spec, path)[:16]}"
+    with translated_os_errors(out), _alone(out):
+        if not (out / MANIFEST).is_file():
+            announce(f"exporting {spec} once, into {out}")
+            _export(spec, out, name)
+    return str(out)
+
+
+def _digest(spec: str, path: Path) -> str:
+    if holds_checkpoints(path):
+        identity = open_artifact(find_checkpoint(path), verify_files=False).digest
+    else:
+        identity = digest_of_weights(spec)
+    return hashlib.sha256(f"{mlcd.__version__} {identity}".encode()).hexdigest()
+
+
+def _name(spec: str) -> str:
+    """A name for people from the last part of `spec`."""
+    stem = Path(spec.removeprefix(hub.PREFIX)).resolve().name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".safetensors")).strip(".-_") or "model"
+
+
+def _export(spec: str, out: Path, name: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigInvalid(
+            f"{spec} is no exported model, and torch is not installed to export it",
+            remedy="run `mlcd export` where mlcd[train] is installed, and give the directory it makes",
+        )
+    command = [sys.executable, "-m", "mlcd", "export", spec, str(out), "--name", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == _BAD_INPUT:
+        raise ConfigInvalid(done.stderr.strip().splitlines()[-1].removeprefix("mlcd: "))
+    if done.returncode != 0:
+        raise Unavailable(f"the export of {spec} failed", remedy=f"`mlcd export {spec} OUT` shows why")
+    if not (out / MANIFEST).is_file():
+        raise NotFound(f"the export of {spec} left no model at {out}")
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One process at a time for each place; the others wait, and then find it done."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(out.with_name(f".{out.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,207 @@
+"""`mlcd cluster` as users run it: killed and resumed, by several processes, in bounded memory, with a report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mlcd.artifact import Draft, Request
+from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.keys import split_positions
+from mlcd.types import unit_rows
+from tests.conftest import run_mlcd, start_mlcd
+
+NUM_ROWS, DIMENSION, CLUSTERS = 3000, 16, 60
+COMMAND = ["--clusters", CLUSTERS, "--iterations", 5, "--seed", 3, "--subtract-mean", "--names", "--hold-out", 0.1]
+
+
+def write_embeddings(out, blocks, num_classes=10):
+    """An embeddings artifact with one part for each block; classes are None for num_classes 0."""
+    first = 0
+    with Draft(out, Request("embeddings", fingerprint="f" * 64)) as draft:
+        for part, block in enumerate(blocks):
+            with draft.write(part_name(part)) as path, path.open("wb") as file:
+                np.save(file, block)
+            numbers = range(first, first + len(block))
+            keys = [f"{number:07d}" for number in numbers]
+            classes = [str(number % num_classes) if num_classes else None for number in numbers]
+            table = {
+                "key": keys,
+                "class_name": classes,
+                "sha256": [number.to_bytes(32, "big") for number in numbers],
+                "split": split_positions(keys, classes),
+            }
+            with draft.write(keys_name(part)) as path:
+                pq.write_table(pa.table(table, schema=KEY_SCHEMA), path)
+            first += len(block)
+        draft.publish()
+    return out
+
+
+@pytest.fixture(scope="module")
+def rows():
+    generator = np.random.default_rng(0)
+    means = generator.standard_normal((10, DIMENSION))
+    return unit_rows(means[np.arange(NUM_ROWS) % 10] + 0.7 * generator.standard_normal((NUM_ROWS, DIMENSION)))
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory, rows):
+    return write_embeddings(tmp_path_factory.mktemp("embeddings") / "e", [rows[:1000], rows[1000:1001], rows[1001:]])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, embeddings):
+    out = tmp_path_factory.mktemp("whole") / "centers"
+    assert (result := run_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
+    return out
+
+
+def manifest(out):
+    return json.loads((out / "manifest.json").read_text())
+
+
+# Dies by SIGKILL, as `kill -9` would have it, before or after the checkpoint of one iteration stands.
+DIES = """
+import os, signal, sys
+from mlcd.pipelines import cluster
+save, iteration, before = cluster._save_state, int(sys.argv.pop(1)), sys.argv.pop(1) == "before"
+def dying(draft, state):
+    if state.iteration == iteration and before:
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(draft, state)
+    if state.iteration == iteration:
+        os.kill(os.getpid(), signal.SIGKILL)
+cluster._save_state = dying
+from mlcd.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_each_iteration_it_ends_with_the_same_bytes(tmp_path, embeddings, whole, when):
+    out = tmp_path / "centers"
+    arguments = [str(argument) for argument in ("cluster", embeddings, out, *COMMAND)]
+    num_iterations = len(manifest(whole)["summary"]["objective_history"])
+    assert num_iterations >= 4
+    for iteration in range(num_iterations):
+        command = [sys.executable, "-c", DIES, str(iteration), when, *arguments]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert not out.exists()
+    assert run_mlcd(*arguments).returncode == 0
+    assert manifest(out)["digest"] == manifest(whole)["digest"]
+    assert manifest(out)["summary"] == manifest(whole)["summary"]
+    assert not list(out.glob(".*"))
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, embeddings, whole):
+    out = tmp_path / "centers"
+    generator = np.random.default_rng(1)
+    for _ in range(4):
+        process = start_mlcd("cluster", embeddings, out, *COMMAND)
+        time.sleep(generator.uniform(0.2, 1.2))
+        process.kill()
+        process.communicate()
+    assert run_mlcd("cluster", embeddings, out, *COMMAND).returncode == 0
+    assert manifest(out)["digest"] == manifest(whole)["digest"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_processes_write_the_same_artifact(tmp_path, embeddings, whole, size):
+    out = tmp_path / "centers"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    command = [*launcher, "-m", "mlcd", "cluster", *map(str, [embeddings, out, *COMMAND])]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("centers of") == 1
+    assert manifest(out)["digest"] == manifest(whole)["digest"]
+    assert manifest(out)["summary"] == manifest(whole)["summary"]
+
+
+def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):
+    out = tmp_path / "centers"
+    assert run_mlcd("cluster", embeddings, out, "--clusters", 10, "--report").returncode == 0
+    report = json.loads((out / "report.json").read_text())
+    assert sum(entry["clusters"] for entry in report["sizes"]) == 10
+    assert report["purity"] > 0.8
+    assert report["ari"] > 0.5
+    assert 0 < report["conflict_rate"] < 0.5
+    assert report["near_duplicate_centers"]["asked"] == 10
+    assert 0.5 < report["intra_cluster_cosine"]["0.5"] < 1
+    assert manifest(out)["summary"].items() >= {"ari": report["ari"], "sizes": report["sizes"]}.items()
+    with Image.open(out / "sizes.png") as picture:
+        assert picture.size[0] > 200
+        assert len(picture.convert("RGB").getcolors(100_000)) > 2
+    # Times and pictures are no part of what was made: the centers are those of a run without a report.
+    plain = tmp_path / "plain"
+    assert run_mlcd("cluster", embeddings, plain, "--clusters", 10).returncode == 0
+    assert (plain / "centers.npy").read_bytes() == (out / "centers.npy").read_bytes()
+
+
+def test_a_plan_tells_what_it_will_take_and_writes_nothing(tmp_path, embeddings):
+    result = run_mlcd("cluster", embeddings, tmp_path / "centers", *COMMAND, "--plan")
+    assert result.returncode == 0, result.stderr
+    assert "2700 rows of 16 into 60 clusters: at most 6 passes" in result.stdout
+    assert "GiB" in result.stdout
+    facts = json.loads(run_mlcd("cluster", embeddings, tmp_path / "c", *COMMAND, "--plan", "--json").stdout)
+    assert facts["flops"] == 2 * 2700 * 60 * 16 * 6
+    assert facts["seconds"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sample_is_clustered_where_asked(tmp_path, embeddings):
+    out = tmp_path / "centers"
+    assert run_mlcd("cluster", embeddings, out, "--clusters", 20, "--sample", 30, "--hold-out", 0.1).returncode == 0
+    assert manifest(out)["summary"]["rows"] == 600
+    assert np.load(out / "sizes.npy").sum() == 600
+    assert manifest(out)["config"]["sample"] == 30
+
+
+@pytest.mark.parametrize(("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has no direction")])
+def test_a_row_that_cannot_be_used_is_named_by_its_key(tmp_path, rows, value, why):
+    broken = rows.copy()
+    broken[1234, :] = value
+    place = write_embeddings(tmp_path / "e", [broken[:1000], broken[1000:]])
+    result = run_mlcd("cluster", place, tmp_path / "centers", "--clusters", 5)
+    assert result.returncode == 2
+    assert f"row 1234 (0001234) {why}" in result.stderr
+    assert not (tmp_path / "centers.partial").exists()
+
+
+# Not ru_maxrss: a child's begins with its parent's, and the test could not fail.
+PEAK = r"""
+import re, sys
+from pathlib import Path
+from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.rows import FileRows
+kmeans(FileRows(sorted(Path(sys.argv[1]).glob("*.npy"))), 64, iterations=1)
+print(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    def peak_kib(num_rows):
+        folder = tmp_path / str(num_rows)
+        folder.mkdir()
+        generator = np.random.default_rng(0)
+        for part in range(num_rows // 25_000):
+            np.save(folder / part_name(part), unit_rows(generator.standard_normal((25_000, 64))))
+        command = [sys.executable, "-c", PEAK, str(folder)]
+        one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        return int(subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout)
+
+    few, many = peak_kib(50_000), peak_kib(250_000)
+    # 200,000 rows more are 50,000 KiB; their last assignment is 800.
+    assert many - few < 8_000
+
+
+def test_the_rows_written_here_are_an_artifact(embeddings, rows):
+    assert EmbeddingsArtifact.open(embeddings).load().tobytes() == rows.tobytes()

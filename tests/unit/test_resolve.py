@@ -1,0 +1,221 @@
+"""Any weights that a user names, served: exported once, in a process of its own, into the cache."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlcd.encoders import open_encoder
+from mlcd.errors import ConfigInvalid, NotFound
+from mlcd.models import zoo
+from mlcd.models.zoo import LoadOptions
+from mlcd.pipelines import export, resolve
+from mlcd.pipelines.resolve import resolve_model
+from mlcd.pipelines.verify import verify
+from mlcd.progress import Reporter
+from tests.unit.models.test_checkpoints import SIZES, tower, write_hf
+
+SILENT = Reporter("silent")
+
+
+@pytest.fixture
+def weights(tmp_path):
+    folder = tmp_path / "towers" / "tiny tower"
+    folder.mkdir(parents=True)
+    write_hf(tower(SIZES[1], activation="quick_gelu"), folder)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def embedding(spec, seed=0):
+    encoder = open_encoder(spec)
+    size = encoder.preprocess.crop
+    images = np.random.default_rng(seed).integers(0, 256, (3, 3, size, size), dtype=np.uint8)
+    try:
+        return images, encoder.encode(images)
+    finally:
+        encoder.close()
+
+
+def test_weights_are_exported_once_and_served_as_they_are(weights, cache):
+    said = []
+    first = resolve_model(str(weights), said.append)
+    assert Path(first).is_relative_to(cache)
+    assert Path(first).name.startswith("tiny-tower-")
+    images, served = embedding(first)
+    with torch.inference_mode():
+        expected = zoo.load(str(weights))(torch.from_numpy(images)).numpy()
+    assert np.abs(served - expected).max() < 1e-5
+    assert resolve_model(str(weights), said.append) == first
+    assert len(said) == 1
+    assert resolve_model(first) == first
+    config = json.loads((weights / "config.json").read_text()) | {"hidden_act": "gelu"}
+    (weights / "config.json").write_text(json.dumps(config))
+    assert resolve_model(str(weights), said.append) != first
+
+
+def test_a_run_is_exported_too(journey, cache):
+    path = resolve_model(str(journey / "run"))
+    assert (Path(path) / "centers").is_dir()
+    assert embedding(path)[1].shape[0] == 3
+
+
+def test_two_at_once_export_once(weights, cache):
+    with ThreadPoolExecutor(2) as pool:
+        said = []
+        places = set(pool.map(lambda _: resolve_model(str(weights), said.append), range(2)))
+    assert len(places) == len(said) == 1
+
+
+def test_what_needs_no_export_is_left_alone(tmp_path):
+    for spec in ("hog", "pixels", str(tmp_path / "model.onnx")):
+        assert resolve_model(spec) == spec
+
+
+def test_the_export_s_own_words_reach_the_user(weights, cache, tmp_path, monkeypatch):
+    (weights / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigInvalid, match="--preprocess clip"):
+        resolve_model(str(weights))
+    with pytest.raises(NotFound, match="there is no model"):
+        resolve_model(str(tmp_path / "nothing"))
+    monkeypatch.setattr(resolve.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigInvalid, match="torch is not installed"):
+        resolve_model(str(weights))
+
+
+def test_resolving_loads_no_torch(weights, cache):
+    code = "import sys; from mlcd.pipelines.resolve import resolve_model; resolve_model(sys.argv[1]);"
+    code += "sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, str(weights)], check=True, env={**os.environ})
+
+
+def test_the_export_for_transformers_reads_back_as_the_same_model(weights, tmp_path):
+    artifact = export.export_hf(str(weights), tmp_path / "hf", name="m", reporter=SILENT)
+    assert artifact.fingerprint == zoo.load(str(tmp_path / "hf")).fingerprint() == zoo.load(str(weights)).fingerprint()
+    from transformers import AutoImageProcessor, CLIPVisionModel
+
+    model = CLIPVisionModel.from_pretrained(tmp_path / "hf")
+    assert model.config.hidden_act == "quick_gelu"
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "hf", use_fast=False)
+    assert processor.crop_size["height"] == 32
+    assert load_file(tmp_path / "hf" / "model.safetensors").keys() == load_file(weights / "model.safetensors").keys()
+
+
+def test_a_trained_run_is_loaded_by_transformers(journey, tmp_path):
+    export.export_hf(str(journey / "run"), tmp_path / "hf", name="m", reporter=SILENT)
+    from transformers import CLIPVisionModel, CLIPVisionModelWithProjection
+
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    kind = {"CLIPVisionModel": CLIPVisionModel}.get(config["architectures"][0], CLIPVisionModelWithProjection)
+    theirs = kind.from_pretrained(tmp_path / "hf").eval()
+    ours = zoo.load(str(tmp_path / "hf"))
+    x = torch.randn((2, 3, ours.preprocess.crop, ours.preprocess.crop), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        output = theirs(x)
+        expected = output.image_embeds if "image_embeds" in output else output.pooler_output
+        assert torch.allclose(ours.trunk(x), expected, atol=1e-5)
+
+
+def test_a_rotary_tower_with_a_projection_has_no_class_in_transformers(tmp_path):
+    trunk = tower((16, 4, 32, 1, 2, 64, 8), positions="rope")
+    model = tmp_path / "model"
+    model.mkdir()
+    from mlcd.images.transform import PreprocessSpec
+    from mlcd.models.servable import Servable
+
+    Servable(trunk, PreprocessSpec(16, 16)).write(model)
+    with pytest.raises(ConfigInvalid, match="--no-projection"):
+        export.export_hf(str(model), tmp_path / "hf", name="m", reporter=SILENT)
+    export.export_hf(str(model), tmp_path / "hf", name="m", options=LoadOptions(projection=False), reporter=SILENT)
+
+
+def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(weights, journey, tmp_path):
+    plain = export.export_model(str(weights), tmp_path / "a", name="m", reporter=SILENT)
+    other = export.export_model(
+        str(weights), tmp_path / "b", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT
+    )
+    assert plain.fingerprint != other.fingerprint
+    assert plain.summary["weights_digest"] == other.summary["weights_digest"]
+    with pytest.raises(ConfigInvalid, match="states all by itself"):
+        export.export_model(
+            str(journey / "run"), tmp_path / "c", name="m", options=LoadOptions(projection=False), reporter=SILENT
+        )
+
+
+def test_weights_over_the_limit_of_protobuf_lie_beside_the_graph(weights, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "_MAX_GRAPH_BYTES", 100)
+    artifact = export.export_model(str(weights), tmp_path / "model", name="m", reporter=SILENT)
+    assert "model.onnx.data" in artifact.files
+    images, served = embedding(str(tmp_path / "model"))
+    with torch.inference_mode():
+        assert np.abs(zoo.load(str(weights))(torch.from_numpy(images)).numpy() - served).max() < 1e-5
+    triton = export.export_triton(tmp_path / "model", tmp_path / "triton", SILENT)
+    assert "m/1/model.onnx.data" in triton.files
+
+
+def test_verify_walks_back_to_the_weights(weights, tmp_path):
+    export.export_model(str(weights), tmp_path / "model", name="m", reporter=SILENT)
+    assert [finding.kind for finding in verify(tmp_path / "model")] == ["model", "weights"]
+    write_hf(tower(SIZES[1], seed=3), weights)
+    from mlcd.errors import ArtifactInvalid
+
+    with pytest.raises(ArtifactInvalid, match="does not hold the weights"):
+        list(verify(tmp_path / "model"))
+
+
+def test_another_preprocessing_has_the_fingerprint_of_its_own_export(weights, tmp_path):
+    export.export_model(str(weights), tmp_path / "plain", name="m", reporter=SILENT)
+    ignoring = export.export_model(
+        str(weights), tmp_path / "ignoring", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT
+    )
+    encoder = open_encoder(str(tmp_path / "plain"), exif="ignore")
+    assert encoder.preprocess.exif == "ignore"
+    assert encoder.fingerprint == ignoring.fingerprint
+    fast = open_encoder(str(tmp_path / "plain"), decode="fast")
+    assert len({fast.fingerprint, encoder.fingerprint, open_encoder(str(tmp_path / "plain")).fingerprint}) == 3
+    assert open_encoder("hog", exif="apply").fingerprint == open_encoder("hog").fingerprint
+    assert open_encoder("hog", exif="ignore").fingerprint != open_encoder("hog").fingerprint
+
+
+def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
+    """Photographs of many sizes, RGB and gray, orientation tags ignored on both sides."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+    from transformers import CLIPImageProcessor, CLIPVisionModel
+
+    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.images.sources import open_source
+    from mlcd.pipelines.embed import embed
+
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    pictures = [Image.fromarray(picture) for picture in load_sample_images().images]
+    tags = Image.Exif()
+    tags[274] = 6
+    for number, (width, height) in enumerate([(640, 427), (301, 427), (47, 90), (33, 32), (600, 80)]):
+        picture = pictures[number % 2].crop((0, 0, width, height))
+        picture.save(photos / f"{number}.jpg", exif=tags)
+        picture.convert("L").save(photos / f"{number}-gray.png")
+    export.export_model(str(weights), tmp_path / "model", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT)
+    encoder = open_encoder(str(tmp_path / "model"))
+    embed(open_source(str(photos)), encoder, tmp_path / "embeddings", SILENT)
+    ours = EmbeddingsArtifact.open(tmp_path / "embeddings")
+
+    model, processor = CLIPVisionModel.from_pretrained(weights).eval(), CLIPImageProcessor.from_pretrained(weights)
+    for key, row in zip(ours.keys, ours.load(), strict=True):
+        with torch.inference_mode():
+            pooled = model(**processor(Image.open(photos / key), return_tensors="pt")).pooler_output[0]
+        assert torch.nn.functional.cosine_similarity(pooled, torch.from_numpy(row), dim=0) > 0.9999, key
+    assert len(ours.keys) == 10
