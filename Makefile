@@ -26,6 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,dev]'
+	@# An oracle of the tests, read by file: its dependencies (torchvision, timm) do not go with the CPU build of torch.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps open_clip_torch
 	@touch $@
 
 demo: setup ## raw images to a live service; DEMO_ARGS=--no-serve stops after the result table

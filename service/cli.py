@@ -19,7 +19,7 @@ _BACKLOG = 2048
 
 
 @click.command()
-@click.option("--model", help="A directory made by `mlcd export`, an .onnx file with its JSON, hog or pixels.")
+@click.option("--model", help="A directory made by `mlcd export`, other weights, an .onnx file with its JSON, hog.")
 @click.option("--centers", help="Centers to label with; default: those shipped with the model.")
 @click.option("--state", "state_dir", help="Directory of collections/NAME made by `mlcd index`.")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
@@ -54,7 +54,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
-    async with open_resources(settings) as resources:
+    async with open_resources(settings, lambda line: click.echo(f"mlcd: {line}", err=True)) as resources:
         config = uvicorn.Config(
             create_app(resources),
             log_level="warning",

@@ -1,6 +1,6 @@
 """Settings to open resources: the one composition root of the service, closed in reverse."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,12 +8,14 @@ from pathlib import Path
 
 from mlcd.artifact import MANIFEST
 from mlcd.clustering.centers import Centers
+from mlcd.clustering.nearest import CenterScan
 from mlcd.collections.snapshot import Snapshot
 from mlcd.cores import available_cores
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import DecodeLimits
+from mlcd.pipelines.resolve import resolve_model
 from service.dispatch.batcher import MicroBatcher
 from service.dispatch.pipeline import Pipeline
 from service.observability.metrics import Metrics
@@ -27,6 +29,8 @@ class Resources:
     settings: Settings
     encoder: Encoder
     centers: Centers | None
+    scan: CenterScan | None
+    """Of the centers: checked and measured once."""
     collections: dict[str, Snapshot]
     batcher: MicroBatcher
     pipeline: Pipeline
@@ -36,13 +40,22 @@ class Resources:
 
 
 @asynccontextmanager
-async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
-    """Open model, centers and collections; refuse those of another fingerprint."""
-    encoder = open_encoder(settings.model, precision=settings.precision)
-    if settings.engine not in ("auto", encoder.engine):
-        raise ConfigInvalid(
-            f"{settings.model} runs on {encoder.engine}, not {settings.engine}", remedy="use engine auto"
-        )
+async def open_resources(
+    settings: Settings, announce: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[Resources]:
+    """Open model, centers and collections; refuse those of another fingerprint.
+
+    announce: told when weights are exported first, which takes a while.
+    """
+    model = resolve_model(settings.model, announce)
+    encoder = open_encoder(
+        model,
+        precision=settings.precision,
+        engine=settings.engine,
+        num_threads=settings.engine_threads,
+        exif=settings.exif,
+        decode=settings.decode,
+    )
     num_cores = available_cores()
     decoders = ThreadPoolExecutor(settings.decode_threads or num_cores, thread_name_prefix="decode")
     compute = ThreadPoolExecutor(num_cores, thread_name_prefix="compute")
@@ -66,18 +79,20 @@ async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
             max_admitted=limits.max_queued_images,
             metrics=metrics,
         )
-        centers = _open_centers(settings, encoder)
+        centers = _open_centers(settings, model, encoder)
+        # numpy: the service never loads torch, and the labels are the same by any arithmetic.
+        scan = None if centers is None else CenterScan(centers.vectors, products="numpy")
         collections = _open_collections(settings, encoder)
         async with batcher:
-            yield Resources(settings, encoder, centers, collections, batcher, pipeline, compute, metrics)
+            yield Resources(settings, encoder, centers, scan, collections, batcher, pipeline, compute, metrics)
     finally:
         decoders.shutdown(wait=False, cancel_futures=True)
         compute.shutdown(wait=False, cancel_futures=True)
         encoder.close()
 
 
-def _open_centers(settings: Settings, encoder: Encoder) -> Centers | None:
-    shipped = Path(settings.model) / "centers"
+def _open_centers(settings: Settings, model: str, encoder: Encoder) -> Centers | None:
+    shipped = Path(model) / "centers"
     if settings.centers is None and not (shipped / MANIFEST).is_file():
         return None
     path = Path(settings.centers) if settings.centers is not None else shipped

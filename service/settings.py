@@ -8,7 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mlcd.encoders.base import EngineName
 from mlcd.errors import ConfigInvalid
+from mlcd.images.decode import ExifPolicy
+from mlcd.images.transform import DecodeMode
 
 _PREFIX = "MLCD_"
 
@@ -36,17 +39,23 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
     model: str
-    """A directory made by `mlcd export`, an .onnx file with its JSON, hog or pixels."""
+    """A directory made by `mlcd export`, other weights as it takes them, an .onnx file with its JSON, hog or pixels."""
     centers: str | None = None
     """Centers to label with; default: those shipped in the model's directory."""
-    engine: Literal["auto", "openvino"] = "auto"
+    engine: EngineName = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
+    exif: ExifPolicy | None = None
+    """What orientation tags do, other than the model's preprocessing says; another fingerprint."""
+    decode: DecodeMode | None = None
+    """exact or fast (JPEG at a fraction of its size), other than the model's preprocessing says; as exif."""
     state_dir: str | None = None
     """Holds collections/NAME, each made by `mlcd index`."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     max_batch: Annotated[int, Field(ge=1)] = 32
     """Images that the engine is given at once."""
+    engine_threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of an engine on the CPU; 0 takes one per core that the process may use."""
     decode_threads: Annotated[int, Field(ge=0)] = 0
     """Threads that decode images; 0 takes one per core."""
     limits: Limits = Limits()

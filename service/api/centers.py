@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
-from mlcd.clustering.nearest import nearest_centers
 from mlcd.errors import NotFound
 from service.api.access import Opened
 from service.api.answers import provenance
@@ -18,11 +17,11 @@ _NUM_NEIGHBORS = 8
 @router.get("/v1/centers/{center}")
 def describe_center(center: Annotated[int, Path(ge=0)], resources: Opened) -> dict[str, Any]:
     """Size, name, the nearest other centers, and the nearest items of each collection as examples."""
-    centers = opened_centers(resources)
+    centers, scan = opened_centers(resources)
     if center >= len(centers.vectors):
         raise NotFound(f"there is no center {center}", remedy=f"ids go from 0 to {len(centers.vectors) - 1}")
     vector = centers.vectors[center : center + 1]
-    near = nearest_centers(vector, centers.vectors, min(_NUM_NEIGHBORS + 1, len(centers.vectors)))
+    near = scan.nearest(vector, min(_NUM_NEIGHBORS + 1, len(centers.vectors)))
     neighbors = [
         {"id": int(other), "similarity": float(score), "name": centers.name(int(other))}
         for other, score in zip(near.ids[0], near.scores[0], strict=True)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from mlcd.clustering.centers import Centers
-from mlcd.clustering.nearest import nearest_centers
+from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import NotFound
 from mlcd.types import Neighbors
 from service.api.access import Opened
@@ -29,12 +29,13 @@ async def label(
     mode: Literal["exact"] = "exact",
 ) -> Response:
     """The `top` nearest centers of each image, exact, best first; with `threshold` only those so similar."""
-    centers = opened_centers(resources)
+    del mode  # there is one, and others are refused
+    centers, scan = opened_centers(resources)
     if top > resources.settings.limits.max_top:
         raise TooLarge(f"top={top} is more than {resources.settings.limits.max_top}", limit="max_top")
     queries = await read_queries(request, resources)
     loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(resources.compute, _look_up, queries, centers, top, threshold, mode)
+    found = await loop.run_in_executor(resources.compute, _look_up, queries, centers, scan, top, threshold)
     return json_answer(
         {
             **provenance(resources),
@@ -45,17 +46,14 @@ async def label(
     )
 
 
-def opened_centers(resources: Resources) -> Centers:
-    if resources.centers is None:
+def opened_centers(resources: Resources) -> tuple[Centers, CenterScan]:
+    if resources.centers is None or resources.scan is None:
         raise NotFound("this model was started without centers", remedy="start the server with --centers")
-    return resources.centers
+    return resources.centers, resources.scan
 
 
-def _look_up(
-    queries: Queries, centers: Centers, top: int, threshold: float | None, mode: Literal["exact"]
-) -> Neighbors:
-    top = min(top, len(centers.vectors))
-    return nearest_centers(centers.align(queries.embeddings), centers.vectors, top, threshold, mode)
+def _look_up(queries: Queries, centers: Centers, scan: CenterScan, top: int, threshold: float | None) -> Neighbors:
+    return scan.nearest(centers.align(queries.embeddings), min(top, len(centers.vectors)), threshold)
 
 
 def _results(queries: Queries, found: Neighbors, centers: Centers) -> list[dict[str, Any]]:

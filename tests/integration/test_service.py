@@ -346,7 +346,7 @@ def test_sigterm_ends_it_within_five_seconds_while_clients_are_connected(journey
         (["--model", "absent"], "there is no model absent"),
         (["--model", "{journey}/model", "--centers", "{journey}/centers"], "in the space of another model"),
         (["--model", "hog", "--state", "{journey}"], "embedded by another model"),
-        (["--model", "{journey}/run"], "holds run, not model"),
+        (["--model", "{journey}/embeddings"], "holds no weights"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(journey, options, message):
