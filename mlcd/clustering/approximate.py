@@ -113,7 +113,7 @@ class ApproximateScan:
         return ids, scores
 
     def _scan(self, z_BD: Embeddings, cells_BP: NDArray[np.integer], kept: int) -> Best:
-        best = Best(len(z_BD), kept, None)
+        best = Best(len(z_BD), kept)
         order = np.argsort(cells_BP, axis=None, kind="stable")
         bounds = np.searchsorted(cells_BP.ravel()[order], np.arange(self.num_cells + 1))
         for cell in range(self.num_cells):
@@ -121,6 +121,7 @@ class ApproximateScan:
             start, stop = int(self._starts[cell]), int(self._starts[cell + 1])
             if len(rows) and stop > start:
                 self._scan_cell(z_BD, rows, start, stop, best)
+        best.settle()
         return best
 
     def _scan_cell(self, z_BD: Embeddings, rows: NDArray[np.int64], start: int, stop: int, best: Best) -> None:

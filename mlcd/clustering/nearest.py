@@ -18,6 +18,7 @@ Shapes: B rows of a batch, K centers, D dimension.
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final, Literal
@@ -26,16 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.products import Hits, NumpyProducts, Products
+from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 ProductsName = Literal["auto", "numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
-_BATCH_ROWS: Final = 512
-_BLOCK_CENTERS: Final = 8192
+_BATCH_ROWS: Final = 2048
+_BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
 _PAIR_ENTRIES: Final = 1 << 17  # float64 entries of pairs scored at once: 1 MiB stays in the cache
 _SPARE: Final = {False: 8, True: 24}  # kept beyond l: float32 products need few, bfloat16 more
 _WIDER: Final = 4
+_OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _DOUBLE_MARGIN: Final = 1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096
 _TIMED_RUNS: Final = 3
 _NUM_LEVELS: Final = 4  # as ScanCounts: proven, wider, float32, float64
@@ -103,10 +106,13 @@ class CenterScan:
         all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
         counts = np.zeros(_NUM_LEVELS, dtype=np.int64)
         num_wanted = min(top, len(self.centers))
+        first = 0
         for start in range(0, len(embeddings) if num_wanted else 0, _BATCH_ROWS):
             batch = slice(start, start + _BATCH_ROWS)
             seeds = None if previous is None else previous[batch, :num_wanted]
-            ids, scores, level = self._search(embeddings[batch], num_wanted, seeds)
+            ids, scores, level = self._search(embeddings[batch], num_wanted, seeds, first)
+            # Where the first pass proves little it is left out: it would cost more than it settles.
+            first = int((level > 0).mean() > _OPEN_SHARE)
             if threshold is not None:  # on the scores before they are rounded
                 ids = np.where(scores >= threshold, ids, -1)
                 scores = np.where(scores >= threshold, scores, -np.inf)
@@ -115,17 +121,19 @@ class CenterScan:
         return Neighbors(all_ids, all_scores, ScanCounts(self.products.name, *(int(count) for count in counts)))
 
     def _search(
-        self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None
+        self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None, first: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """(ids [B, top], float64 scores [B, top], by which level each row was settled [B])."""
+        """(ids [B, top], float64 scores [B, top], the level that settled each row [B]), beginning at level `first`."""
         ids = np.full((len(z_BD), top), -1, dtype=np.int64)
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
         open_rows = np.arange(len(z_BD))
         for number, (products, norms, kept) in enumerate(self._ladder(top)):
+            if number < first:
+                continue
             if len(open_rows) == 0:
                 break
-            rows_seeds = seeds[open_rows] if seeds is not None and number == 0 else None
+            rows_seeds = seeds if number == first else None
             found = self._certified(z_BD[open_rows], top, kept, products, norms, rows_seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = found.ids[found.proven], found.scores[found.proven], number
@@ -151,7 +159,8 @@ class CenterScan:
     ) -> "_Found":
         slack_B = _slack(z_BD, products, norms)
         start_B = None if seeds is None else self._start(z_BD, seeds, slack_B, products.rounding.output)
-        candidates = _scan(z_BD, products, len(self.centers), kept, start_B)
+        best = Best(len(z_BD), kept, start_B, _Reach(top, slack_B, products.rounding.output))
+        candidates = _scan(z_BD, products, len(self.centers), best)
         ids, scores = self._rescored(z_BD, candidates, top, slack_B, products.rounding.output)
         left_out_B = _raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
         # With every center kept there is nothing left out: the threshold is -inf, and so is its bound.
@@ -167,11 +176,7 @@ class CenterScan:
         if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
             raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
         known = np.einsum("bd,bld->bl", z_BD.astype(np.float64), self.centers[seeds].astype(np.float64))
-        bound_B = known.min(axis=1) - 2 * _DOUBLE_MARGIN - slack_B
-        # U(t) = t + b |t| <= bound, solved for t; one step of float32 lower, for the rounding of t itself.
-        start_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
-        lower: NDArray[np.float32] = np.nextafter(start_B.astype(np.float32), np.float32(-np.inf))
-        return lower
+        return _beyond_reach(known.min(axis=1), slack_B, output)
 
     def _rescored(
         self, z_BD: Embeddings, candidates: "_Candidates", top: int, slack_B: NDArray[np.float64], output: float
@@ -304,61 +309,101 @@ def _finite_size(products: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isneginf(products), 0.0, np.abs(products))
 
 
-def _scan(
-    z_BD: Embeddings, products: Products, num_centers: int, kept: int, start_B: NDArray[np.float32] | None
-) -> _Candidates:
-    """The `kept` centers of largest product of each row, and the threshold that all others stay below or at."""
+def _beyond_reach(score_B: NDArray[np.float64], slack_B: NDArray[np.float64], output: float) -> NDArray[np.float32]:
+    """The threshold at or below which no product can belong to a center that reaches this score."""
+    bound_B = score_B - 2 * _DOUBLE_MARGIN - slack_B
+    # U(t) = t + b |t| <= bound, solved for t; one step of float32 lower, for the rounding of t itself.
+    threshold_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
+    lower: NDArray[np.float32] = np.nextafter(threshold_B.astype(np.float32), np.float32(-np.inf))
+    return lower
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """What the `top` best products seen say of those to come."""
+
+    top: int
+    slack: NDArray[np.float64]  # [B]
+    output: float
+
+    def threshold(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of these rows, by their products seen, [rows, >= top]: what no product of the answer is at or below."""
+        last = np.partition(scores, -self.top, axis=1)[:, -self.top].astype(np.float64)
+        slack = self.slack[rows]
+        return _beyond_reach(_lowered(last, self.output) - slack, slack, self.output)
+
+
+def _scan(z_BD: Embeddings, products: Products, num_centers: int, best: "Best") -> _Candidates:
+    """The centers of largest product of each row, and the threshold that all others stay below or at."""
     rows = products.load(z_BD)
-    best = Best(len(z_BD), kept, start_B)
+    kept = best.ids.shape[1]
     for start in range(0, num_centers, _BLOCK_CENTERS):
         stop = min(start + _BLOCK_CENTERS, num_centers)
         product_BC = products.multiply(rows, start, stop)
-        if start == 0 and start_B is None and stop > kept:
+        if start == 0 and stop > kept and np.isneginf(best.threshold).all():
             # The first block would otherwise hit everywhere.
             best.threshold = products.kth_best_bound(product_BC, kept)
         best.add(products.above(product_BC, best.threshold), start)
+    best.settle()
     return _Candidates(best.ids, best.scores, best.threshold)
 
 
 class Best:
-    """The largest products seen, at most `kept` for each row; the threshold only rises."""
+    """The largest products seen, at most `kept` for each row; the threshold only rises.
 
-    def __init__(self, num_rows: int, kept: int, start_B: NDArray[np.float32] | None) -> None:
+    Hits wait until they are as many as what is kept: by then few blocks add any, and settling each would cost more than
+    the few that a lower threshold lets through. `settle` after the last.
+    """
+
+    def __init__(
+        self, num_rows: int, kept: int, start_B: NDArray[np.float32] | None = None, reach: _Reach | None = None
+    ) -> None:
         self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
         self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
         self.threshold = np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
+        self._reach = reach
+        self._waiting: list[Hits] = []
+        self._num_waiting = 0
 
     def add(self, hits: Hits, offset: int) -> None:
-        if len(hits.rows) == 0:
+        self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
+        self._num_waiting += len(hits.rows)
+        if self._num_waiting >= self.ids.size:
+            self.settle()
+
+    def settle(self) -> None:
+        if self._num_waiting == 0:
             return
-        order = np.argsort(hits.rows, kind="stable")
-        rows = hits.rows[order]
+        all_rows, columns, hit_scores = (
+            np.concatenate([getattr(waiting, name) for waiting in self._waiting])
+            for name in ("rows", "columns", "scores")
+        )
+        self._waiting, self._num_waiting = [], 0
+        order = np.argsort(all_rows, kind="stable")
+        rows = all_rows[order]
         kept = self.ids.shape[1]
         place = kept + np.arange(len(rows)) - np.searchsorted(rows, rows)
         touched, row_of_hit = np.unique(rows, return_inverse=True)
         ids = np.full((len(touched), place.max() + 1), -1, dtype=np.int64)
         scores = np.full(ids.shape, -np.inf, dtype=np.float32)
         ids[:, :kept], scores[:, :kept] = self.ids[touched], self.scores[touched]
-        ids[row_of_hit, place], scores[row_of_hit, place] = hits.columns[order] + offset, hits.scores[order]
+        ids[row_of_hit, place], scores[row_of_hit, place] = columns[order], hit_scores[order]
         dropped = ids.shape[1] - kept
         chosen = np.argpartition(scores, dropped, axis=1)[:, dropped:]
         self.ids[touched] = np.take_along_axis(ids, chosen, axis=1)
         self.scores[touched] = np.take_along_axis(scores, chosen, axis=1)
         # Whatever is dropped here is at most the smallest that stays.
-        self.threshold[touched] = np.maximum(self.threshold[touched], self.scores[touched].min(axis=1))
+        least = self.scores[touched].min(axis=1)
+        if self._reach is not None:
+            least = np.maximum(least, self._reach.threshold(touched, self.scores[touched]))
+        self.threshold[touched] = np.maximum(self.threshold[touched], least)
 
 
 def ordered(
     z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The first `top` of the given (row, center) pairs of each row, by float64 score and then id."""
-    exact = np.empty(len(rows))
-    pairs = max(1, _PAIR_ENTRIES // max(1, z_BD.shape[1]))
-    for start in range(0, len(rows), pairs):
-        part = slice(start, start + pairs)
-        exact[part] = np.einsum(
-            "nd,nd->n", z_BD[rows[part]].astype(np.float64), centers[columns[part]].astype(np.float64)
-        )
+    exact = _pair_scores(z_BD, centers, rows, columns)
     order = np.lexsort((columns, -exact, rows))
     rows, columns, exact = rows[order], columns[order], exact[order]
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
@@ -367,6 +412,29 @@ def ordered(
     scores = np.full((len(z_BD), top), -np.inf)
     ids[rows[keep], rank[keep]], scores[rows[keep], rank[keep]] = columns[keep], exact[keep]
     return ids, scores
+
+
+def _pair_scores(
+    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The float64 score of each (row, center) pair, summed in one order whatever the others are."""
+    scores = np.empty(len(rows))
+    pairs = max(1, _PAIR_ENTRIES // max(1, z_BD.shape[1]))
+
+    def score(start: int) -> None:
+        part = slice(start, start + pairs)
+        scores[part] = np.einsum(
+            "nd,nd->n", z_BD[rows[part]].astype(np.float64), centers[columns[part]].astype(np.float64)
+        )
+
+    starts = range(0, len(rows), pairs)
+    if len(starts) <= available_cores():
+        for start in starts:
+            score(start)
+    else:  # numpy leaves the interpreter's lock while it gathers, converts and sums
+        with ThreadPoolExecutor(available_cores()) as threads:
+            list(threads.map(score, starts))
+    return scores
 
 
 def _seconds(products: Products, tile: Embeddings) -> float:
