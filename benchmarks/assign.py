@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import faiss
 import numpy as np
@@ -93,8 +93,8 @@ def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
     return unit_rows(near + 0.5 / options.dimension**0.5 * generator.standard_normal(near.shape)), centers
 
 
-def arithmetics() -> list[ProductsName]:
-    names: list[ProductsName] = ["auto", "numpy"]
+def arithmetics() -> list[ProductsName | Literal["auto"]]:
+    names: list[ProductsName | Literal["auto"]] = ["auto", "numpy"]
     if find_spec("torch") is not None:
         from mlcd.clustering.products_torch import cuda_available
 

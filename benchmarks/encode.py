@@ -330,6 +330,7 @@ def main() -> None:
     if options.form:
         work(options.form, options.tower, options.folder)
         return
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # hours may pass before the end
     load = os.getloadavg()[0]
     print(f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}")
     with tempfile.TemporaryDirectory() as name:

@@ -67,36 +67,36 @@ class EmbeddingsArtifact:
     def num_parts(self) -> int:
         return sum(name.endswith(".npy") for name in self.artifact.files)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
-        return len(self.keys)
+        return sum(len(self._map(part)) for part in range(self.num_parts))
 
     @property
     def dimension(self) -> int:
         return int(self._map(0).shape[1])
 
-    @cached_property
-    def _table(self) -> pa.Table:
-        names = [keys_name(part) for part in range(self.num_parts)]
-        for name in names:
-            verify_file(self.artifact, name)
-        return pa.concat_tables([pq.read_table(self.artifact.path / name) for name in names])
+    def _column(self, name: str) -> pa.ChunkedArray:
+        """One column of all parts: millions of keys are not read for the sake of the splits."""
+        parts = [keys_name(part) for part in range(self.num_parts)]
+        for part in parts:
+            self._verify(part)
+        return pa.concat_tables([pq.read_table(self.artifact.path / part, columns=[name]) for part in parts])[name]
 
     @cached_property
     def keys(self) -> list[SampleKey]:
-        keys: list[SampleKey] = self._table.column("key").to_pylist()
+        keys: list[SampleKey] = self._column("key").to_pylist()
         return keys
 
     @cached_property
     def class_names(self) -> list[str | None]:
         """The class of each row where the source had one: for evaluation, never for training."""
-        names: list[str | None] = self._table.column("class_name").to_pylist()
+        names: list[str | None] = self._column("class_name").to_pylist()
         return names
 
     @cached_property
     def splits(self) -> NDArray[np.float64]:
         """[N] in (0, 1): see `mlcd.keys.split_positions`."""
-        splits: NDArray[np.float64] = self._table.column("split").to_numpy()
+        splits: NDArray[np.float64] = self._column("split").to_numpy()
         return splits
 
     def held_out(self, fraction: float) -> NDArray[np.bool_]:
@@ -105,7 +105,7 @@ class EmbeddingsArtifact:
 
     @cached_property
     def image_sha256(self) -> list[bytes]:
-        digests: list[bytes] = self._table.column("sha256").to_pylist()
+        digests: list[bytes] = self._column("sha256").to_pylist()
         return digests
 
     def image_digests(self) -> Iterator[tuple[SampleKey, bytes]]:

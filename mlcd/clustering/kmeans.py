@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.group import Alone, Group, check_equal, own_rows
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import ROUNDED_PRODUCTS, CenterScan, ProductsName, fastest_products
 from mlcd.clustering.nearest_one import Basis, NearestOne
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
@@ -31,7 +31,10 @@ _CELL_ITERATIONS: Final = 10
 _MANY_ROWS: Final = 16_384  # in one process: fewer do not repay finding out how to prune
 _MANY_COMPONENTS: Final = 64
 _TIMED_PASSES: Final = 2  # without known centers, and with them
+_TIMED_ROWS: Final = 2048
 _ALONE: Final = Alone()
+
+_NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
@@ -152,24 +155,48 @@ class _Nearest:
 
     def __init__(self, num_rows: int) -> None:
         self._many_rows = num_rows >= _MANY_ROWS
-        self._by_scan: bool | None = None
+        self._products: ProductsName | None = None
         self._basis: Basis | None = None
-        self._last: NearestOne | None = None
+        self._last: _Fastest | None = None
         self._num_passes = 0
 
-    def of(self, centers: Embeddings) -> Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]:
+    def of(self, centers: Embeddings) -> _NearestTo:
         """(rows [N, D], the last ids of their centers [N] or None) to ids int32 [N]."""
-        if self._by_scan is None:
-            # The general scan multiplies in bfloat16, and on a GPU; in float32 the special one does less beside.
-            self._by_scan = CenterScan(centers).products.rounding.inputs
-        if self._by_scan:
-            return partial(_by_scan, CenterScan(centers))
+        if self._products is None:
+            self._products = fastest_products(centers)
         if self._basis is None and self._many_rows and centers.shape[1] >= _MANY_COMPONENTS:
             self._basis = Basis(centers)
-        settled = self._last is not None and self._num_passes >= _TIMED_PASSES
-        one_in = self._last.one_in if self._last and settled else None
-        self._last, self._num_passes = NearestOne(centers, self._basis, one_in), self._num_passes + 1
-        return self._last.nearest
+        settled = self._last if self._num_passes >= _TIMED_PASSES else None
+        one = NearestOne(centers, self._basis, settled.one.one_in if settled else None)
+        ways: list[_NearestTo] = [one.nearest]
+        # In bfloat16, or on a GPU, the general scan multiplies faster; in float32 the special one does less beside.
+        if self._products in ROUNDED_PRODUCTS:
+            ways.append(partial(_by_scan, CenterScan(centers, products=self._products)))
+        self._last = _Fastest(one, ways, settled.chosen if settled else None)
+        self._num_passes += 1
+        return self._last
+
+
+class _Fastest:
+    """Several ways to the same answer: timed on the first rows, unless one is chosen already."""
+
+    def __init__(self, one: NearestOne, ways: Sequence[_NearestTo], chosen: int | None) -> None:
+        self.one, self._ways = one, ways
+        self.chosen = 0 if len(ways) == 1 else chosen
+
+    def __call__(self, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:
+        if self.chosen is None and len(rows) >= 2 * _TIMED_ROWS:
+            seconds = [self._seconds(way, rows, previous) for way in self._ways]
+            self.chosen = seconds.index(min(seconds))
+        return self._ways[self.chosen or 0](rows, previous)
+
+    @staticmethod
+    def _seconds(way: _NearestTo, rows: Embeddings, previous: NDArray[np.int32] | None) -> float:
+        warm, timed = slice(_TIMED_ROWS), slice(_TIMED_ROWS, 2 * _TIMED_ROWS)
+        way(rows[warm], None if previous is None else previous[warm])
+        began = time.perf_counter()
+        way(rows[timed], None if previous is None else previous[timed])
+        return time.perf_counter() - began
 
 
 def _by_scan(scan: CenterScan, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:

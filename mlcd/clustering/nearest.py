@@ -31,7 +31,8 @@ from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
-ProductsName = Literal["auto", "numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
+ProductsName = Literal["numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
+ROUNDED_PRODUCTS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that round their inputs
 _BATCH_ROWS: Final = 2048
 _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
@@ -71,14 +72,14 @@ def nearest_centers(
 class CenterScan:
     """Centers made ready for exact look-ups: checked, measured and rounded once."""
 
-    def __init__(self, centers: Embeddings, *, products: ProductsName = "auto") -> None:
+    def __init__(self, centers: Embeddings, *, products: ProductsName | Literal["auto"] = "auto") -> None:
         """products: the arithmetic of the scan; auto times those that this machine has and takes the fastest.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is missing.
         """
         check_rows(centers, "centers")
         self.centers = centers
-        self.products = fastest_products(centers) if products == "auto" else open_products(products, centers)
+        self.products = open_products(fastest_products(centers) if products == "auto" else products, centers)
         self._exact = self.products if not self.products.rounding.inputs else NumpyProducts(centers)
         self._norms = _largest_norms(centers, self.products)
         self._exact_norms = (self._norms[0], self._norms[0], 0.0)
@@ -209,10 +210,10 @@ class CenterScan:
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([scores for _, scores in parts])
 
 
-def fastest_products(centers: Embeddings) -> Products:
+def fastest_products(centers: Embeddings) -> ProductsName:
     """The arithmetic that multiplies one tile of these centers fastest here; the labels do not depend on it."""
     if len(centers) < _BLOCK_CENTERS:  # nothing to gain that a timing would not cost
-        return NumpyProducts(centers)
+        return "numpy"
     names: list[ProductsName] = ["numpy"]
     if find_spec("torch") is not None:
         from mlcd.clustering.products_torch import cuda_available
@@ -220,19 +221,18 @@ def fastest_products(centers: Embeddings) -> Products:
         names += ["torch-fp32", "torch-bf16"]
         names += ["cuda-bf16"] if cuda_available() else []
     tile = centers[:_BLOCK_CENTERS]
-    best = min(names, key=lambda name: _seconds(open_products(name, tile), tile))
-    return open_products(best, centers)
+    return min(names, key=lambda name: _seconds(open_products(name, tile), tile))
 
 
 def open_products(name: ProductsName, centers: Embeddings) -> Products:
     """The named arithmetic over these centers; ConfigInvalid where torch is not installed or there is no GPU."""
-    if name in ("auto", "numpy"):
+    if name == "numpy":
         return NumpyProducts(centers)
     try:
         from mlcd.clustering.products_torch import TorchProducts
     except ImportError as error:
         raise ConfigInvalid(f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy") from error
-    return TorchProducts(centers, bf16=name != "torch-fp32", device="cuda" if name == "cuda-bf16" else "cpu")
+    return TorchProducts(centers, bf16=name in ROUNDED_PRODUCTS, device="cuda" if name == "cuda-bf16" else "cpu")
 
 
 def check_rows(rows: NDArray[np.floating], what: str) -> None:

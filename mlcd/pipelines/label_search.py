@@ -17,11 +17,12 @@ from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, f
 from mlcd.clustering.centers import Centers
 from mlcd.clustering.nearest import CenterScan
 from mlcd.pipelines.label_inputs import EmbeddingsInput
-from mlcd.types import Embeddings, Neighbors, SampleKey, ScanCounts
+from mlcd.types import Embeddings, Neighbors, SampleKey
 
 _LEVELS: Final = ("proven", "wider", "float32", "float64")
 _AUDITED_ROWS: Final = 2000
 _AUDIT: Final = ".audit.json"
+_TRUNCATED: Final = "truncated"
 _CELLS: Final = (".cells.npy", ".cell-of-center.npy")
 
 
@@ -58,21 +59,45 @@ class ExactSearch:
     def prepare(self, draft: Draft) -> None: ...
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        found = self._scan.nearest(self._centers.align(embeddings), self._top, self._threshold)
+        wanted = _wanted(self._top, self._threshold)
+        found = self._scan.nearest(self._centers.align(embeddings), wanted, self._threshold)
         assert found.scan is not None
-        draft.write_json(_counts_name(part), asdict(found.scan))
-        return found
+        draft.write_json(_note_name(part), asdict(found.scan) | _truncated(found, self._top))
+        return _first(found, self._top)
 
     def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
         """By which arithmetics the parts were scanned, and the rows that each level settled."""
-        counts = [ScanCounts(**json.loads((draft.path / _counts_name(part)).read_text())) for part in range(num_parts)]
-        products = sorted({count.products for count in counts})
-        levels = {level: sum(getattr(count, level) for count in counts) for level in _LEVELS}
-        return {"scan": {"products": products, **levels}}
+        notes = [_read_note(draft, part) for part in range(num_parts)]
+        products = sorted({note["products"] for note in notes})
+        levels = {level: sum(note[level] for note in notes) for level in _LEVELS}
+        return {"scan": {"products": products, **levels}, **_all_truncated(notes, self._threshold)}
 
 
-def _counts_name(part: int) -> str:
-    return f".scan-{part:05d}.json"
+def _note_name(part: int) -> str:
+    return f".search-{part:05d}.json"
+
+
+def _read_note(draft: Draft, part: int) -> dict[str, Any]:
+    note: dict[str, Any] = json.loads((draft.path / _note_name(part)).read_text())
+    return note
+
+
+def _wanted(top: int, threshold: float | None) -> int:
+    """With a threshold one more than is kept: it says whether a row has more."""
+    return top if threshold is None else top + 1
+
+
+def _first(found: Neighbors, top: int) -> Neighbors:
+    return Neighbors(found.ids[:, :top], found.scores[:, :top], found.scan)
+
+
+def _truncated(found: Neighbors, top: int) -> dict[str, int]:
+    return {_TRUNCATED: int((found.ids[:, top:] >= 0).sum())}
+
+
+def _all_truncated(notes: list[dict[str, Any]], threshold: float | None) -> dict[str, int]:
+    """The rows that have more centers above the threshold than are kept."""
+    return {} if threshold is None else {_TRUNCATED: sum(note[_TRUNCATED] for note in notes)}
 
 
 class ApproximateSearch:
@@ -106,13 +131,15 @@ class ApproximateSearch:
         draft.write_json(_AUDIT, {"probes": probes, "cells": scan.num_cells, "top": self._top, **asdict(found)})
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        del part  # one audit for all
         scan, probes = self._opened(draft)
-        return scan.nearest(self._centers.align(embeddings), self._top, self._threshold, probes=probes)
+        wanted = _wanted(self._top, self._threshold)
+        found = scan.nearest(self._centers.align(embeddings), wanted, self._threshold, probes=probes)
+        draft.write_json(_note_name(part), _truncated(found, self._top))
+        return _first(found, self._top)
 
     def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
-        del num_parts
-        return {"audit": _read_audit(draft)}
+        notes = [_read_note(draft, part) for part in range(num_parts)]
+        return {"audit": _read_audit(draft), **_all_truncated(notes, self._threshold)}
 
     def _opened(self, draft: Draft) -> tuple[ApproximateScan, int]:
         if self._prepared is None:

@@ -17,7 +17,7 @@ import pytest
 
 from mlcd.artifact import Draft, Request
 from mlcd.clustering.centers import Centers
-from mlcd.embeddings import ERRORS, KEY_SCHEMA, keys_name, part_name
+from mlcd.embeddings import ERRORS, KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.labels.table import LabelTable
 from mlcd.types import unit_rows
 from tests.conftest import run_mlcd
@@ -96,6 +96,17 @@ def descendants(pid):
         if int(fields[1]) == pid:
             found.append(int(status.parent.name))
     return found
+
+
+def test_a_threshold_says_how_many_lists_it_cut_short(made, tmp_path):
+    top, threshold = 5, 0.55
+    assert run_mlcd(*command(made, tmp_path / "labels", "--top", top, "--threshold", threshold)).returncode == 0
+    rows = EmbeddingsArtifact.open(made / "embeddings").load().astype(np.float64)
+    above = (rows @ Centers.open(made / "centers").vectors.astype(np.float64).T >= threshold).sum(axis=1)
+    assert 0 < (above > top).sum() < len(rows)
+    assert manifest(tmp_path / "labels")["summary"]["truncated"] == (above > top).sum()
+    lengths = (LabelTable.open(tmp_path / "labels").ids >= 0).sum(axis=1)
+    assert (lengths == np.minimum(above, top)).all()
 
 
 def assert_same(out, undisturbed):

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 from mlcd.artifact import Draft, Request
 from mlcd.clustering.centers import Centers, majority_names
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.nearest import nearest_centers
+from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.clustering.quality import purity
 from mlcd.errors import ArtifactInvalid, InvalidInput
 from mlcd.types import unit_rows
@@ -184,6 +184,20 @@ def test_past_two_to_the_twenty_four_rows_nothing_saturates():
     assert (result.sizes == repeats * once.sizes).all()
     exact = (tile.astype(np.float64) @ result.centers.T.astype(np.float64)).max(axis=1).mean()
     assert result.objective[-1] == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_more_clusters_than_a_gpu_library_takes():
+    """cuVS refused more than 262,144 (cuvs #1805)."""
+    num_clusters = 262_144 + 77
+    rows = unit_rows(np.random.default_rng(0).standard_normal((2 * num_clusters, 4)))
+    result = kmeans([rows], num_clusters, iterations=1)
+    assert result.sizes.sum() == len(rows)
+    assert (result.sizes > 0).all()
+    found = CenterScan(result.centers).nearest(rows[:200], 1)
+    exact = (rows[:200].astype(np.float64) @ result.centers.astype(np.float64).T).max(axis=1)
+    assert found.scores[:, 0] == pytest.approx(exact, abs=1e-6)
+    assert exact.mean() > 0.9999
 
 
 def test_the_centers_artifact_round_trips(tmp_path):

@@ -80,6 +80,22 @@ def test_the_answer_does_not_depend_on_the_block(monkeypatch):
     assert (whole.scores == blocked.scores).all()
 
 
+def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
+    """One middle and 400 near it: more than `kept` lie within the slack of any answer."""
+    monkeypatch.setattr(nearest, "_BATCH_ROWS", 16)
+    centers = unit_rows(random_rows(1, 64) + 1e-3 * np.random.default_rng(1).standard_normal((400, 64)))
+    z = unit_rows(centers[:50] + 0.05 * random_rows(50, 64, seed=2))
+    scan = CenterScan(centers, products="torch-bf16")
+    passes = []
+    certified = scan._certified
+    monkeypatch.setattr(scan, "_certified", lambda *args: passes.append(args[2]) or certified(*args))
+    found = scan.nearest(z, 8)
+    assert (found.ids == brute_force(z, centers, 8)[0]).all()
+    narrow = passes[0]
+    assert passes.count(narrow) == 1
+    assert found.scan.proven == 0
+
+
 def test_a_shorter_list_is_a_prefix_of_a_longer_one():
     z, centers = random_rows(30, 16), random_rows(50, 16, seed=1)
     assert (nearest_centers(z, centers, 3).ids == nearest_centers(z, centers, 9).ids[:, :3]).all()
