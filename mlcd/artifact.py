@@ -33,7 +33,8 @@ MANIFEST: Final = "manifest.json"
 _REQUEST: Final = ".request.json"
 _PARTIAL: Final = ".partial"
 _TEMPORARY: Final = ".*.tmp"
-_SHORT_WRITE: Final = re.compile(r"\d+ requested and \d+ written")  # numpy's ndarray.tofile
+# The last is numpy's ndarray.tofile.
+_NO_SPACE: Final = re.compile(r"No space left on device|File too large|\d+ requested and \d+ written")
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -211,10 +212,8 @@ class Draft:
         if at_fault and self._began:
             shutil.rmtree(self.path, ignore_errors=True)
         self._unlock()
-        if error is not None and _is_disk_full(error):
-            raise Unavailable(
-                f"the disk is full while writing {self.out}", remedy="free space and run the same command again"
-            ) from error
+        if error is not None:
+            refuse_full_disk(error, self.out)
 
     def _unlock(self) -> None:
         if self._descriptor is not None:
@@ -328,11 +327,19 @@ def translated_os_errors(place: Path) -> Iterator[None]:
         raise
 
 
+def refuse_full_disk(error: BaseException, place: Path) -> None:
+    """Raise Unavailable from an error that says that there is no space, or no more than a limit on file sizes."""
+    if _is_disk_full(error):
+        raise Unavailable(
+            f"the disk is full while writing {place}", remedy="free space and run the same command again"
+        ) from error
+
+
 def _is_disk_full(error: BaseException) -> bool:
     """By number where there is one; numpy, pyarrow, safetensors and faiss tell it in words only."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
-    return "No space left on device" in str(error) or bool(_SHORT_WRITE.search(str(error)))
+    return bool(_NO_SPACE.search(str(error)))
 
 
 def _lock_directory(path: Path) -> int:

@@ -76,7 +76,8 @@ class Demo:
         untrained = str(self.out / "run" / "checkpoints" / "step_000000")
         representations = [self._at("pixels"), self._at("features"), untrained, self._at("run")]
         evaluate = [
-            ["evaluate", kind, *representations, "--out", self._at(kind), *seed] for kind in ("knn", "clusters")
+            ["evaluate", kind, *representations, "--out", self._at(kind), *options]
+            for kind, options in (("knn", []), ("clusters", seed))
         ]
         return [
             ["embed", self._images, self._at("pixels"), "--model", "pixels"],

@@ -1,5 +1,8 @@
 """Random numbers as pure functions of counters: the same on every machine, rank, resume and batch size."""
 
+import math
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,6 +10,7 @@ from numpy.typing import NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_FEISTEL_ROUNDS: Final = 8  # 4 are enough against any statistical test of few positions; hashing is cheap
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -33,3 +37,35 @@ def uniform(*counters: int | NDArray[np.integer]) -> NDArray[np.float64]:
 def permutation(num: int, *counters: int) -> NDArray[np.int64]:
     """A permutation of range(num), a pure function of the counters."""
     return np.argsort(hash_counters(*counters, np.arange(num)), kind="stable")
+
+
+def permuted(positions: NDArray[np.integer], num: int, *counters: int) -> NDArray[np.int64]:
+    """Where a permutation of range(num), a pure function of the counters, takes each position (in 0..num-1).
+
+    Unlike `permutation` it costs nothing for the positions that are not asked for: a Feistel network over two
+    digits whose bases multiply to little more than num (Black and Rogaway: Ciphers with Arbitrary Finite Domains,
+    CT-RSA 2002); what falls outside of num walks on along its cycle until it is inside.
+    """
+    # The left digit has ceil(sqrt(num)) values, the right one as many as are needed to reach num.
+    left_base = math.isqrt(max(num - 1, 0)) + 1
+    right_base = -(-num // left_base)
+    keys = hash_counters(*counters, np.arange(_FEISTEL_ROUNDS))
+    reached = _feistel(positions.astype(np.int64), left_base, right_base, keys)
+    while (outside := reached >= num).any():
+        reached[outside] = _feistel(reached[outside], left_base, right_base, keys)
+    return reached
+
+
+def _feistel(x: NDArray[np.int64], left_base: int, right_base: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """A permutation of range(left_base * right_base)."""
+    left, right = np.divmod(x, right_base)
+    with np.errstate(over="ignore"):
+        for key in keys.reshape(-1, 2):
+            left = (left + _below(left_base, key[0], right)) % left_base
+            right = (right + _below(right_base, key[1], left)) % right_base
+    return left * right_base + right
+
+
+def _below(base: int, key: np.uint64, digit: NDArray[np.int64]) -> NDArray[np.int64]:
+    # The remainder's bias is below base / 2^64.
+    return (_mix(key ^ digit.astype(np.uint64)) % np.uint64(base)).astype(np.int64)

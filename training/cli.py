@@ -1,70 +1,286 @@
 """`mlcd train` and `mlcd evaluate`."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlcd.cli import FINISHED, reporter_option
 from mlcd.progress import Reporter
 
+if TYPE_CHECKING:
+    from training.config import RunConfig
+    from training.evaluation.encoding import Features
+    from training.evaluation.report import Protocol
+    from training.evaluation.scores import Metric
+
+_INTERRUPTED = 130
+_FAILED = 2
+_LAST_WORD_S = 2.0
+
 
 @click.command()
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
-@click.option("--resume", metavar="RUN", help="Go on with an interrupted run, with the config it was started with.")
+@click.option("--resume", metavar="RUN", help="Go on with an interrupted run; what decides its result stays.")
+@click.option("--replay", metavar="BATCH", help="With --resume: study a batch of RUN/bad_batches; trains nothing.")
+@click.option("--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic, time and disk; train nothing.")
+@click.option("--processes", type=click.IntRange(1), help="With --plan: how many devices.  [default: 1]")
+@click.option("--classes", type=click.IntRange(2), help="With --plan: of centers.  [default: of data.labels]")
+@click.option("--samples", type=click.IntRange(1), help="With --plan: of images.  [default: of data.labels]")
+@click.option(
+    "--peak-tflops",
+    type=click.FloatRange(0, min_open=True),
+    help="With --plan: matrix limit of one device.  [default: telemetry.peak_tflops, else measured here]",
+)
+@click.option(
+    "--mfu",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="With --plan: share of that limit that is reached.  [default: 0.4]",
+)
 @reporter_option
-def train(recipe: str | None, overrides: tuple[str, ...], resume: str | None, reporter: Reporter) -> None:
+def train(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    resume: str | None,
+    replay: str | None,
+    only_plan: bool,
+    processes: int | None,
+    classes: int | None,
+    samples: int | None,
+    peak_tflops: float | None,
+    mfu: float | None,
+    reporter: Reporter,
+) -> None:
     """Train a ViT on images and their labels.
 
     RECIPE is a YAML file or the name of a built-in recipe; a.b=c sets a key of it, for example
-    data.images=DIR data.labels=LABELS out=RUN.
-    """
-    from training.config import load_config
-    from training.run import read_run_config, run_training
+    data.images=DIR data.labels=LABELS out=RUN. Several processes, on one machine or many, train together by
+    `torchrun --nproc-per-node N -m mlcd train …`; an interrupted run goes on with any number of them.
 
-    if (recipe is None) == (resume is None):
-        raise click.UsageError("give a RECIPE, or --resume RUN")
-    if resume is not None:
-        config = read_run_config(Path(resume)).model_copy(update={"out": resume})
-    else:
-        assert recipe is not None
-        config = load_config(recipe, overrides)
-    run = run_training(config, reporter)
+    Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first; after the latter two the exit status is 0.
+    """
+    plan_options = {
+        "num_classes": classes,
+        "num_samples": samples,
+        "world_size": processes,
+        "peak_tflops": peak_tflops,
+        "utilization": mfu,
+    }
+    if _only_plans(only_plan, recipe, overrides, resume, plan_options, reporter):
+        return
+    from training.parallel.processes import Elsewhere, is_first
+    from training.replay import replay as run_replay
+    from training.run import run_training
+    from training.signals import Interrupted, Preempted
+
+    overrides = _overrides(recipe, overrides, resume, replay)
+    if not is_first():
+        reporter = Reporter("silent")
+    try:
+        if resume is not None and replay is not None:
+            found = run_replay(Path(resume), Path(replay))
+            reporter.result(found.facts(), str(found))
+            return
+        run = run_training(_config(recipe, overrides, resume), reporter)
+    except Preempted as stop:
+        reporter.result(
+            {"interrupted": True, "step": stop.step},
+            f"interrupted at step {stop.step}, which is saved: the same command, or mlcd train --resume, goes on",
+        )
+        return
+    except Interrupted:
+        if is_first():
+            raise
+        raise click.exceptions.Exit(_INTERRUPTED) from None
+    except Elsewhere:
+        # torchrun stops all processes once one has ended: the one that tells why goes first.
+        time.sleep(_LAST_WORD_S)
+        raise click.exceptions.Exit(_FAILED) from None
     final = run.summary["final"]
-    line = f"trained {run.summary['samples']} images to loss {final['loss']:.4g} at step {final['step']}: {run.path}"
+    loss = "unknown" if final["loss"] is None else f"{final['loss']:.4g}"
+    line = f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: {run.path}"
     reporter.result({FINISHED: str(run.path), "digest": run.digest, **run.summary}, line)
 
 
-@click.command()
-@click.argument("kind", type=click.Choice(["knn", "clusters"]))
-@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
-@click.option("--images", help="Images to encode; default: those that the run was trained on.")
-@click.option("--hold-out", type=click.FloatRange(0, 1, max_open=True), default=0.2, show_default=True)
+def _overrides(
+    recipe: str | None, overrides: tuple[str, ...], resume: str | None, replay: str | None
+) -> tuple[str, ...]:
+    """With --resume there is no recipe: all words are overrides."""
+    if resume is not None and recipe is not None:
+        overrides = (recipe, *overrides)
+    elif resume is None and recipe is None:
+        raise click.UsageError("give a RECIPE, or --resume RUN")
+    if replay is not None and (resume is None or overrides):
+        raise click.UsageError("--replay goes with --resume RUN, and nothing is changed")
+    return overrides
+
+
+def _config(recipe: str | None, overrides: tuple[str, ...], resume: str | None) -> "RunConfig":
+    from training.config import change_config, load_config
+    from training.run import read_run_config
+
+    if resume is not None:
+        return change_config(read_run_config(Path(resume)), overrides).model_copy(update={"out": resume})
+    assert recipe is not None
+    return load_config(recipe, overrides)
+
+
+def _only_plans(
+    only_plan: bool,
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    resume: str | None,
+    options: dict[str, Any],
+    reporter: Reporter,
+) -> bool:
+    """Whether the plan was all that was asked for; then it has been told."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not only_plan:
+        if given:
+            raise click.UsageError("--processes, --classes, --samples, --peak-tflops and --mfu belong to --plan")
+        return False
+    if recipe is None or resume is not None:
+        raise click.UsageError("--plan needs a RECIPE")
+    from training.plan import plan_recipe
+
+    plan = plan_recipe(recipe, overrides, **given)
+    reporter.result(plan.facts(), str(plan))
+    return True
+
+
+@click.group()
+def evaluate() -> None:
+    """Measure representations: checkpoints, runs or embeddings artifacts.
+
+    Several processes share the work by `torchrun --nproc-per-node N -m mlcd evaluate ...`; the numbers are the same.
+    """
+
+
+_Command = Callable[..., None]
+
+
+def _common_options(command: _Command) -> _Command:
+    """What every kind of evaluation takes."""
+    decorators: list[Callable[[_Command], _Command]] = [
+        click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT..."),
+        click.option("--images", help="Images to encode; default: those that the run was trained on."),
+        click.option(
+            "--features",
+            type=click.Choice(["embedding", "pooled"]),
+            default="embedding",
+            show_default=True,
+            help="embedding: as served. pooled: before the projection, not normalized, as CLIP's protocol.",
+        ),
+        click.option("--out", type=click.Path(path_type=Path), help="Also write the results as an artifact."),
+        reporter_option,
+    ]
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+_hold_out = click.option(
+    "--hold-out",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.2,
+    show_default=True,
+    help="Share of each class, by the hash of the key, that is tested on.",
+)
+_metric = click.option(
+    "--metric", type=click.Choice(["accuracy", "mean-per-class"]), default="accuracy", show_default=True
+)
+
+
+@evaluate.command("knn")
+@_hold_out
+@_metric
 @click.option("--neighbors", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the clustering.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the results as an artifact.")
-@reporter_option
-def evaluate(
-    kind: str,
+@_common_options
+def evaluate_knn(
     checkpoints: tuple[str, ...],
     images: str | None,
+    features: "Features",
     hold_out: float,
+    metric: "Metric",
     neighbors: int,
+    out: Path | None,
+    reporter: Reporter,
+) -> None:
+    """Weighted vote (cosine, T = 0.07) of held-out images' neighbors among the others.
+
+    With --hold-out 0 every image is asked for, and all others vote.
+    """
+    from training.evaluation.report import KnnProtocol
+
+    _measure(KnnProtocol(features, metric, hold_out, neighbors), checkpoints, images, out, reporter)
+
+
+@evaluate.command("clusters")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the clustering.")
+@_common_options
+def evaluate_clusters(
+    checkpoints: tuple[str, ...],
+    images: str | None,
+    features: "Features",
     seed: int,
     out: Path | None,
     reporter: Reporter,
 ) -> None:
-    """Measure representations: checkpoints, runs or embeddings artifacts.
+    """Purity and normalized mutual information of k-means with as many clusters as classes, over all images."""
+    from training.evaluation.report import ClustersProtocol
 
-    knn: accuracy of the weighted vote (cosine, T = 0.07) of held-out images' neighbors among the others.
-    clusters: purity and normalized mutual information of k-means with as many clusters as classes.
+    _measure(ClustersProtocol(features, seed), checkpoints, images, out, reporter)
+
+
+@evaluate.command("linear-probe")
+@_hold_out
+@_metric
+@_common_options
+def evaluate_linear_probe(
+    checkpoints: tuple[str, ...],
+    images: str | None,
+    features: "Features",
+    hold_out: float,
+    metric: "Metric",
+    out: Path | None,
+    reporter: Reporter,
+) -> None:
+    """CLIP's linear probe: logistic regression on fixed features.
+
+    Its C is searched from coarse to fine on validation images, a fifth of those that are not held out; the model that
+    is tested is fitted again on all that are not held out. CLIP's protocol takes --features pooled.
     """
-    from training.evaluation.report import evaluate_all
+    from training.evaluation.report import ProbeProtocol
 
-    settings = {"kind": kind, "hold_out": hold_out, "neighbors": neighbors, "seed": seed}
-    results = evaluate_all([Path(path) for path in checkpoints], settings, images=images, out=out, reporter=reporter)
-    lines = [
-        f"{result['representation']}: " + ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
-        for result in results
-    ]
-    reporter.result({"results": results}, "\n".join(lines))
+    _measure(ProbeProtocol(features, metric, hold_out), checkpoints, images, out, reporter)
+
+
+def _measure(
+    protocol: "Protocol", checkpoints: tuple[str, ...], images: str | None, out: Path | None, reporter: Reporter
+) -> None:
+    from training.evaluation.report import evaluate_all, protocol_line, result_line
+    from training.parallel.processes import Elsewhere, is_first, open_processes
+
+    if not is_first():
+        reporter = Reporter("silent")
+    paths = [Path(path) for path in checkpoints]
+    try:
+        with open_processes() as processes, processes.together():
+            results = evaluate_all(
+                paths,
+                protocol,
+                images=images,
+                out=out,
+                reporter=reporter,
+                world=processes.world,
+                device=processes.device,
+            )
+    except Elsewhere:
+        # torchrun stops all processes once one has ended: the one that tells why goes first.
+        time.sleep(_LAST_WORD_S)
+        raise click.exceptions.Exit(_FAILED) from None
+    lines = [result_line(result) for result in results]
+    reporter.result({"results": results}, "\n".join([*lines, *dict.fromkeys(map(protocol_line, results))]))

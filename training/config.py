@@ -1,7 +1,7 @@
 """Configuration of a run: recipes (YAML) plus `a.b=c` overrides, every key known, the result saved with the run."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mlcd.errors import ConfigInvalid
+from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
@@ -17,22 +18,60 @@ from mlcd.models.vit import Activation, ViTConfig
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 
 _MANY_CLASSES = 10_000
-_VERBATIM = ("data.images", "data.labels", "out")
+_VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", "out")
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DataConfig(_Section):
+class MixedSource(_Section):
+    """One of several data sets, of which each step takes a share."""
+
     images: str
-    """Folder, tar shards, parquet or zip."""
     labels: str
+    """All labels of a mixture must be of the same centers."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the samples, relative to the other weights; it does not depend on how many images there are."""
+
+
+class DataConfig(_Section):
+    images: str | None = None
+    """Folder, tar shards, parquet or zip."""
+    labels: str | None = None
     """A labels artifact made from the same images."""
+    mix: tuple[MixedSource, ...] = ()
+    """Several data sets with weights, in place of images and labels."""
+    centers: str | None = None
+    """A centers artifact of model.embedding_dim that the classifier starts from. None: random centers."""
     hold_out: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_FRACTION
     """Share of each class (or overall) kept for evaluation, chosen by the hash of the key."""
-    memory_gib: Annotated[float, Field(gt=0)] = 4.0
-    """The decoded training images are held in memory; more than this is refused."""
+    decode: DecodeMode = "exact"
+    """fast: large JPEGs are decoded at a fraction of their size, which gives somewhat other pixels, sooner."""
+    memory_gib: Annotated[float, Field(ge=0)] = 4.0
+    """Decoded images are held in memory by each process where they fit into this; else each epoch decodes again."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Processes that decode for each training process, where images are not held. None: its share of the cores."""
+    prefetch_steps: Annotated[int, Field(ge=1)] = 4
+    """Steps that are decoded ahead."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        single = (self.images, self.labels)
+        if self.mix and single != (None, None):
+            raise ValueError("give data.images and data.labels, or data.mix, not both")
+        if not self.mix and None in single:
+            raise ValueError(f"data.{'labels' if self.images else 'images'} is not set")
+        return self
+
+    @property
+    def sources(self) -> tuple[MixedSource, ...]:
+        """The data sets of the run, one or several."""
+        if self.mix:
+            return self.mix
+        assert self.images is not None
+        assert self.labels is not None
+        return (MixedSource(images=self.images, labels=self.labels),)
 
 
 class ModelConfig(_Section):
@@ -117,6 +156,8 @@ class OptimConfig(_Section):
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
+    max_skips: Annotated[int, Field(ge=0)] = 0
+    """Steps whose loss or gradient is not finite that may be left out before the run stops; each batch is saved."""
 
 
 class ScheduleConfig(_Section):
@@ -124,10 +165,49 @@ class ScheduleConfig(_Section):
     batch_size: Annotated[int, Field(ge=1)] = 128
 
 
+class ComputeConfig(_Section):
+    """How a step is computed. None of it changes what is computed, beyond rounding."""
+
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """bf16: the backbone under autocast, weights and the loss in float32. fp64 is for tests of exactness."""
+    accumulation: Annotated[int, Field(ge=1)] = 1
+    """Parts that each step's batch is computed in, one after the other, to save memory."""
+    recompute: bool = False
+    """Keep no activations inside blocks; compute them again in the backward pass (gradient checkpointing)."""
+    compile: bool = False
+    """torch.compile of every block."""
+    backbone: Literal["ddp", "fsdp"] = "ddp"
+    """fsdp: the backbone's weights and moments are sharded over processes too, for towers too large for one."""
+
+
 class CheckpointConfig(_Section):
     every_steps: Annotated[int, Field(ge=1)] = 100
     keep_last: Annotated[int, Field(ge=1)] = 1
     """Beside step 0, the untrained model, and the final step, which always stay."""
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """Also keep those of every so many steps."""
+    asynchronous: bool = True
+    """Write while training goes on."""
+
+
+class EvaluationConfig(_Section):
+    """Evaluation while training; its results go to metrics.jsonl and change nothing else."""
+
+    every_steps: Annotated[int, Field(ge=1)] | None = None
+    """None: never."""
+    images: str | None = None
+    """Images in one sub-folder per class. None: those that the run is trained on, split by data.hold_out."""
+    knn: bool = True
+    linear_probe: bool = False
+
+
+class TelemetryConfig(_Section):
+    tensorboard: bool = False
+    """Also write events for TensorBoard (needs the tensorboard package)."""
+    keys: bool = False
+    """Also log the keys of each step's samples, keys-RANK.jsonl."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Of one process's device at this precision, for MFU. None: measured at the start."""
 
 
 class RunConfig(_Section):
@@ -143,25 +223,44 @@ class RunConfig(_Section):
     augment: AugmentConfig = AugmentConfig()
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig
+    compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result: everything but places, which the artifact records as parents."""
-        return self.model_dump(mode="json", exclude={"out": True, "data": {"images", "labels", "memory_gib"}})
+        """What decides the result: everything but places, which the artifact records as parents.
+
+        Without optim.max_skips: a run that met it goes on with more.
+        """
+        data: dict[str, Any] = {"images": True, "labels": True, "centers": True, "memory_gib": True, "workers": True}
+        data |= {"prefetch_steps": True, "mix": {"__all__": {"images", "labels"}}}
+        excluded: dict[str, Any] = {"out": True, "data": data, "evaluation": True, "telemetry": True}
+        excluded |= {"optim": {"max_skips": True}}
+        return self.model_dump(mode="json", exclude=excluded)
 
 
-def load_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None) -> RunConfig:
     """The recipe (a path, or the name of a built-in one) with `a.b=c` applied.
 
+    fallback: sections and keys of the top level that stand in where neither names any.
     Raises ConfigInvalid naming the key, with a suggestion for a misspelled one.
     """
-    fields = _read_recipe(recipe)
+    return _with_overrides(_read_recipe(recipe), overrides, fallback or {})
+
+
+def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The same with `a.b=c` applied; ConfigInvalid as in `load_config`."""
+    return _with_overrides(config.model_dump(mode="json"), overrides, {})
+
+
+def _with_overrides(fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]) -> RunConfig:
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator or not name:
             raise ConfigInvalid(f"{override!r} is not an override", remedy="write it as section.key=value")
         _assign(fields, name.split("."), _parsed(name, value), override)
-    return validate_config(fields)
+    return validate_config({**fallback, **fields})
 
 
 def _parsed(name: str, value: str) -> object:

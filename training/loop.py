@@ -1,82 +1,199 @@
-"""The loop, in the order time flows: batch, augment, step, log, checkpoint."""
+"""The loop, in the order time flows: batch, augment, step, log, evaluate, checkpoint."""
 
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from mlcd.artifact import Parent
+from mlcd.errors import Diverged, MlcdError
 from mlcd.progress import Meter
+from training.bad_batch import bad_batch_path, bad_state_path, keep_bad_batch
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig
-from training.data.augment import augment
-from training.data.order import batch_positions, sample_rows
-from training.data.samples import Samples
+from training.data.dataset import Dataset
+from training.data.loader import Loader, StepBatches
+from training.evaluation.encoding import PreparedImages
+from training.evaluation.while_training import evaluate_model
+from training.parallel.processes import Elsewhere, Processes
+from training.signals import Interrupted, Preempted, Signals, received_signals
 from training.state import TrainState
-from training.step import Meters, train_step
-from training.telemetry.metrics import MetricsLog
+from training.step import Meters, NotFinite, augmented, num_counting, train_step
+from training.telemetry.throughput import Throughput
 
 
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM came; a checkpoint of the reached step is on disk."""
+class Log(Protocol):
+    """Takes the numbers of a step."""
+
+    def append(self, record: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Where a run tells about itself. records: metrics.jsonl and the like, on process 0 only. keys: where asked for."""
+
+    records: tuple[Log, ...]
+    keys: Log | None
+    meter: Meter
+    throughput: Throughput
+
+    def record(self, facts: dict[str, Any]) -> None:
+        for log in self.records:
+            log.append(facts)
 
 
 def train(
     state: TrainState,
-    samples: Samples,
+    dataset: Dataset,
     config: RunConfig,
     *,
+    run: Path,
     store: CheckpointStore,
-    parents: tuple[Parent, ...],
-    log: MetricsLog,
-    meter: Meter,
+    processes: Processes,
+    journal: Journal,
+    evaluation: PreparedImages | None,
 ) -> None:
-    """Bring `state` from its step to the last one of the schedule."""
-    device = state.centers.weight.device
-    window_start, window_images = time.perf_counter(), 0
-    with _stop_requested() as stop_requested:
-        while state.step < config.schedule.steps:
-            positions = batch_positions(state.step, config.schedule.batch_size)
-            rows = torch.from_numpy(sample_rows(positions, len(samples), config.seed))
-            images = augment(
-                samples.pixels[rows].to(device),
-                positions,
-                image_size=config.model.image_size,
-                config=config.augment,
-                seed=config.seed,
-            )
-            meters = train_step(state, images, samples.labels[rows].to(device), config)
-            window_images += len(rows)
+    """Bring `state` from its step to the last one of the schedule. evaluation: what `check_evaluation` gave.
+
+    Raises Diverged, Interrupted and Preempted on all processes at the same step.
+    """
+    place = [f"step {state.step}"]
+    world = processes.world
+    with (
+        received_signals() as signals,  # outermost: torchrun stops the others when one fails, and they have to tell
+        closing(store),
+        processes.watched(place),
+        Loader(
+            dataset, config, rank=world.rank, size=world.size, start_step=state.step, local_size=processes.local_size
+        ) as loader,
+    ):
+        for batch, agreement in _agreed(loader, processes, store, signals, config):
+            place[0] = f"step {batch.step}"
+            meters = _step(state, batch, agreement, config, run=run, store=store, processes=processes)
             finished = state.step == config.schedule.steps
-            if state.step % config.log_every == 0 or finished:
-                record = _record(state, meters, window_images / (time.perf_counter() - window_start))
-                log.append(record)
-                meter.advance(0, loss=record["loss"], positive=record["positive_cosine"], img_s=record["images_per_s"])
-                window_start, window_images = time.perf_counter(), 0
-            meter.advance(1)
-            if finished or store.is_due(state.step) or stop_requested():
-                store.save(state, parents)
-            if stop_requested() and not finished:
-                raise Interrupted
+            _log_keys(journal, state, batch)
+            journal.throughput.add(sum(len(part.keys) for part in batch.parts), batch.wait_s)
+            if meters is not None and (state.step % config.log_every == 0 or finished):
+                _log(journal, state, meters, world.size)
+            if config.evaluation.every_steps and state.step % config.evaluation.every_steps == 0:
+                measured = evaluate_model(state.backbone.replica(), config, world=world, images=evaluation)
+                journal.record({"step": state.step, **measured})
+            journal.meter.advance(1)
+            if finished or store.is_due(state.step) or agreement.stop:
+                store.save(state)
+            if agreement.stop and not finished:
+                store.join()
+                raise Preempted(state.step) if agreement.preempted else Interrupted
+        place[0] = "the last checkpoint"
+        store.join()
 
 
-def _record(state: TrainState, meters: Meters, images_per_s: float) -> dict[str, object]:
-    return {"step": state.step, **meters.to_dict(), "images_per_s": round(images_per_s, 1)}
+@dataclass(frozen=True)
+class _Agreement:
+    """What all processes know of a step. counts: samples of all processes that count, of each micro-batch."""
+
+    counts: tuple[int, ...]
+    num_samples: int
+    interrupted: bool
+    preempted: bool
+
+    @property
+    def stop(self) -> bool:
+        return self.interrupted or self.preempted
+
+    @property
+    def shares(self) -> list[float]:
+        return [count / max(1, sum(self.counts)) for count in self.counts]
 
 
-@contextmanager
-def _stop_requested() -> Iterator[Callable[[], bool]]:
-    """Turn SIGINT and SIGTERM into a question that the loop asks between steps."""
-    received: list[int] = []
+def _agreed(
+    loader: Loader, processes: Processes, store: CheckpointStore, signals: Signals, config: RunConfig
+) -> Iterator[tuple[StepBatches, _Agreement]]:
+    """Each step's batch with what one sum over all processes tells about it; on the host, so that no GPU waits."""
+    steps = iter(loader)
+    while True:
+        failure: MlcdError | None = None
+        batch: StepBatches | None = None
+        try:
+            batch = next(steps, None)
+        except MlcdError as error:
+            failure = error
+        if batch is None and failure is None:
+            return
+        parts = batch.parts if batch is not None else ()
+        counts = [num_counting(part, config) for part in parts] or [0] * config.compute.accumulation
+        facts = [sum(len(part.keys) for part in parts), signals.interrupted, signals.preempted]
+        facts += [store.failed, failure is not None]
+        total = processes.world.sum(torch.tensor([*counts, *map(int, facts)])).tolist()
+        *counts, num_samples, interrupted, preempted, save_failed, load_failed = total
+        if load_failed:
+            with processes.together():
+                if failure is not None:
+                    raise failure
+        if save_failed:
+            store.join()
+        assert batch is not None
+        yield batch, _Agreement(tuple(counts), num_samples, bool(interrupted), bool(preempted))
 
-    def remember(number: int, _: object) -> None:
-        received.append(number)
 
-    previous = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+def _step(
+    state: TrainState,
+    batch: StepBatches,
+    agreement: _Agreement,
+    config: RunConfig,
+    *,
+    run: Path,
+    store: CheckpointStore,
+    processes: Processes,
+) -> Meters | None:
+    """One step of `state`; None where it was left out because it was not finite. Raises Diverged after too many."""
+    labels = [part.labels.to(processes.device) for part in batch.parts]
     try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        meters = train_step(state, augmented(batch.parts, config, processes.device), labels, agreement.shares, config)
+    except NotFinite as error:
+        meters = None
+        _keep(state, batch, error.meters, run=run, store=store, processes=processes)
+        state.skipped_steps += 1
+        if state.skipped_steps > config.optim.max_skips:
+            # All processes know it: one tells.
+            raise _diverged(run, batch.step, error.meters) if processes.world.rank == 0 else Elsewhere() from error
+    state.step += 1
+    state.skipped_samples += config.schedule.batch_size - agreement.num_samples
+    return meters
+
+
+def _keep(
+    state: TrainState, batch: StepBatches, meters: Meters, *, run: Path, store: CheckpointStore, processes: Processes
+) -> None:
+    """Save the batch, every process its part, and the state that met it, beside the checkpoints of the run."""
+    with processes.together():
+        keep_bad_batch(bad_batch_path(run, batch.step, processes.world.rank), batch, meters)
+    store.save(state, bad_state_path(run, batch.step))
+    store.join()
+
+
+def _diverged(run: Path, step: int, meters: Meters) -> Diverged:
+    return Diverged(
+        f"step {step}: loss {meters.loss.item()}, gradient norms {meters.grad_norm.item()} and"
+        f" {meters.center_grad_norm.item()}; the batch is in {bad_batch_path(run, step, 0)}",
+        remedy="study it with --replay, lower optim.lr or loss.scale, or allow optim.max_skips",
+    )
+
+
+def _log(journal: Journal, state: TrainState, meters: Meters, num_processes: int) -> None:
+    numbers = meters.to_dict()
+    rates = journal.throughput.read()
+    rates["images_per_s"] *= num_processes
+    counters = {"skipped_samples": state.skipped_samples, "skipped_steps": state.skipped_steps}
+    record = {"step": state.step, **numbers, **rates, **counters}
+    journal.record(record)
+    shown = {"loss": numbers["loss"], "positive": numbers.get("positive_cosine"), "img_s": rates["images_per_s"]}
+    journal.meter.advance(0, **shown)
+
+
+def _log_keys(journal: Journal, state: TrainState, batch: StepBatches) -> None:
+    if journal.keys is not None:
+        keys = [key for part in batch.parts for key in part.keys]
+        journal.keys.append({"step": state.step, "keys": keys})

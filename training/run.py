@@ -1,139 +1,245 @@
 """Composition root of training: config to objects to loop."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Draft, Request, find_published
-from mlcd.cores import available_cores
-from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.images.sources import Source, open_source
+from mlcd.artifact import Artifact, Draft, Parent, Request, find_published, open_artifact, refuse_full_disk
+from mlcd.clustering.centers import Centers
+from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
-from mlcd.labels.table import LabelTable
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from mlcd.pipelines.embed import images_parent
 from mlcd.progress import Reporter
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, validate_config
-from training.data.samples import Samples, load_samples
-from training.loop import train
+from training.data.dataset import Dataset, open_dataset
+from training.evaluation.while_training import check_evaluation
+from training.flops import step_flops
+from training.loop import Journal, Log, train
 from training.optim.groups import center_optimizer, parameter_groups
+from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
+from training.parallel.processes import Processes, open_processes
 from training.state import TrainState
 from training.telemetry.metrics import NAME as METRICS
-from training.telemetry.metrics import MetricsLog
+from training.telemetry.metrics import KeysLog, MetricsLog, TensorBoardLog
+from training.telemetry.throughput import Throughput, measured_peak_tflops
 
 CONFIG = "config.yaml"
+_CHECKPOINTS = "checkpoints"
 
 
 def run_training(config: RunConfig, reporter: Reporter) -> Artifact:
-    """Train, or go on training, and publish the run at `config.out`.
+    """Train, or go on training, and publish the run at `config.out`; under torchrun every process calls it.
 
-    A run that was interrupted goes on from its last checkpoint when the same config is run again, and ends
-    with the same weights as if it had not been interrupted (CPU, same number of threads).
+    A run that was interrupted goes on from its last checkpoint when the same config is run again, on any number of
+    processes, and ends with the same weights as if it had not been interrupted (CPU, same numbers of threads and
+    processes). Raises Elsewhere where another process tells what went wrong.
     """
+    with open_processes(config.device, config.num_threads) as processes:
+        processes.meet("the start")
+        return _run(config, reporter, processes)
+
+
+def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifact:
+    torch.use_deterministic_algorithms(True, warn_only=True)
     out = Path(config.out)
-    table = LabelTable.open(Path(config.data.labels))
-    source = open_source(config.data.images)
-    request = _request(config, out, table, source)
-    if (done := find_published(out, request)) is not None:
+    with processes.together():
+        dataset = open_dataset(config)
+        evaluation = check_evaluation(config)
+        centers = None if config.data.centers is None else Centers.open(Path(config.data.centers))
+        request = _request(config, out, dataset)
+        done = find_published(out, request)
+    if done is not None:
         return done
-    device = _prepare_torch(config)
-    with Draft(out, request) as draft:
-        (draft.path / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-        with reporter.stage("load", len(source.entries)) as meter:
-            samples = load_samples(
-                source,
-                table,
-                image_size=config.model.image_size,
-                labels_per_image=1 if config.loss.kind == "cd" else config.loss.labels_per_image,
-                hold_out=config.data.hold_out,
-                memory_gib=config.data.memory_gib,
-                on_sample=lambda: meter.advance(1),
-            )
-        store = _store(draft.path, config, table, samples)
-        state = _initial_state(config, table.num_centers, device)
-        if (step := store.latest()) is None:
-            store.save(state, request.parents)
-        else:
-            store.load(state, step)
-        log = MetricsLog(draft.path, state.step)
-        with reporter.stage("train", config.schedule.steps, done=state.step) as meter:
-            train(state, samples, config, store=store, parents=request.parents, log=log, meter=meter)
-        summary = {
-            "samples": len(samples),
-            "unlabeled": samples.num_unlabeled,
-            "rejected": samples.num_rejected,
-            "classes": table.num_centers,
-            "final": json.loads((draft.path / METRICS).read_text().splitlines()[-1]),
-        }
-        # config.yaml names places, which are no part of what was made; so it is kept like a log.
-        return draft.publish(fingerprint=state.model.fingerprint(), summary=summary, logs=(METRICS, CONFIG))
+    with _draft(out, request, processes) as draft:
+        with processes.together():
+            state = initial_state(config, dataset.num_centers, processes, centers)
+            store = _store(draft.path, config, dataset, processes, request.parents)
+        with closing(store):
+            if (step := _agreed_latest(store, processes)) is None:
+                store.save(state)
+            else:
+                store.load(state, step)
+            with (
+                reporter.stage("train", config.schedule.steps, done=state.step) as meter,
+                _journal(draft.path, config, dataset, state, processes, meter) as journal,
+            ):
+                train(
+                    state,
+                    dataset,
+                    config,
+                    run=draft.path,
+                    store=store,
+                    processes=processes,
+                    journal=journal,
+                    evaluation=evaluation,
+                )
+        fingerprint = state.backbone.replica().float().fingerprint()
+        processes.meet("the end")
+        if processes.world.rank == 0:
+            # config.yaml names places, which are no part of what was made; so it is kept like a log.
+            summary = _summary(draft.path, dataset, state)
+            draft.publish(fingerprint=fingerprint, summary=summary, logs=_logs(draft.path))
+    processes.meet("the end")
+    return open_artifact(out, "run", verify_files=False)
 
 
 def read_run_config(run: Path) -> RunConfig:
     """The config of a run, finished or interrupted (`RUN` names either)."""
+    return validate_config(yaml.safe_load((run_directory(run) / CONFIG).read_text()))
+
+
+def run_directory(run: Path) -> Path:
+    """Where the files of a run are, finished or interrupted. Raises ConfigInvalid."""
     for directory in (run, run.with_name(run.name + ".partial")):
         if (directory / CONFIG).is_file():
-            return validate_config(yaml.safe_load((directory / CONFIG).read_text()))
+            return directory
     raise ConfigInvalid(f"{run} is not a run", remedy="give the directory that `mlcd train … out=RUN` was given")
 
 
-def _request(config: RunConfig, out: Path, table: LabelTable, source: Source) -> Request:
-    if not source.entries:
-        raise InvalidInput(f"there are no images in {config.data.images}")
-    wanted = 1 if config.loss.kind == "cd" else config.loss.labels_per_image
-    stored = int(table.artifact.config["top"])
-    if wanted > stored:
-        raise ConfigInvalid(
-            f"loss.labels_per_image={wanted}, but {table.artifact.path} holds {stored} labels per image",
-            remedy=f"label with --top {wanted}, or set loss.labels_per_image={stored}",
-        )
-    if wanted >= table.num_centers:
-        raise ConfigInvalid(
-            f"{wanted} labels per image leave no negative among {table.num_centers} centers",
-            remedy="lower loss.labels_per_image or cluster into more centers",
-        )
-    parents = (table.artifact.as_parent_of(out, "labels"), images_parent(source, out))
-    return Request("run", config.identity(), parents)
+def initial_state(
+    config: RunConfig, num_classes: int, processes: Processes, centers: Centers | None = None
+) -> TrainState:
+    """Step 0. Weights are drawn on the CPU, so that they do not depend on the device.
 
-
-def _prepare_torch(config: RunConfig) -> torch.device:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.set_num_threads(config.num_threads or available_cores())
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigInvalid("device=cuda, but torch finds no CUDA GPU", remedy="use device=auto")
-    use_cuda = config.device != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if use_cuda else "cpu")
-
-
-def _initial_state(config: RunConfig, num_classes: int, device: torch.device) -> TrainState:
-    """Weights are drawn on the CPU, so that they do not depend on the device."""
+    Raises ConfigInvalid where `centers` do not fit the classes or model.embedding_dim.
+    """
     generator = torch.Generator().manual_seed(config.seed)
     trunk = ViT(config.model.vit())
     trunk.initialize(generator)
     size = config.model.image_size
-    model = Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size)).to(device)
-    centers = PartialFC(num_classes, config.model.embedding_dim, config.loss.head(num_classes, config.seed))
-    centers.initialize(config.seed)
-    centers.to(device)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model.trunk, config.optim), lr=config.optim.lr, betas=config.optim.betas
-    )
-    return TrainState(model, centers, optimizer, center_optimizer(centers, config.optim))
+    model = Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size)).to(processes.device)
+    backbone = Backbone(model, config.compute, processes.world)
+    head_config = config.loss.head(num_classes, config.seed)
+    head = PartialFC(num_classes, config.model.embedding_dim, head_config, world=processes.world)
+    if centers is None:
+        head.initialize(config.seed)
+    else:
+        head.initialize_from(centers)
+    head.to(processes.device)
+    if config.compute.precision == "fp64":
+        head.double()
+    groups = parameter_groups(model.trunk, config.optim)
+    optimizer = torch.optim.AdamW(groups, lr=config.optim.lr, betas=config.optim.betas)
+    return TrainState(backbone, head, optimizer, center_optimizer(head, config.optim))
 
 
-def _store(run: Path, config: RunConfig, table: LabelTable, samples: Samples) -> CheckpointStore:
-    first_labels = samples.labels[:, 0]
-    sizes = np.bincount(first_labels[first_labels >= 0].numpy(), minlength=table.num_centers).astype(np.int64)
-    return CheckpointStore(
-        run,
-        every_steps=config.checkpoint.every_steps,
-        keep_last=config.checkpoint.keep_last,
-        names=table.names,
-        sizes=sizes,
-    )
+def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
+    """Raises ConfigInvalid where the labels do not suffice for the loss."""
+    wanted = 1 if config.loss.kind == "cd" else config.loss.labels_per_image
+    for table in dataset.label_tables:
+        stored = int(table.artifact.config["top"])
+        if wanted > stored:
+            raise ConfigInvalid(
+                f"loss.labels_per_image={wanted}, but {table.artifact.path} holds {stored} labels per image",
+                remedy=f"label with --top {wanted}, or set loss.labels_per_image={stored}",
+            )
+    if wanted >= dataset.num_centers:
+        raise ConfigInvalid(
+            f"{wanted} labels per image leave no negative among {dataset.num_centers} centers",
+            remedy="lower loss.labels_per_image or cluster into more centers",
+        )
+    return Request("run", config.identity(), tuple(_parents(config, out, dataset)))
+
+
+def _parents(config: RunConfig, out: Path, dataset: Dataset) -> Iterator[Parent]:
+    """Of a mixture, the first data set has the roles that a single one has."""
+    for index, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
+        suffix = f"-{index}" if index else ""
+        yield table.artifact.as_parent_of(out, f"labels{suffix}")
+        yield replace(images_parent(part.source, out), role=f"images{suffix}")
+    if config.data.centers is not None:
+        yield open_artifact(Path(config.data.centers), "centers", verify_files=False).as_parent_of(out, "centers")
+
+
+@contextmanager
+def _draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
+    """Of the first process, which alone holds the lock and publishes; the others write into the same directory."""
+    draft = Draft(out, request)
+    with ExitStack() as stack:
+        with processes.together():
+            if processes.world.rank == 0:
+                stack.enter_context(draft)
+        try:
+            yield draft
+        except OSError as error:
+            refuse_full_disk(error, out)
+            raise
+
+
+def _agreed_latest(store: CheckpointStore, processes: Processes) -> int | None:
+    """What the first process finds: another may look at a shared disk through an older cache."""
+    found = store.latest() if processes.world.rank == 0 else None
+    latest = int(processes.world.max(torch.tensor(-1 if found is None else found)))
+    return None if latest < 0 else latest
+
+
+def _store(
+    run: Path, config: RunConfig, dataset: Dataset, processes: Processes, parents: tuple[Parent, ...]
+) -> CheckpointStore:
+    if processes.world.rank == 0:
+        (run / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    sizes = np.zeros(dataset.num_centers, dtype=np.int64)
+    for part in dataset.parts:
+        sizes += _first_label_counts(part.labels, dataset.num_centers)
+    return CheckpointStore(run, config.checkpoint, processes, parents=parents, names=dataset.names, sizes=sizes)
+
+
+def _first_label_counts(labels: NDArray[np.int64], num_centers: int) -> NDArray[np.int64]:
+    first = labels[:, 0]
+    return np.bincount(first[first >= 0], minlength=num_centers).astype(np.int64)
+
+
+@contextmanager
+def _journal(
+    run: Path, config: RunConfig, dataset: Dataset, state: TrainState, processes: Processes, meter: Any
+) -> Iterator[Journal]:
+    """The first process keeps the numbers; every one the keys of its own samples."""
+    device, rank = processes.device, processes.world.rank
+    with ExitStack() as stack:
+        records: list[Log] = []
+        with processes.together():
+            if rank == 0:
+                records.append(MetricsLog(run, state.step))
+                KeysLog.cut_all(run, state.step)
+            if rank == 0 and config.telemetry.tensorboard:
+                tensorboard = TensorBoardLog(run, state.step)
+                stack.callback(tensorboard.close)
+                records.append(tensorboard)
+        peak = config.telemetry.peak_tflops or measured_peak_tflops(device, config.compute.precision)
+        yield Journal(
+            records=tuple(records),
+            keys=KeysLog(run, rank) if config.telemetry.keys else None,
+            meter=meter,
+            throughput=Throughput(step_flops(config, dataset.num_centers), peak, device),
+        )
+
+
+def _summary(run: Path, dataset: Dataset, state: TrainState) -> dict[str, Any]:
+    lines = (json.loads(line) for line in (run / METRICS).read_text().splitlines())
+    logged = [line for line in lines if line.get("loss") is not None]
+    return {
+        "samples": len(dataset),
+        "unlabeled": dataset.num_unlabeled,
+        "classes": dataset.num_centers,
+        "skipped_samples": state.skipped_samples,
+        "skipped_steps": state.skipped_steps,
+        "final": logged[-1] if logged else {"step": state.step, "loss": None},
+    }
+
+
+def _logs(run: Path) -> tuple[str, ...]:
+    """What tells about the making, and is no part of what was made: everything but the checkpoints."""
+    names: Sequence[str] = [path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()]
+    return tuple(sorted(name for name in names if not name.startswith(f"{_CHECKPOINTS}/")))

@@ -1,26 +1,34 @@
-"""Everything that must survive a crash: weights, centers, both optimizers' moments, and one integer."""
+"""Everything that must survive a crash: weights, centers, both optimizers' moments, and three integers."""
 
 from dataclasses import dataclass
 
 import torch
 
 from mlcd.models.servable import Servable
+from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
 
 
 @dataclass
 class TrainState:
-    """`step` counts finished updates; order, negatives, augmentation and learning rate follow from it."""
+    """`step` counts finished steps; order, negatives, augmentation and learning rate follow from it.
 
-    model: Servable
+    skipped_steps: those left out because loss or gradient was not finite. skipped_samples: images that could not be
+    used, over all processes.
+    """
+
+    backbone: Backbone
     centers: PartialFC
     optimizer: torch.optim.AdamW
     center_optimizer: torch.optim.Optimizer
     step: int = 0
+    skipped_steps: int = 0
+    skipped_samples: int = 0
 
-    def optimized(self) -> dict[str, tuple[torch.nn.Parameter, torch.optim.Optimizer]]:
-        """Every trained parameter by name, with the optimizer that holds its moments."""
-        trunk = {
-            f"trunk.{name}": (parameter, self.optimizer) for name, parameter in self.model.trunk.named_parameters()
-        }
-        return {**trunk, "centers.weight": (self.centers.weight, self.center_optimizer)}
+    @property
+    def model(self) -> Servable:
+        return self.backbone.model
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+        return self.optimizer, self.center_optimizer

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from mlcd.errors import ImageRejected, InvalidInput, MlcdError, NotFound
 from mlcd.images.decode import DEFAULT_LIMITS
+from mlcd.images.shard_index import Listing, Member, list_once
 from mlcd.types import SampleKey
 
 # Files that stand beside images and are none; every other file is tried, and listed when it fails.
@@ -207,8 +208,20 @@ class TarSource(_FilesSource):
         return [entry for path, shard in self._names() for entry in self._list_shard(path, shard)]
 
     def _list_shard(self, path: str, shard: str) -> list[Entry]:
+        listing = list_once(self._filesystem, path, lambda: self._list_members(path))
+        if listing.damaged:
+            self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
+        return [
+            Entry(
+                f"{shard}/{member.name}", member.class_name, member.size_bytes, (path, member.offset, member.size_bytes)
+            )
+            for member in listing.members
+        ]
+
+    def _list_members(self, path: str) -> Listing:
         images: list[tuple[PurePosixPath, tarfile.TarInfo]] = []
         class_of: dict[str, str] = {}
+        damaged = False
         try:
             with self._filesystem.open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
                 for member in archive:
@@ -219,18 +232,21 @@ class TarSource(_FilesSource):
                         images.append((name, member))
                 # tarfile takes anything that is no header for the end; only zeros are.
                 raw.seek(archive.offset)
-                if raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
-                    raise tarfile.ReadError
+                damaged = raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
         except (OSError, tarfile.TarError, EOFError):
-            self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
+            damaged = True
         samples = [_sample(name) for name, _ in images]
         num_images = Counter(samples)
-        entries = []
-        for (name, member), sample in zip(images, samples, strict=True):
-            unique = sample if num_images[sample] == 1 else name.as_posix()
-            locator = (path, member.offset_data, member.size)
-            entries.append(Entry(f"{shard}/{_printable(unique)}", class_of.get(sample), member.size, locator))
-        return entries
+        members = [
+            Member(
+                _printable(sample if num_images[sample] == 1 else name.as_posix()),
+                class_of.get(sample),
+                member.offset_data,
+                member.size,
+            )
+            for (name, member), sample in zip(images, samples, strict=True)
+        ]
+        return Listing(members, damaged)
 
     def _read(self, entry: Entry) -> bytes:
         path, offset, size = entry.locator

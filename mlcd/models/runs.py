@@ -13,8 +13,9 @@ def checkpoint_name(step: int) -> str:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """The steps of the finished checkpoints in `folder`, ascending."""
-    names = [path.name for path in folder.glob("step_*") if (path / MANIFEST).is_file()]
-    return sorted(int(name.removeprefix("step_")) for name in names)
+    numbers = [path.name.removeprefix("step_") for path in folder.glob("step_*") if (path / MANIFEST).is_file()]
+    # A crash between manifest and rename leaves `step_000100.partial`, which is none.
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def holds_checkpoints(path: Path) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.images.transform import PreprocessSpec
-from mlcd.models.vit import ViT, ViTConfig
+from mlcd.models.vit import Output, ViT, ViTConfig
 from mlcd.types import Fingerprint
 
 WEIGHTS: Final = "model.safetensors"
@@ -38,10 +38,10 @@ class Servable(nn.Module):
     def forward(self, image_u8: Tensor) -> Tensor:
         return functional.normalize(self.embed(image_u8).float(), dim=1)
 
-    def embed(self, image_u8: Tensor) -> Tensor:
-        """The embedding before it is normalized, as training wants it."""
+    def embed(self, image_u8: Tensor, output: Output | None = None) -> Tensor:
+        """The embedding before it is normalized, as training wants it, or another output of the tower."""
         pixels = (image_u8.float() / 255.0 - self.mean) / self.std
-        embedding: Tensor = self.trunk(pixels)
+        embedding: Tensor = self.trunk(pixels, output)
         return embedding
 
     def fingerprint(self) -> Fingerprint:

@@ -2,105 +2,218 @@
 
 weights/           model.safetensors, config.json, preprocess.json: what export and evaluation read
 centers/           the head's unit centers as a Centers artifact in the trained space
-state.safetensors  raw centers and the optimizer's moments: what resume reads besides
+head/              raw centers and their moments, rows-START-STOP.safetensors of each process that wrote them
+state.safetensors  the backbone's moments and the counters of the run
+
+Each process writes its rows; the first waits for them, writes everything else, and publishes by one rename.
 """
 
 import shutil
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 
-from mlcd.artifact import Draft, Parent, Request, open_artifact
+from mlcd.artifact import MANIFEST, Draft, Parent, Request, open_artifact, refuse_full_disk
 from mlcd.clustering.centers import Centers
+from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
-from mlcd.models.servable import Servable
+from training.checkpoint.snapshot import (
+    HEAD,
+    STATE,
+    Snapshot,
+    restore,
+    take_snapshot,
+    unit_centers,
+    write_rest,
+    write_rows,
+)
+from training.config import CheckpointConfig
+from training.parallel.processes import Processes
+from training.parallel.shards import Shard, rows_path
 from training.state import TrainState
+
+LAYOUT: Final = 2  # 1 held the centers of a single process in state.safetensors
+_POLL_S: Final = 0.02
+_ROWS_TIMEOUT_S: Final = 600.0
+_CLOSE_S: Final = 30.0
 
 
 class CheckpointStore:
-    """Saves, finds, loads and retires the checkpoints of one run directory."""
+    """Saves, finds, loads and retires the checkpoints of one run directory; one at a time is being written."""
 
     def __init__(
         self,
         run: Path,
+        config: CheckpointConfig,
+        processes: Processes,
         *,
-        every_steps: int,
-        keep_last: int,
+        parents: tuple[Parent, ...],
         names: Sequence[str | None] | None,
         sizes: NDArray[np.int64],
     ) -> None:
         self._folder = run / "checkpoints"
-        self._every_steps, self._keep_last = every_steps, keep_last
-        self._names, self._sizes = names, sizes
+        self._config, self._processes, self._parents = config, processes, parents
+        self._names = None if names is None else tuple(names)
+        self._sizes = sizes
+        self._writer: threading.Thread | None = None
+        self._cancelled = threading.Event()
+        self._error: Exception | None = None
 
     def is_due(self, step: int) -> bool:
-        return step % self._every_steps == 0
+        return step % self._config.every_steps == 0
 
     def latest(self) -> int | None:
         return max(checkpoint_steps(self._folder), default=None)
 
-    def save(self, state: TrainState, parents: tuple[Parent, ...]) -> Path:
-        """Atomic: the checkpoint is there complete, or not at all."""
-        out = self._folder / checkpoint_name(state.step)
-        if out.exists():
-            return out
-        fingerprint = state.model.fingerprint()
-        request = Request("checkpoint", {"step": state.step}, parents, fingerprint)
-        with Draft(out, request, fresh=True) as draft:
-            weights = draft.path / "weights"
-            weights.mkdir(exist_ok=True)
-            state.model.write(weights)
-            self._save_centers(state, draft.path / "centers", fingerprint)
-            with draft.write("state.safetensors") as path:
-                save_file(_tensors(state), path)
-            draft.publish()
-        self._retire(state.step)
-        return out
+    @property
+    def failed(self) -> bool:
+        """Whether this process could not write its part of the last checkpoint; `join` tells why."""
+        return self._error is not None
+
+    def save(self, state: TrainState, out: Path | None = None) -> None:
+        """Copy `state`, and write the copy while training goes on; every process calls it.
+
+        out: another place than the run's checkpoints, where it stays out of the way of resuming and retiring; what
+        is there is replaced. Raises what went wrong in the save before, for which it waits.
+        """
+        self.join()
+        snapshot = take_snapshot(state)
+        place = out or self._folder / checkpoint_name(state.step)
+        self._processes.meet(f"the checkpoint of step {state.step}")
+        with ExitStack() as stack:
+            request = Request("checkpoint", {"step": state.step, "layout": LAYOUT}, self._parents)
+            draft = Draft(place, request, fresh=True)
+            # Nobody writes before what an earlier attempt has left is gone.
+            with self._processes.together():
+                if self._processes.world.rank == 0:
+                    if out is not None and out.exists():
+                        shutil.rmtree(out)
+                    stack.enter_context(draft)
+                    (draft.path / HEAD).mkdir()
+            kept = stack.pop_all()
+        self._writer = threading.Thread(
+            target=self._write, args=(snapshot, draft, kept), name=f"checkpoint-{state.step}"
+        )
+        self._writer.start()
+        if not self._config.asynchronous:
+            self.join()
+
+    def join(self) -> None:
+        """Wait until the save under way is done on every process. Raises Unavailable where the disk is full."""
+        if self._writer is None:
+            return
+        world = self._processes.world
+        while True:
+            running = self._writer.is_alive()
+            any_failed, any_running = world.max(torch.tensor([int(self.failed), int(running)])).tolist()
+            if any_failed or not any_running:
+                break
+            self._writer.join(_POLL_S)
+        error = self._error
+        self._stop_writer()
+        with self._processes.together():
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """Let the save under way finish, or give it up where another process has failed; raises nothing."""
+        self._stop_writer(patience_s=_CLOSE_S if self._error is None else 0.0)
 
     def load(self, state: TrainState, step: int) -> None:
-        """Put checkpoint `step` into `state`, bit for bit."""
-        path = self._folder / checkpoint_name(step)
-        open_artifact(path, "checkpoint")
-        trained = Servable.read(path / "weights")
-        state.model.trunk.load_state_dict(trained.trunk.state_dict())
-        tensors = load_file(path / "state.safetensors")
-        with torch.no_grad():
-            state.centers.weight.copy_(tensors["centers.weight"])
-        for name, (parameter, optimizer) in state.optimized().items():
-            moments = {
-                key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")
-            }
-            if moments:
-                # AdamW keeps its step counter on the CPU.
-                optimizer.state[parameter] = {
-                    kind: moment if kind == "step" else moment.to(parameter.device) for kind, moment in moments.items()
-                }
-        state.step = step
+        """Put checkpoint `step` into `state`, bit for bit; every process calls it.
 
-    def _save_centers(self, state: TrainState, out: Path, fingerprint: str) -> None:
-        request = Request("centers", {"origin": "training", "step": state.step}, (), fingerprint)
-        with Draft(out, request, fresh=True) as draft:
-            vectors = state.centers.unit_centers().cpu().numpy()
-            names = None if self._names is None else tuple(self._names)
-            Centers(vectors=vectors, sizes=self._sizes, fingerprint=fingerprint, names=names).write(draft)
+        Raises ArtifactInvalid where it is damaged or of a newer layout.
+        """
+        path = self._folder / checkpoint_name(step)
+        with self._processes.together():
+            load_checkpoint(state, path, verify_files=self._processes.world.rank == 0)
+
+    def _stop_writer(self, patience_s: float = 0.0) -> None:
+        if self._writer is not None:
+            self._writer.join(patience_s)
+            self._cancelled.set()
+            self._writer.join()
+        self._writer, self._error = None, None
+        self._cancelled.clear()
+
+    def _write(self, snapshot: Snapshot, draft: Draft, kept: ExitStack) -> None:
+        try:
+            with kept:
+                self._write_part(snapshot, draft)
+        except Exception as error:  # noqa: BLE001 - it is raised where the trainer asks
+            try:
+                refuse_full_disk(error, draft.out)
+            except Unavailable as told:
+                self._error = told
+            else:
+                self._error = error
+
+    def _write_part(self, snapshot: Snapshot, draft: Draft) -> None:
+        write_rows(snapshot, draft.path)
+        if self._processes.world.rank:
+            return
+        model = snapshot.servable()
+        fingerprint = model.fingerprint()
+        weights = draft.path / "weights"
+        weights.mkdir()
+        model.write(weights)
+        with draft.write(STATE) as path:
+            write_rest(snapshot, path)
+        self._await_rows(snapshot, draft.path)
+        self._write_centers(snapshot, draft.path, fingerprint)
+        draft.publish(fingerprint=fingerprint)
+        if draft.out.parent == self._folder:
+            self._retire(snapshot.step)
+
+    def _await_rows(self, snapshot: Snapshot, directory: Path) -> None:
+        size = self._processes.world.size
+        deadline = time.monotonic() + _ROWS_TIMEOUT_S
+        for rank in range(size):
+            path = rows_path(directory / HEAD, Shard.of(rank, size, snapshot.shard.num_classes))
+            while not path.is_file():
+                if self._cancelled.wait(_POLL_S) or time.monotonic() > deadline:
+                    raise Unavailable(f"process {rank} has not written {path}", remedy="look at its output")
+
+    def _write_centers(self, snapshot: Snapshot, directory: Path, fingerprint: str) -> None:
+        request = Request("centers", {"origin": "training", "step": snapshot.step}, (), fingerprint)
+        vectors = unit_centers(directory, snapshot.shard.num_classes, self._processes.world.size)
+        with Draft(directory / "centers", request, fresh=True) as draft:
+            Centers(vectors=vectors, sizes=self._sizes, fingerprint=fingerprint, names=self._names).write(draft)
             draft.publish()
 
     def _retire(self, newest: int) -> None:
-        """Keep step 0, the newest, and the last regular ones; a checkpoint of an interruption goes with the next."""
-        regular = sorted(step for step in checkpoint_steps(self._folder) if step % self._every_steps == 0)
-        kept = {0, newest, *regular[-self._keep_last :]}
-        for step in checkpoint_steps(self._folder):
-            if step not in kept:
-                shutil.rmtree(self._folder / checkpoint_name(step))
+        """Keep step 0, the newest, the last regular ones and those of keep_every.
+
+        A checkpoint of an interruption goes with the next, and so does what a crash has left.
+        """
+        steps = checkpoint_steps(self._folder)
+        regular = [step for step in steps if self.is_due(step)]
+        kept = {0, newest, *regular[-self._config.keep_last :]}
+        if self._config.keep_every is not None:
+            kept |= {step for step in steps if step % self._config.keep_every == 0}
+        names = {checkpoint_name(step) for step in kept}
+        for path in self._folder.glob("step_*"):
+            if path.name not in names:
+                # Without its manifest it is no checkpoint any more, whenever this is interrupted.
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path)
 
 
-def _tensors(state: TrainState) -> dict[str, torch.Tensor]:
-    tensors = {"centers.weight": state.centers.weight.detach().cpu().contiguous()}
-    for name, (parameter, optimizer) in state.optimized().items():
-        for kind, moment in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}.{kind}"] = moment.detach().cpu().contiguous()
-    return tensors
+def load_checkpoint(state: TrainState, path: Path, *, verify_files: bool = True) -> None:
+    """Put the checkpoint at `path` into `state`, bit for bit. Raises ArtifactInvalid."""
+    artifact = open_artifact(path, "checkpoint", verify_files=verify_files)
+    layout = artifact.config.get("layout", 1)
+    if layout != LAYOUT:
+        newer = layout > LAYOUT
+        raise ArtifactInvalid(
+            f"{path} is a checkpoint of layout {layout}, this version reads layout {LAYOUT}",
+            remedy="upgrade mlcd to go on from it" if newer else "go on with the version that wrote it",
+        )
+    restore(state, path, artifact.config["step"])

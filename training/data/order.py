@@ -1,21 +1,96 @@
-"""Which samples make up a step: a stateless function, so that resume is one integer."""
+"""Which samples make up a step: stateless functions of the position in an endless stream.
+
+So resume is one integer, and the order depends on nothing but the data sets' sizes, their weights and the seed: not
+on the batch size, the number of processes or the number of workers.
+"""
+
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.randomness import permutation
+from mlcd.errors import ConfigInvalid
+from mlcd.randomness import permuted
+
+# A mixture's shares are exact in every block of so many positions.
+BLOCK: Final = 4096
+# Streams of random numbers, beside those of augmentation (1).
+_ROWS, _SLOTS = 2, 3
 
 
-def batch_positions(step: int, batch_size: int) -> NDArray[np.int64]:
-    """Positions of a step's samples in the endless stream of epochs."""
+def step_positions(step: int, batch_size: int) -> NDArray[np.int64]:
+    """Positions of a step's samples in the endless stream, the same for all processes."""
     return np.arange(step * batch_size, (step + 1) * batch_size)
 
 
-def sample_rows(positions: NDArray[np.int64], num_samples: int, seed: int) -> NDArray[np.int64]:
-    """The dataset row at each position; every epoch is a permutation of its own."""
-    epochs, offsets = np.divmod(positions, num_samples)
+def own_part(num: int, rank: int, size: int) -> slice:
+    """The rank's contiguous share of num; the first num % size ranks take one more."""
+    each, more = divmod(num, size)
+    start = each * rank + min(rank, more)
+    return slice(start, start + each + (rank < more))
+
+
+def locate(
+    positions: NDArray[np.int64], sizes: Sequence[int], weights: Sequence[float], seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The (part, row) at each position, [n] each; every part goes through epochs of its own, each a permutation."""
+    parts, indices = part_indices(positions, weights, seed)
     rows = np.empty_like(positions)
-    for epoch in np.unique(epochs):
-        here = epochs == epoch
-        rows[here] = permutation(num_samples, seed, int(epoch))[offsets[here]]
-    return rows
+    for part, size in enumerate(sizes):
+        of_part = np.flatnonzero(parts == part)
+        epochs, offsets = np.divmod(indices[of_part], size)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            rows[of_part[here]] = permuted(offsets[here], size, seed, _ROWS, part, int(epoch))
+    return parts, rows
+
+
+def part_indices(
+    positions: NDArray[np.int64], weights: Sequence[float], seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The part at each position, and how many of the same part come before it in the whole stream, [n] each."""
+    if len(weights) == 1:
+        return np.zeros_like(positions), positions.copy()
+    shares = block_shares(weights)
+    ends = np.cumsum(shares)
+    blocks, slots = np.divmod(positions, BLOCK)
+    parts, indices = np.empty_like(positions), np.empty_like(positions)
+    for block in np.unique(blocks):
+        here = blocks == block
+        drawn = permuted(np.arange(BLOCK), BLOCK, seed, _SLOTS, int(block))
+        part_of_slot = np.searchsorted(ends, drawn, side="right")
+        before = np.empty(BLOCK, dtype=np.int64)
+        for part, share in enumerate(shares):
+            before[part_of_slot == part] = np.arange(share)
+        parts[here] = part_of_slot[slots[here]]
+        indices[here] = block * shares[parts[here]] + before[slots[here]]
+    return parts, indices
+
+
+def part_counts(position: int, weights: Sequence[float], seed: int) -> NDArray[np.int64]:
+    """How many samples of each part come before a position, [parts]."""
+    begun = np.arange(position // BLOCK * BLOCK, position)
+    parts, _ = part_indices(begun, weights, seed)
+    counts: NDArray[np.int64] = position // BLOCK * block_shares(weights)
+    np.add.at(counts, parts, 1)
+    return counts
+
+
+def block_shares(weights: Sequence[float]) -> NDArray[np.int64]:
+    """How many positions of each block every part gets, [parts], by largest remainder; they sum to BLOCK.
+
+    Raises ConfigInvalid where a weight is too small to get any.
+    """
+    exact = np.asarray(weights, dtype=np.float64)
+    exact = exact / exact.sum() * BLOCK
+    shares: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    by_remainder = np.argsort(shares - exact, kind="stable")
+    shares[by_remainder[: BLOCK - shares.sum()]] += 1
+    if not shares.all():
+        smallest = int(np.argmin(exact))
+        raise ConfigInvalid(
+            f"data.mix.{smallest}.weight={weights[smallest]:g} is less than 1/{BLOCK} of all weights",
+            remedy="raise it, or leave this data set out",
+        )
+    return shares

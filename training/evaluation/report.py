@@ -1,31 +1,87 @@
 """Evaluate several representations under one protocol, and keep the result as an artifact."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import torch
 
 from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
 from mlcd.errors import ConfigInvalid
+from mlcd.keys import held_out
 from mlcd.pipelines.embed import images_parent
 from mlcd.progress import Reporter
+from mlcd.world import World
+from training.evaluation.encoding import Features
 from training.evaluation.knn import clusters, knn
-from training.evaluation.representations import Representation, images_of, locate, open_representation
+from training.evaluation.linear_probe import linear_probe
+from training.evaluation.representations import LabeledRows, images_of, locate, open_representation
+from training.evaluation.scores import Metric
+from training.evaluation.splits import split_digest
 
 RESULTS = "results.json"
 
 
+@dataclass(frozen=True)
+class KnnProtocol:
+    features: Features
+    metric: Metric
+    hold_out: float
+    neighbors: int
+    kind: ClassVar[str] = "knn"
+
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
+        del device  # neighbors are found on the CPU, exactly
+        yield from knn(samples, neighbors=self.neighbors, hold_out=self.hold_out, metric=self.metric, world=world)
+
+
+@dataclass(frozen=True)
+class ProbeProtocol:
+    features: Features
+    metric: Metric
+    hold_out: float
+    kind: ClassVar[str] = "linear-probe"
+
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
+        yield from linear_probe(samples, hold_out=self.hold_out, metric=self.metric, world=world, device=device)
+
+
+@dataclass(frozen=True)
+class ClustersProtocol:
+    features: Features
+    seed: int
+    hold_out: ClassVar[float] = 0.0
+    kind: ClassVar[str] = "clusters"
+
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
+        del world, device  # every process clusters all rows, and finds the same
+        yield from clusters(samples, seed=self.seed)
+
+
+Protocol: TypeAlias = KnnProtocol | ProbeProtocol | ClustersProtocol
+
+
 def evaluate_all(
     paths: Sequence[Path],
-    settings: dict[str, Any],
+    protocol: Protocol,
     *,
     images: str | None,
     out: Path | None,
     reporter: Reporter,
+    world: World | None = None,
+    device: torch.device | None = None,
 ) -> list[dict[str, Any]]:
-    """One record per path: representation, its digest, metrics, and the protocol that gave them."""
+    """One record per path: representation, its digest, metrics, and the protocol that gave them.
+
+    Called by every process of a world; the first one writes `out`.
+    """
+    world, device = world or World(), device or torch.device("cpu")
     if images is not None and all(locate(path).kind == "embeddings" for path in paths):
         raise ConfigInvalid("--images has no effect on embeddings", remedy="give a checkpoint or a run")
+    settings = {"kind": protocol.kind, **asdict(protocol)}
     request = None
     if out is not None:
         parents = tuple(parent for path in paths for parent in _parents(locate(path), out, images))
@@ -34,29 +90,52 @@ def evaluate_all(
             results: list[dict[str, Any]] = json.loads(done.file(RESULTS).read_text())
             return results
     with reporter.stage("evaluate", None) as meter:
-        results = [_evaluate(path, settings, images, lambda: meter.advance(1)) for path in paths]
-    if out is not None and request is not None:
+
+        def record(path: Path) -> dict[str, Any]:
+            return _evaluate(path, protocol, settings, images, world, device, lambda: meter.advance(1))
+
+        results = [record(path) for path in paths]
+    if out is not None and request is not None and world.rank == 0:
         with Draft(out, request) as draft:
             draft.write_json(RESULTS, results)
             draft.publish()
     return results
 
 
-def _evaluate(path: Path, settings: dict[str, Any], images: str | None, on_image: Any) -> dict[str, Any]:
-    representation = open_representation(path, images=images, on_image=on_image)
+def result_line(result: dict[str, Any]) -> str:
+    """Name and metrics of one record, for people."""
+    return f"{result['representation']}: " + ", ".join(
+        f"{name} {value:.4g}" for name, value in result["metrics"].items()
+    )
+
+
+def protocol_line(result: dict[str, Any]) -> str:
+    """What the numbers of one record are of, for people."""
+    protocol = {**result["protocol"], "split": result["protocol"]["split"][:12]}
+    return "protocol: " + ", ".join(f"{name} {value}" for name, value in protocol.items())
+
+
+def _evaluate(
+    path: Path,
+    protocol: Protocol,
+    settings: dict[str, Any],
+    images: str | None,
+    world: World,
+    device: torch.device,
+    on_image: Callable[[], None],
+) -> dict[str, Any]:
+    representation = open_representation(
+        path, images=images, features=protocol.features, world=world, device=device, on_image=on_image
+    )
+    samples = representation.samples
+    test = held_out(samples.splits, protocol.hold_out)
+    facts = {"images": len(samples.keys), "classes": len(np.unique(samples.classes))}
     return {
         "representation": representation.name,
-        "digest": representation.artifact.digest,
-        "metrics": dict(_metrics(representation, settings)),
-        "protocol": settings,
+        "digest": representation.digest,
+        "metrics": dict(protocol.measure(samples, world, device)),
+        "protocol": {**settings, **facts, "split": split_digest(samples.keys, samples.class_names, test)},
     }
-
-
-def _metrics(representation: Representation, settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    if settings["kind"] == "knn":
-        yield from knn(representation, neighbors=settings["neighbors"], hold_out=settings["hold_out"])
-    else:
-        yield from clusters(representation, seed=settings["seed"])
 
 
 def _parents(artifact: Artifact, out: Path, images: str | None) -> list[Parent]:

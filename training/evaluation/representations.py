@@ -1,7 +1,8 @@
-"""What evaluators look at: unit embeddings with keys and classes, from an artifact or from a checkpoint."""
+"""What evaluators look at: rows with keys and classes, from an embeddings artifact or by encoding images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -9,28 +10,48 @@ import torch
 from numpy.typing import NDArray
 
 from mlcd.artifact import MANIFEST, Artifact, open_artifact
-from mlcd.cores import available_cores
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
-from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import Source, open_source
-from mlcd.keys import split_positions
 from mlcd.models.runs import find_checkpoint, trained_images
 from mlcd.models.servable import Servable
-from mlcd.types import Embeddings
+from mlcd.types import SampleKey
+from mlcd.world import World
+from training.evaluation.encoding import Features, ImageSet, PreparedImages, encode
 
-_BATCH = 128
+
+@dataclass(frozen=True)
+class LabeledRows:
+    """rows: float32 [N, D], finite; keys, splits (see mlcd.keys) and class_names: N. The same in every process."""
+
+    rows: NDArray[np.float32]
+    keys: Sequence[SampleKey]
+    splits: NDArray[np.float64]
+    class_names: Sequence[str]
+
+    @cached_property
+    def classes(self) -> NDArray[np.int64]:
+        """int64 [N]: the place of each sample's class among the sorted names."""
+        _, classes = np.unique(np.asarray(self.class_names), return_inverse=True)
+        return classes.astype(np.int64)
+
+    def __post_init__(self) -> None:
+        finite = np.isfinite(self.rows.sum(axis=1, dtype=np.float64))
+        if not finite.all():
+            raise InvalidInput(
+                f"the features of {self.keys[int(np.flatnonzero(~finite)[0])]} hold NaN or Inf "
+                f"({int((~finite).sum())} of {len(finite)} images)",
+                remedy="has the model diverged?",
+            )
 
 
 @dataclass(frozen=True)
 class Representation:
-    """embeddings: [N, D] unit rows; splits (see mlcd.keys) and class_names: N. Only samples of known class."""
+    """The samples as one artifact represents them. digest: the artifact's."""
 
     name: str
-    artifact: Artifact
-    embeddings: Embeddings
-    splits: NDArray[np.float64]
-    class_names: list[str]
+    digest: str
+    samples: LabeledRows
 
 
 def locate(path: Path) -> Artifact:
@@ -45,17 +66,26 @@ def locate(path: Path) -> Artifact:
 
 
 def open_representation(
-    path: Path, *, images: str | None = None, on_image: Callable[[], None] = lambda: None
+    path: Path,
+    *,
+    images: str | None = None,
+    features: Features = "embedding",
+    world: World | None = None,
+    device: torch.device | None = None,
+    on_image: Callable[[], None] = lambda: None,
 ) -> Representation:
-    """An embeddings artifact as it is; a checkpoint or run by encoding `images` (default: the run's own)."""
+    """An embeddings artifact as it is; a checkpoint or run by encoding `images` (default: the run's own).
+
+    Every process encodes its share of the images, on `device` (default: the CPU); all get all rows.
+    """
     artifact = locate(path)
     if artifact.kind == "embeddings":
-        stored = EmbeddingsArtifact.open(path)
-        return _of_known_class(artifact, stored.load(), stored.splits, stored.class_names)
+        return Representation(artifact.path.name, artifact.digest, _stored(EmbeddingsArtifact.open(path), features))
     open_artifact(artifact.path, verify_files=True)
-    source = images_of(artifact, images)
-    rows, splits, class_names = _encode(Servable.read(artifact.path / "weights"), source, on_image)
-    return _of_known_class(artifact, rows, splits, class_names)
+    model = Servable.read(artifact.path / "weights").to(device or torch.device("cpu"))
+    prepared = PreparedImages(ImageSet.of(images_of(artifact, images)), model.preprocess)
+    samples = encoded(model, prepared, features=features, world=world or World(), on_image=on_image)
+    return Representation(artifact.path.name, artifact.digest, samples)
 
 
 def images_of(artifact: Artifact, images: str | None) -> Source:
@@ -66,47 +96,42 @@ def images_of(artifact: Artifact, images: str | None) -> Source:
     return open_source(location)
 
 
-def _encode(
-    model: Servable, source: Source, on_image: Callable[[], None]
-) -> tuple[Embeddings, NDArray[np.float64], list[str | None]]:
-    entries = source.entries
-    position = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
-    split_of = {entry.key: split for entry, split in zip(entries, position.tolist(), strict=True)}
-    rows: list[np.ndarray] = []
-    splits: list[float] = []
-    class_names: list[str | None] = []
-    waiting: list[np.ndarray] = []
-
-    def flush() -> None:
-        if waiting:
-            with torch.inference_mode():
-                rows.append(model(torch.from_numpy(np.stack(waiting))).numpy())
-            waiting.clear()
-
-    for prepared in prepare_all(source, entries, model.preprocess, num_threads=available_cores()):
-        on_image()
-        if prepared.pixels is None:
-            continue
-        waiting.append(prepared.pixels)
-        splits.append(split_of[prepared.entry.key])
-        class_names.append(prepared.entry.class_name)
-        if len(waiting) == _BATCH:
-            flush()
-    flush()
-    if not rows:
-        raise InvalidInput(f"no image of {source.location} can be decoded")
-    return np.concatenate(rows), np.array(splits), class_names
+def encoded(
+    model: Servable,
+    prepared: PreparedImages,
+    *,
+    features: Features,
+    world: World,
+    on_image: Callable[[], None] = lambda: None,
+) -> LabeledRows:
+    """The images that can be decoded, as the model represents them."""
+    rows, usable = encode(model, prepared, features=features, world=world, on_image=on_image)
+    images = prepared.images
+    kept = np.flatnonzero(usable)
+    if len(kept) == 0:
+        raise InvalidInput(f"no image of {images.location} can be decoded")
+    return LabeledRows(
+        rows,
+        [images.entries[place].key for place in kept],
+        images.splits[kept],
+        [images.class_names[place] for place in kept],
+    )
 
 
-def _of_known_class(
-    artifact: Artifact, rows: Embeddings, splits: NDArray[np.float64], class_names: list[str | None]
-) -> Representation:
-    known = [row for row, class_name in enumerate(class_names) if class_name is not None]
+def _stored(stored: EmbeddingsArtifact, features: Features) -> LabeledRows:
+    if features != "embedding":
+        raise ConfigInvalid(
+            f"{stored.artifact.path} holds embeddings, not {features} features", remedy="give a checkpoint or a run"
+        )
+    known = [row for row, class_name in enumerate(stored.class_names) if class_name is not None]
     if not known:
         raise ConfigInvalid(
-            f"no image of {artifact.path} has a known class",
+            f"no image of {stored.artifact.path} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
-    return Representation(
-        artifact.path.name, artifact, rows[known], splits[known], [str(class_names[i]) for i in known]
+    return LabeledRows(
+        stored.load()[known],
+        [stored.keys[row] for row in known],
+        stored.splits[known],
+        [str(stored.class_names[row]) for row in known],
     )

@@ -29,7 +29,7 @@ CenterUpdate = Literal["sparse", "dense"]
 
 _INIT_DEVIATION: Final = 0.01  # insightface's and the authors' initialization
 _INIT_BLOCK: Final = 4096
-_CHUNK_ENTRIES: Final = 1 << 21  # logits held at once: 8 MiB in float32
+CHUNK_ENTRIES: Final = 1 << 21  # logits held at once: 8 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -99,21 +99,27 @@ class PartialFC(nn.Module):
         """This process's unit centers, float32 [K, D]."""
         return normalize(self.weight.detach().float(), dim=1)
 
-    def forward(self, embeddings: Tensor, labels: Tensor, step: int) -> HeadOutput:
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, step: int, *, step_labels: Tensor | None = None
+    ) -> HeadOutput:
         """Embeddings [B_local, D] of any length, labels int64 [B_local, L] (-1 for none) of this process's samples.
 
-        Raises InvalidInput naming a sample whose label is no class.
+        step_labels: int64 [n, L], of all samples of the step where these are a part of it: negatives that depend on
+        labels are drawn for the whole step. Raises InvalidInput naming a sample whose label is no class.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
             z_BD = self.world.gather_rows(normalize(wide, dim=1))
             columns = 1 if self.config.kind == "cd" else labels.shape[1]
             labels_BL = self.world.gather_rows(distinct_labels(labels[:, :columns], self.shard.num_classes))
+            whole = (
+                labels_BL if step_labels is None else distinct_labels(step_labels[:, :columns], self.shard.num_classes)
+            )
             if self.config.kind == "per_column":
-                return self._per_column(z_BD, labels_BL, step)
-            drawn = self._draw(labels_BL, step, stream=0)
+                return self._per_column(z_BD, labels_BL, whole, step)
+            drawn = self._draw(whole, step, stream=0)
             sums = self._log_sums(z_BD, labels_BL, drawn)
-            return self._finish(sums, labels_BL)
+            return self._finish(sums, labels_BL, whole)
 
     def _draw(self, labels_BL: Tensor, step: int, stream: int) -> Tensor:
         config = self.config
@@ -135,25 +141,26 @@ class PartialFC(nn.Module):
         )
         return _Sums(lse_positive, lse_negative, facts, self.shard.num_classes)
 
-    def _finish(self, sums: "_Sums", labels_BL: Tensor) -> HeadOutput:
+    def _finish(self, sums: "_Sums", labels_BL: Tensor, step_labels: Tensor) -> HeadOutput:
         config = self.config
         lse_negative = sums.corrected_negative(labels_BL) if config.correct_ratio else sums.lse_negative
         if config.kind == "mlcd":
             losses = mlcd_from_log_sums(sums.lse_positive, lse_negative, bias=config.bias)
         else:
             losses = mlc_from_log_sums(sums.lse_positive, lse_negative)
-        return HeadOutput(self._mean(losses, labels_BL), sums.meters(labels_BL))
+        return HeadOutput(self._mean(losses, labels_BL), sums.meters(labels_BL, step_labels))
 
-    def _per_column(self, z_BD: Tensor, labels_BL: Tensor, step: int) -> HeadOutput:
+    def _per_column(self, z_BD: Tensor, labels_BL: Tensor, step_labels: Tensor, step: int) -> HeadOutput:
         """The authors' later form: one softmax per label column; a sample's other labels are negatives."""
         present = labels_BL >= 0
         total = z_BD.new_zeros(z_BD.shape[0])
         meters: list[dict[str, Tensor]] = []
         for column in range(labels_BL.shape[1]):
             labels = labels_BL[:, column : column + 1]
-            sums = self._log_sums(z_BD, labels, self._draw(labels, step, stream=column))
+            of_step = step_labels[:, column : column + 1]
+            sums = self._log_sums(z_BD, labels, self._draw(of_step, step, stream=column))
             total = total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
-            meters.append(sums.meters(labels))
+            meters.append(sums.meters(labels, of_step))
         losses = total / present.sum(dim=1).clamp_min(1)
         mean = {name: torch.stack([each[name] for each in meters]).nanmean() for name in meters[0]}
         return HeadOutput(self._mean(losses, labels_BL), mean)
@@ -179,7 +186,7 @@ class _Sums:
         all_negatives = self.num_classes - (labels_BL >= 0).sum(dim=1)
         return self.lse_negative + torch.log(all_negatives / self.facts[:, 2].clamp_min(1))
 
-    def meters(self, labels_BL: Tensor) -> dict[str, Tensor]:
+    def meters(self, labels_BL: Tensor, step_labels: Tensor) -> dict[str, Tensor]:
         positives, positive_cosines, negatives, negative_cosines = self.facts.sum(dim=0)
         lse_positive, lse_negative = self.lse_positive.detach(), self.lse_negative.detach()
         return {
@@ -189,7 +196,7 @@ class _Sums:
             "lse_negative": lse_negative[lse_negative > -torch.inf].mean(),
             "sigma_positive": torch.sigmoid(lse_positive).mean(),
             "sigma_negative": torch.sigmoid(lse_negative).mean(),
-            "unique_positives": torch.tensor(float(len(labels_BL[labels_BL >= 0].unique()))),
+            "unique_positives": torch.tensor(float(len(step_labels[step_labels >= 0].unique()))),
             "effective_negatives": negatives / len(labels_BL),
         }
 
@@ -216,7 +223,7 @@ class _LogSums(torch.autograd.Function):
         own_rows, own_slots = own_positions(drawn_S, labels_BL)
         negative_max = z_BD.new_full((z_BD.shape[0],), -torch.inf)
         negative_sum, count_B, total_B = (torch.zeros_like(negative_max) for _ in range(3))
-        chunk = max(1, _CHUNK_ENTRIES // max(1, z_BD.shape[0]))
+        chunk = max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
         bounds = _hit_bounds(own_slots, len(drawn_S), chunk)
         for start in range(0, len(drawn_S), chunk):
             piece = slice(start, start + chunk)

@@ -1,5 +1,6 @@
 """Rows of class centers spread over processes: who owns which, and files that any number of processes can read."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +37,20 @@ class Shard:
 
 
 def save_rows(directory: Path, shard: Shard, tensors: Mapping[str, Tensor]) -> Path:
-    """Write one process's rows (dimension 0 of every tensor) as `rows-START-STOP.safetensors`."""
-    path = directory / f"rows-{shard.start:0{_DIGITS}d}-{shard.stop:0{_DIGITS}d}.safetensors"
+    """Write one process's rows (dimension 0 of every tensor) as `rows-START-STOP.safetensors`, whole or not at all."""
+    path = rows_path(directory, shard)
+    temporary = path.with_name(f".{path.name}.tmp")
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(content, path, metadata={_NUM_CLASSES: str(shard.num_classes)})
+    save_file(content, temporary, metadata={_NUM_CLASSES: str(shard.num_classes)})
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.rename(path)
     return path
+
+
+def rows_path(directory: Path, shard: Shard) -> Path:
+    """Where `save_rows` writes."""
+    return directory / f"rows-{shard.start:0{_DIGITS}d}-{shard.stop:0{_DIGITS}d}.safetensors"
 
 
 def load_rows(directory: Path, shard: Shard) -> dict[str, Tensor]:

@@ -1,19 +1,74 @@
+import json
+import re
+import shlex
+from importlib import resources
+
 import pytest
+from click.testing import CliRunner
 
 from mlcd.errors import ConfigInvalid
+from training.cli import train
 from training.config import LossConfig, built_in_recipes, load_config
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 
 
+def header(recipe):
+    """What a recipe states about itself: {"command": …, "hardware": …, …}."""
+    text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
+    return dict(re.findall(r"^# (\w+): +(.+)$", text, flags=re.MULTILINE))
+
+
+PLANNED = [recipe for recipe in built_in_recipes() if "plan" in header(recipe)]
+
+
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_every_built_in_recipe_is_valid_and_states_what_it_costs(recipe):
     load_config(recipe, PLACES)
-    from importlib import resources
+    assert {"command", "hardware", "time", "expected"} <= header(recipe).keys()
 
-    text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
-    for promise in ("command:", "hardware:", "time:", "expected:"):
-        assert promise in text
+
+@pytest.mark.parametrize("recipe", built_in_recipes())
+def test_the_command_in_a_recipe_s_header_is_one(recipe):
+    program, command, name, *overrides = shlex.split(header(recipe)["command"])
+    assert (program, command, name) == ("mlcd", "train", recipe)
+    config = load_config(name, overrides)
+    assert config.out == "RUN"
+
+
+def test_the_larger_recipes_tell_how_their_time_was_computed():
+    assert {"smoke", "small", "vit-b32-1m", "vit-l14-1m"} == set(PLANNED)
+
+
+@pytest.mark.parametrize("recipe", PLANNED)
+def test_the_hours_in_a_recipe_s_header_are_those_of_its_plan(recipe):
+    program, command, *arguments = shlex.split(header(recipe)["plan"])
+    assert (program, command, arguments[0]) == ("mlcd", "train", recipe)
+    result = CliRunner().invoke(train, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    stated = re.match(r"([\d.]+) hours by the plan", header(recipe)["time"])
+    assert json.loads(result.output)["seconds"] / 3600 == pytest.approx(float(stated[1]), rel=0.15)
+
+
+@pytest.mark.parametrize(("recipe", "depth", "dimension"), [("vit-b32-1m", 12, 512), ("vit-l14-1m", 24, 768)])
+def test_the_paper_s_recipes_hold_the_paper_s_settings(recipe, depth, dimension):
+    # method.md sections 6, 9.1 and 10.
+    config = load_config(recipe, PLACES)
+    assert (config.model.depth, config.model.embedding_dim) == (depth, dimension)
+    assert config.schedule.steps * config.schedule.batch_size == 32 * 400_000_000
+    loss, optim = config.loss, config.optim
+    assert (loss.kind, loss.labels_per_image, loss.negative_ratio, loss.margin_kind) == ("mlcd", 8, 0.1, "arcface")
+    assert (loss.scale, loss.margin, loss.policy) == (64, 0.3, "independent")
+    assert (optim.lr, optim.weight_decay, optim.warmup_steps) == (1e-3, 0.2, 2000)
+    assert config.compute.precision == "bf16"
+
+
+def test_what_stands_in_for_missing_places_gives_way_to_what_is_given():
+    fallback = {"out": "RUN", "data": {"images": "I", "labels": "L"}}
+    config = load_config("demo-digits", [], fallback=fallback)
+    assert (config.out, config.data.images) == ("RUN", "I")
+    config = load_config("demo-digits", PLACES, fallback=fallback)
+    assert (config.out, config.data.images) == ("o", "i")
 
 
 def test_overrides_reach_nested_keys():

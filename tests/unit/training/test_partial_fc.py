@@ -72,7 +72,7 @@ def test_chunks_change_nothing(monkeypatch):
         return torch.cat([loss.detach()[None], leaf.grad.flatten(), head.weight.grad.to_dense().flatten()])
 
     whole = run()
-    monkeypatch.setattr(module, "_CHUNK_ENTRIES", 5 * 3)
+    monkeypatch.setattr(module, "CHUNK_ENTRIES", 5 * 3)
     assert torch.allclose(run(), whole, rtol=1e-12)
 
 
@@ -254,7 +254,7 @@ def test_the_host_reads_as_often_for_many_chunks_as_for_one(monkeypatch):
     import training.parallel.partial_fc as module
 
     def reads(entries):
-        monkeypatch.setattr(module, "_CHUNK_ENTRIES", entries)
+        monkeypatch.setattr(module, "CHUNK_ENTRIES", entries)
         head = PartialFC(200, 8, CONFIG)
         head.initialize(0)
         with _HostReads() as mode:

@@ -1,21 +1,28 @@
 """Training on real digits: it learns, resumes bit for bit, and stops before a bad update."""
 
+import copy
 import json
 import os
 import shutil
 import signal
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from mlcd.artifact import open_artifact
 from mlcd.clustering.centers import Centers
-from mlcd.errors import ConfigInvalid, Conflict, Diverged, InvalidInput
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, Diverged, InvalidInput, Unavailable
+from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from mlcd.progress import Reporter
 from training.config import load_config
 from training.evaluation.knn import weighted_vote
-from training.loop import Interrupted
+from training.replay import replay
 from training.run import read_run_config, run_training
+from training.signals import Interrupted, Preempted
 from training.telemetry.metrics import MetricsLog
 
 SILENT = Reporter("silent")
@@ -24,15 +31,44 @@ SILENT = Reporter("silent")
 @pytest.fixture
 def config(journey, digits, tiny_recipe, tmp_path):
     def make(out, *overrides):
-        places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={tmp_path / out}"]
+        places = [
+            "telemetry.peak_tflops=1",
+            f"data.images={digits}",
+            f"data.labels={journey / 'labels'}",
+            f"out={tmp_path / out}",
+        ]
         return load_config(str(tiny_recipe), [*places, *overrides])
 
     return make
 
 
-def weights(run, step):
+def saved_bytes(run, step):
     folder = run.path / "checkpoints" / f"step_{step:06d}"
-    return (folder / "weights" / "model.safetensors").read_bytes(), (folder / "state.safetensors").read_bytes()
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"  # tells the time
+    }
+
+
+def read_log(run):
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def before_step(monkeypatch, number, strike):
+    """Call `strike(state)` when step `number` begins; returns the list of steps begun."""
+    from training import loop
+
+    original, begun = loop.train_step, []
+
+    def step(state, *rest):
+        begun.append(state.step)
+        if state.step == number:
+            strike(state)
+        return original(state, *rest)
+
+    monkeypatch.setattr(loop, "train_step", step)
+    return begun
 
 
 def test_the_loss_falls_and_the_positives_come_nearer(config):
@@ -60,33 +96,290 @@ def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, jou
     assert np.linalg.norm(centers.vectors, axis=1) == pytest.approx(np.ones(len(centers.vectors)), abs=1e-6)
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(config):
-    whole = run_training(config("whole"), SILENT)
-    interrupted = config("parts")
-    # A signal in the middle of training, not at a checkpoint.
-    from training import loop
-
-    original, calls = loop.train_step, []
-
-    def stop_at_17(state, images, labels, config):
-        calls.append(state.step)
-        if state.step == 16 and len(calls) == 17:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(state, images, labels, config)
-
-    loop.train_step = stop_at_17
-    try:
-        with pytest.raises(Interrupted):
-            run_training(interrupted, SILENT)
-        assert not (whole.path.parent / "parts").exists()
-        again = run_training(read_run_config(whole.path.parent / "parts"), SILENT)
-    finally:
-        loop.train_step = original
-    assert calls == list(range(17)) + list(range(17, 30))
-    assert weights(whole, 30) == weights(again, 30)
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGTERM, Preempted), (signal.SIGUSR1, Preempted), (signal.SIGINT, Interrupted)],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
+    whole = run_training(config("whole", "telemetry.keys=true"), SILENT)
+    # A signal in the middle of training, not at a checkpoint; the step that is under way ends, and one more.
+    begun = before_step(monkeypatch, 15, lambda _: os.kill(os.getpid(), number) if len(begun) == 16 else None)
+    with pytest.raises(Interrupted) as stopped:
+        run_training(config("parts", "telemetry.keys=true"), SILENT)
+    assert type(stopped.value) is kind
+    assert not (whole.path.parent / "parts").exists()
+    again = run_training(read_run_config(whole.path.parent / "parts"), SILENT)
+    assert begun == list(range(17)) + list(range(17, 30))
+    assert saved_bytes(whole, 30) == saved_bytes(again, 30)
     assert whole.digest == again.digest
-    steps = [json.loads(line)["step"] for line in (again.path / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [10, 20, 30]
+    assert [line["step"] for line in read_log(again)] == [10, 20, 30]
+    assert (again.path / "keys-0.jsonl").read_bytes() == (whole.path / "keys-0.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["mlcd", "per_column"])
+@pytest.mark.parametrize("options", [[], ["loss.drop_unlabeled=true", "loss.negative_ratio=0.4"]])
+def test_micro_batches_equal_the_whole_batch(config, kind, options):
+    """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8 + 7 + 7."""
+    logs = [
+        read_log(
+            run_training(
+                config(
+                    f"run{parts}", f"loss.kind={kind}", f"compute.accumulation={parts}", "compute.precision=fp64",
+                    "schedule.steps=8", "schedule.batch_size=30", "log_every=1", *options
+                ),
+                SILENT,
+            )
+        )
+        for parts in (1, 2, 4)
+    ]  # fmt: skip
+    for log in logs[1:]:
+        for one, other in zip(logs[0], log, strict=True):
+            for name in ("loss", "grad_norm", "center_grad_norm", "positive_cosine", "unique_positives"):
+                assert other[name] == pytest.approx(one[name], rel=1e-12, abs=1e-12), name
+
+
+def test_more_parts_than_samples_leave_some_empty(config):
+    one, many = (
+        read_log(
+            run_training(
+                config(f"run{parts}", f"compute.accumulation={parts}", "schedule.batch_size=3", "schedule.steps=3",
+                       "compute.precision=fp64", "log_every=1"),
+                SILENT,
+            )
+        )
+        for parts in (1, 5)
+    )  # fmt: skip
+    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in one], rel=1e-12)
+
+
+def test_a_step_without_any_usable_sample_changes_nothing(config, digits, tmp_path):
+    images = tmp_path / "images"
+    shutil.copytree(digits, images)
+    for path in sorted(images.rglob("*.png"))[::2]:
+        path.write_bytes(bytes(path.stat().st_size))
+    run = run_training(config("run", f"data.images={images}", "schedule.batch_size=1", "log_every=1"), SILENT)
+    log = read_log(run)
+    empty = [line["loss"] is None for line in log]
+    assert 5 < sum(empty) < 25
+    assert log[-1]["skipped_samples"] == sum(empty)
+    assert all(np.isfinite(line["loss"]) for line in log if line["loss"] is not None)
+
+
+def test_recomputing_activations_changes_nothing(config):
+    kept, recomputed = (
+        run_training(config(f"run-{flag}", f"compute.recompute={flag}", "schedule.steps=5"), SILENT)
+        for flag in ("false", "true")
+    )
+    assert saved_bytes(kept, 5) == saved_bytes(recomputed, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler warns about its own internals
+def test_compiled_blocks_compute_the_same(config):
+    eager, compiled = (
+        read_log(run_training(config(f"run-{flag}", f"compute.compile={flag}", "schedule.steps=5"), SILENT))
+        for flag in ("false", "true")
+    )
+    assert compiled[-1]["loss"] == pytest.approx(eager[-1]["loss"], rel=1e-4)
+
+
+def test_bfloat16_is_near_and_keeps_float32_weights(config):
+    exact, rounded = (
+        run_training(config(precision, f"compute.precision={precision}", "schedule.steps=5"), SILENT)
+        for precision in ("fp32", "bf16")
+    )
+    losses = [read_log(run)[-1]["loss"] for run in (exact, rounded)]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    stored = load_file(rounded.path / "checkpoints" / "step_000005" / "weights" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+def test_evaluating_changes_nothing_but_the_log(config):
+    plain, evaluated = (
+        run_training(config(f"run-{len(options)}", *options), SILENT)
+        for options in ([], ["evaluation.every_steps=10", "evaluation.linear_probe=true"])
+    )
+    assert saved_bytes(plain, 30) == saved_bytes(evaluated, 30)
+    measured = [line for line in read_log(evaluated) if "knn" in line]
+    assert [line["step"] for line in measured] == [10, 20, 30]
+    assert all(0 < line[name] <= 1 for line in measured for name in ("knn", "linear_probe"))
+    assert evaluated.summary["final"]["loss"] == plain.summary["final"]["loss"]
+
+
+def test_the_head_starts_from_given_centers(config, journey, tmp_path):
+    trained = run_training(config("run", "schedule.steps=5"), SILENT).path / "checkpoints" / "step_000005" / "centers"
+    again = run_training(config("again", f"data.centers={trained}", "schedule.steps=5"), SILENT)
+    start = Centers.open(again.path / "checkpoints" / "step_000000" / "centers")
+    assert np.allclose(start.vectors, Centers.open(trained).vectors, atol=1e-7)
+    assert [parent.digest for parent in again.parents if parent.role == "centers"] == [Centers.open(trained).digest]
+    with pytest.raises(ConfigInvalid, match="cannot start a head"):  # their dimension is that of the features
+        run_training(config("wrong", f"data.centers={journey / 'centers'}"), SILENT)
+
+
+def test_which_checkpoints_stay(config):
+    run = run_training(
+        config("run", "checkpoint.every_steps=3", "checkpoint.keep_last=2", "checkpoint.keep_every=9"), SILENT
+    )
+    steps = sorted(int(path.name.removeprefix("step_")) for path in (run.path / "checkpoints").iterdir())
+    assert steps == [0, 9, 18, 27, 30]
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(config, monkeypatch, asynchronous):
+    """As a full disk tells itself from inside a library."""
+    from training.checkpoint import store
+
+    original = store.write_rest
+
+    def full(snapshot, path):
+        if snapshot.step == 20:
+            raise RuntimeError("I/O error: No space left on device (os error 28)")
+        original(snapshot, path)
+
+    recipe = config("run", f"checkpoint.asynchronous={asynchronous}")
+    monkeypatch.setattr(store, "write_rest", full)
+    with pytest.raises(Unavailable, match=r"the disk is full while writing .*step_000020"):
+        run_training(recipe, SILENT)
+    monkeypatch.undo()
+    folder = recipe.out + ".partial"
+    assert open_artifact(Path(folder) / "checkpoints" / "step_000010").kind == "checkpoint"
+    assert run_training(recipe, SILENT).digest == run_training(recipe, SILENT).digest
+
+
+def test_training_goes_on_while_a_checkpoint_of_the_state_before_is_written(config, monkeypatch):
+    from training.checkpoint import store
+
+    original, reached = store.write_rows, threading.Event()
+
+    def slow(snapshot, path):
+        if snapshot.step == 10:
+            assert reached.wait(60)
+        original(snapshot, path)
+
+    monkeypatch.setattr(store, "write_rows", slow)
+    before_step(monkeypatch, 15, lambda _: reached.set())
+    overlapped = run_training(config("run", "checkpoint.keep_last=3"), SILENT)
+    monkeypatch.undo()
+    plain = run_training(config("plain", "checkpoint.keep_last=3", "checkpoint.asynchronous=false"), SILENT)
+    for step in (10, 20, 30):
+        assert saved_bytes(overlapped, step) == saved_bytes(plain, step), step
+
+
+def test_a_crash_just_before_the_rename_leaves_no_checkpoint(config):
+    recipe = config("run", "schedule.steps=5")
+    finished = run_training(recipe, SILENT).path / "checkpoints" / "step_000005"
+    half = finished.with_name("step_000007.partial")
+    shutil.copytree(finished, half)
+    assert find_checkpoint(finished.parents[1]) == finished
+    assert checkpoint_steps(finished.parent) == [0, 5]
+
+
+def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
+    from training.checkpoint import store
+
+    recipe = config("run")
+    before_step(monkeypatch, 12, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(store, "LAYOUT", 99)
+    with pytest.raises(Preempted):
+        run_training(recipe, SILENT)
+    monkeypatch.undo()
+    with pytest.raises(ArtifactInvalid, match=r"step_000014 is a checkpoint of layout 99.*upgrade mlcd"):
+        run_training(recipe, SILENT)
+
+
+def poison_weight(state):
+    with torch.no_grad():
+        state.model.trunk.blocks[1].mlp.fc1.weight[3, 5] = torch.nan
+
+
+def poison_center(state):
+    with torch.no_grad():
+        state.centers.weight[4] = torch.inf
+
+
+@pytest.mark.parametrize(
+    ("poison", "weight", "module"),
+    [
+        (poison_weight, "trunk.blocks.1.mlp.fc1.weight", "trunk.blocks.1.mlp.fc1"),
+        (poison_center, "centers.weight", "centers"),
+    ],
+)
+def test_what_is_not_finite_is_caught_before_the_update_and_replayed(config, monkeypatch, poison, weight, module):
+    recipe = config("run", "telemetry.keys=true", "compute.accumulation=2")
+    states = []
+    before_step(monkeypatch, 7, lambda state: (poison(state), states.append(copy.deepcopy(state))))
+    with pytest.raises(Diverged, match=r"step 7: loss nan, .*; the batch is in .*step_000007-rank0"):
+        run_training(recipe, SILENT)
+    monkeypatch.undo()
+    folder = Path(recipe.out + ".partial") / "bad_batches"
+    kept = json.loads((folder / "step_000007-rank0" / "batch.json").read_text())
+    logged = [json.loads(line) for line in (folder.parent / "keys-0.jsonl").read_text().splitlines()]
+    assert len(logged) == 7  # of the steps before
+    assert (kept["step"], kept["loss"]) == (7, "nan")
+    # Nothing was updated: the state beside it is the one that met the batch.
+    saved = load_file(folder / "step_000007-state" / "weights" / "model.safetensors")
+    for name, parameter in states[0].model.trunk.named_parameters():
+        assert torch.equal(saved[name].nan_to_num(), parameter.detach().nan_to_num()), name
+    found = replay(Path(recipe.out), folder / "step_000007-rank0")
+    assert (found.step, str(found.loss), found.not_finite, found.first_output) == (7, "nan", [weight], module)
+    # Without it the run goes on, from the last checkpoint.
+    again = run_training(recipe, SILENT)
+    assert again.summary["final"]["step"] == 30
+    keys = [json.loads(line) for line in (again.path / "keys-0.jsonl").read_text().splitlines()]
+    assert keys[7]["keys"] == [key for part in kept["keys"] for key in part]
+
+
+def test_a_replayed_batch_gives_the_loss_that_it_had(config, monkeypatch):
+    """The guard alone is struck: what it saved is a sound batch, whose loss is known."""
+    import training.step as step_module
+
+    whole = run_training(config("whole", "log_every=1", "schedule.steps=8"), SILENT)
+    original = step_module.clip_global_norm
+
+    def break_norm(backbone, centers, max_norm, world):
+        norms = original(backbone, centers, max_norm, world)
+        return (norms[0] * torch.nan, norms[1]) if steps == [0, 1, 2, 3, 4, 5, 6, 7] else norms
+
+    recipe = config("run", "schedule.steps=8")
+    monkeypatch.setattr(step_module, "clip_global_norm", break_norm)
+    steps = before_step(monkeypatch, -1, None)
+    with pytest.raises(Diverged, match="step 7"):
+        run_training(recipe, SILENT)
+    monkeypatch.undo()
+    found = replay(Path(recipe.out), Path("step_000007-rank0"))
+    expected = read_log(whole)[7]
+    assert found.loss == pytest.approx(expected["loss"], rel=1e-6)
+    assert found.grad_norm == pytest.approx(expected["grad_norm"], rel=1e-6)
+    assert (found.not_finite, found.first_output, found.first_gradient) == ([], None, None)
+
+
+def test_a_budget_of_skips_is_spent_and_survives_an_interruption(config, monkeypatch):
+    from training import step as step_module
+
+    recipe = config("run", "optim.max_skips=2", "log_every=1", "checkpoint.every_steps=5")
+    original = step_module.backward
+    bad = {3, 8}
+
+    def backward(state, *rest):
+        loss, meters = original(state, *rest)
+        return (loss * torch.nan if state.step in bad else loss), meters
+
+    monkeypatch.setattr(step_module, "backward", backward)
+    with monkeypatch.context() as inner:
+        before_step(inner, 10, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Preempted):
+            run_training(recipe, SILENT)
+    again = run_training(recipe, SILENT)
+    log = read_log(again)
+    assert [line["step"] for line in log] == [step for step in range(1, 31) if step - 1 not in bad]
+    assert log[-1]["skipped_steps"] == again.summary["skipped_steps"] == 2
+    assert sorted(path.name for path in (again.path / "bad_batches").glob("*-rank0")) == [
+        "step_000003-rank0", "step_000008-rank0"
+    ]  # fmt: skip
+    bad |= {20}
+    with pytest.raises(Diverged, match="step 20"):
+        run_training(config("other", "optim.max_skips=2"), SILENT)
 
 
 def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
@@ -110,29 +403,15 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(config, monkeypatch):
     assert run_training(run, SILENT).summary["final"]["step"] == 30
 
 
-def test_images_that_do_not_fit_into_memory_are_refused_beforehand(config):
-    with pytest.raises(ConfigInvalid, match=r"raise data\.memory_gib"):
-        run_training(config("run", "data.memory_gib=1e-6"), SILENT)
-
-
-def test_what_is_held_out_is_never_trained_on_or_clustered(config, journey, digits):
+def test_what_is_held_out_is_never_trained_on_or_clustered(config, journey):
     from mlcd.embeddings import EmbeddingsArtifact
-    from mlcd.images.sources import open_source
-    from mlcd.labels.table import LabelTable
-    from training.data.samples import load_samples
+    from training.data.dataset import open_dataset
 
     features = EmbeddingsArtifact.open(journey / "features")
     out = {key for key, held in zip(features.keys, features.held_out(0.2), strict=True) if held}
     assert 30 < len(out) < 50
-    samples = load_samples(
-        open_source(str(digits)),
-        LabelTable.open(journey / "labels"),
-        image_size=16,
-        labels_per_image=2,
-        hold_out=0.2,
-        memory_gib=1,
-    )
-    assert set(samples.keys) == set(features.keys) - out
+    (part,) = open_dataset(config("run", "data.hold_out=0.2")).parts
+    assert {entry.key for entry in part.entries} == set(features.keys) - out
     clustered = Centers.open(journey / "centers")
     assert clustered.sizes.sum() == len(features.keys) - len(out)
     kept = features.load()[~features.held_out(0.2)]
@@ -212,14 +491,15 @@ def test_only_matrices_decay():
 def test_a_held_out_image_never_votes_for_itself():
     """With random vectors a leak of the queries into the known rows would give accuracy 1."""
     from training.evaluation.knn import knn
-    from training.evaluation.representations import Representation
+    from training.evaluation.representations import LabeledRows
 
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((400, 64)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     classes = [str(c) for c in generator.integers(0, 10, 400)]
     splits = (np.arange(400) + 0.5) / 400
-    metrics = dict(knn(Representation("r", None, rows, splits, classes), neighbors=1, hold_out=0.5))
+    keys = [str(row) for row in range(400)]
+    metrics = dict(knn(LabeledRows(rows, keys, splits, classes), neighbors=1, hold_out=0.5))
     assert metrics["held_out_images"] == 200
     assert metrics["knn_accuracy"] < 0.25
 

@@ -1,0 +1,252 @@
+"""Training on this machine: images per second, waiting for data, and the share of the matrix limit.
+
+    python benchmarks/train.py [--tower small|b32|l14] [--classes K] [--ratio R] [--batch B] [--device cpu|cuda]
+
+Forms, in turn within each run, on the same tower, batch and precision (bf16 on CUDA, fp32 on the CPU):
+  synthetic  our step on images that are decoded and in memory: augmentation, tower, sampled head, clipping, AdamW
+  loader     the same with the real loader, which decodes every image from tar shards (JPEGs of --side pixels, quality
+             90, cut from scikit-learn's two photographs)
+  plain      a plain PyTorch loop: torch's cross entropy over all classes, one label, a dense AdamW; images as synthetic
+  head       forward, backward and update of our head alone, on embeddings of the batch: its share of our step
+
+The matrix limit is the best rate of square products, measured before each run, the best of all runs; TFLOP/s count what
+each form computes.
+Medians of the runs, with minimum and maximum; the ratio to `plain` is the median of the runs' ratios.
+"""
+
+import argparse
+import hashlib
+import io
+import itertools
+import statistics
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch import nn
+from torch.nn import functional
+
+from mlcd.images.sources import open_source
+from mlcd.world import World
+from training.config import RunConfig, load_config
+from training.data.dataset import Dataset, Part
+from training.data.loader import Loader, StepBatches
+from training.flops import backbone_flops, head_flops, step_flops
+from training.optim.groups import parameter_groups
+from training.parallel.processes import Processes
+from training.run import initial_state
+from training.state import TrainState
+from training.step import augmented, train_step
+from training.telemetry.throughput import Throughput, measured_peak_tflops
+
+RECIPES: Final = {"small": "small", "b32": "vit-b32-1m", "l14": "vit-l14-1m"}
+NUM_SHARDS: Final = 4
+WARM_UP: Final = 1
+
+
+@dataclass(frozen=True)
+class Form:
+    """name, and what does one more step and tells how long it waited for its images."""
+
+    name: str
+    step: Callable[[], float]
+    flops_per_image: float
+
+
+def write_shards(folder: Path, num_images: int, side: int) -> None:
+    """Cuts of two photographs as JPEGs in tar shards, all different."""
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    generator = np.random.default_rng(0)
+    for shard in range(NUM_SHARDS):
+        with tarfile.open(folder / f"cuts-{shard}.tar", "w") as tar:
+            for number in range(shard, num_images, NUM_SHARDS):
+                photograph = photographs[number % len(photographs)]
+                part = int(generator.integers(min(photograph.size) // 2, min(photograph.size)))
+                left, top = (int(generator.integers(0, size - part)) for size in photograph.size)
+                buffer = io.BytesIO()
+                cut = photograph.resize((side, side), Image.Resampling.BICUBIC, (left, top, left + part, top + part))
+                cut.save(buffer, "JPEG", quality=90)
+                member = tarfile.TarInfo(f"{number:06d}.jpg")
+                member.size = buffer.tell()
+                buffer.seek(0)
+                tar.addfile(member, buffer)
+
+
+def read_dataset(folder: Path, num_classes: int, labels_per_image: int) -> Dataset:
+    """The shards with random labels."""
+    source = open_source(str(folder / "*.tar"))
+    entries = list(source.entries)
+    labels = np.random.default_rng(1).integers(0, num_classes, (len(entries), labels_per_image))
+    digests = [hashlib.sha256(source.read(entry)).digest() for entry in entries]
+    part = Part(source, entries, labels.astype(np.int64), digests, 1.0)
+    return Dataset((part,), 0, 0, num_classes, None, ())
+
+
+def ours(name: str, state: TrainState, batches: Iterator[StepBatches], config: RunConfig, device: torch.device) -> Form:
+    """Our step, as the loop takes it on one process."""
+
+    def step() -> float:
+        batch = next(batches)
+        labels = [part.labels.to(device) for part in batch.parts]
+        shares = [len(part.labels) / config.schedule.batch_size for part in batch.parts]
+        train_step(state, augmented(batch.parts, config, device), labels, shares, config)
+        state.step += 1
+        return batch.wait_s
+
+    return Form(name, step, step_flops(config, state.centers.shard.num_classes))
+
+
+def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch.device) -> Form:
+    state = initial_state(config, 2, Processes(World(), device))
+    tower = state.model
+    classifier = nn.Parameter(0.01 * torch.randn(num_classes, config.model.embedding_dim, device=device))
+    groups = parameter_groups(tower.trunk, config.optim)
+    optimizer = torch.optim.AdamW([*groups, {"params": [classifier]}], lr=config.optim.lr)
+    scale, bf16 = config.loss.resolved_scale(num_classes), config.compute.precision == "bf16"
+    num_parts = len(batch.parts)
+
+    def step() -> float:
+        for pixels, part in zip(augmented(batch.parts, config, device), batch.parts, strict=True):
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                embeddings = tower.embed(pixels)
+                cosines = functional.normalize(embeddings, dim=1) @ functional.normalize(classifier, dim=1).T
+            loss = functional.cross_entropy(scale * cosines.float(), part.labels[:, 0].to(device)) / num_parts
+            loss.backward()
+        parameters = [*tower.parameters(), classifier]
+        nn.utils.clip_grad_norm_(parameters, config.optim.clip_norm or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+        return 0.0
+
+    return Form("plain", step, backbone_flops(config) + 6.0 * config.model.embedding_dim * num_classes)
+
+
+def head_alone(config: RunConfig, num_classes: int, batch: StepBatches, device: torch.device) -> Form:
+    state = initial_state(config, num_classes, Processes(World(), device))
+    shape = (config.schedule.batch_size // config.compute.accumulation, config.model.embedding_dim)
+    embeddings = torch.randn(shape, device=device).requires_grad_()
+    labels = [part.labels.to(device) for part in batch.parts]
+
+    def step() -> float:
+        for part in labels:
+            (state.centers(embeddings[: len(part)], part, state.step).loss / len(labels)).backward()
+        state.center_optimizer.step()
+        state.center_optimizer.zero_grad(set_to_none=True)
+        embeddings.grad = None
+        state.step += 1
+        return 0.0
+
+    return Form("head", step, head_flops(config, num_classes))
+
+
+def timed(form: Form, options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+    for _ in range(WARM_UP):
+        form.step()
+    finish(device)
+    throughput = Throughput(form.flops_per_image, 1.0, device)
+    began = time.perf_counter()
+    for _ in range(options.steps):
+        throughput.add(options.batch, form.step())
+    finish(device)
+    return {**throughput.read(), "seconds": (time.perf_counter() - began) / options.steps}
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(config: RunConfig, options: argparse.Namespace, device: torch.device) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_shards(folder, options.images, options.side)
+        dataset = read_dataset(folder, options.classes, config.loss.labels_per_image)
+        with Loader(dataset, config, rank=0, size=1, start_step=0) as loader:
+            batch = replace(next(iter(loader)), wait_s=0.0)
+        state = initial_state(config, options.classes, Processes(World(), device))
+        forms = [
+            ours("synthetic", state, itertools.repeat(batch), config, device),
+            plain(config, options.classes, batch, device),
+            head_alone(config, options.classes, batch, device),
+        ]
+        results: dict[str, list[dict[str, float]]] = {}
+        limit_tflops = 0.0
+        for run in range(options.runs):
+            limit_tflops = max(limit_tflops, measured_peak_tflops(device, config.compute.precision))
+            for form in forms:
+                results.setdefault(form.name, []).append(timed(form, options, device))
+            # A loader for each run: it must neither decode while others are timed, nor be ahead when it is timed.
+            first = run * (options.steps + WARM_UP + config.data.prefetch_steps)
+            with Loader(dataset, config, rank=0, size=1, start_step=first) as loader:
+                batches = itertools.islice(loader, config.data.prefetch_steps, None)
+                form = ours("loader", state, batches, config, device)
+                results.setdefault(form.name, []).append(timed(form, options, device))
+        report(results, limit_tflops, options)
+
+
+def report(results: dict[str, list[dict[str, float]]], limit_tflops: float, options: argparse.Namespace) -> None:
+    print(f"  matrix limit {limit_tflops:.3g} TFLOP/s")
+    for name in ("synthetic", "loader", "plain"):
+        runs = results[name]
+        ratios = [
+            each["images_per_s"] / other["images_per_s"] for each, other in zip(runs, results["plain"], strict=True)
+        ]
+        print(
+            f"  {name:10} {spread([each['images_per_s'] for each in runs], '.4g')} images/s,"
+            f" {statistics.median(ratios):.2f}x plain,"
+            f" data wait {spread([100 * each['data_wait'] for each in runs], '.1f')} %,"
+            f" {statistics.median(each['tflops'] for each in runs):.3g} TFLOP/s,"
+            f" {spread([100 * each['tflops'] / limit_tflops for each in runs], '.1f')} % of the limit"
+        )
+    shares = [
+        100 * head["seconds"] / whole["seconds"]
+        for head, whole in zip(results["head"], results["synthetic"], strict=True)
+    ]
+    print(f"  head       {spread(shares, '.1f')} % of our step, at k = {options.classes}")
+
+
+def spread(values: list[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tower", choices=RECIPES, default="small")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--ratio", type=float, help="share of classes drawn [default: the recipe's]")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=6, help="timed together")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--images", type=int, default=1024, help="in the shards")
+    parser.add_argument("--side", type=int, default=256, help="of the images in the shards, in pixels")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    overrides = [
+        "data.images=IMAGES",
+        "data.labels=LABELS",
+        "data.memory_gib=0",
+        "out=RUN",
+        f"schedule={{steps: 1000000, batch_size: {options.batch}}}",
+        f"compute={{precision: {'bf16' if device.type == 'cuda' else 'fp32'}}}",
+    ]
+    if options.ratio is not None:
+        overrides.append(f"loss.negative_ratio={options.ratio}")
+    config = load_config(RECIPES[options.tower], overrides)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    ratio, precision = config.loss.resolved_ratio(options.classes), config.compute.precision
+    print(f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on {where}")
+    measure(config, options, device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What a tar shard holds, listed once: reading every header of a large set again would delay each start.
+
+Indexes stand in the user's cache directory, one file per shard, named by the shard's path. They are read only while
+the file system states the same size, time and identity of the shard; a lost or damaged index is built again.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from platformdirs import user_cache_path
+
+_VERSION: Final = "1"  # of the rules by which members are listed
+_WORTH_KEEPING: Final = 1000  # images; fewer are listed in a fraction of a second
+_STATE: Final = b"state"
+_CHANGES_SHOW_IN: Final = ("mtime", "ETag", "etag")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One image of a shard: its bytes are `size_bytes` from `offset` on."""
+
+    name: str
+    class_name: str | None
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """damaged: the shard could be read up to some point only."""
+
+    members: list[Member]
+    damaged: bool
+
+
+def list_once(
+    filesystem: Any, path: str, list_members: Callable[[], Listing], *, folder: Path | None = None
+) -> Listing:
+    """What `list_members` finds, from the index where there is one of the shard as it is now.
+
+    Damaged and small shards, and those on file systems that do not tell of changes, are listed every time.
+    """
+    state = _state(filesystem, path)
+    if state is None:
+        return list_members()
+    folder = folder or user_cache_path("mlcd", appauthor=False) / "shards"
+    index = folder / f"{hashlib.sha256(f'{filesystem.protocol}{path}'.encode(errors='replace')).hexdigest()}.parquet"
+    if (members := _read(index, state)) is not None:
+        return Listing(members, damaged=False)
+    listing = list_members()
+    if len(listing.members) >= _WORTH_KEEPING and not listing.damaged:
+        _write(index, state, listing.members)
+    return listing
+
+
+def _state(filesystem: Any, path: str) -> bytes | None:
+    try:
+        info = filesystem.info(path)
+    except OSError:
+        return None
+    if not any(name in info for name in _CHANGES_SHOW_IN):
+        return None
+    return hashlib.sha256(f"{_VERSION} {sorted(info.items())}".encode(errors="replace")).hexdigest().encode()
+
+
+def _read(index: Path, state: bytes) -> list[Member] | None:
+    try:
+        table = pq.read_table(index)
+    except (OSError, pa.ArrowException):
+        return None
+    if (table.schema.metadata or {}).get(_STATE) != state:
+        return None
+    columns = (table.column(name).to_pylist() for name in ("name", "class_name", "offset", "size_bytes"))
+    return [Member(*row) for row in zip(*columns, strict=True)]
+
+
+def _write(index: Path, state: bytes, members: list[Member]) -> None:
+    table = pa.table(
+        {
+            "name": pa.array([member.name for member in members], pa.string()),
+            "class_name": pa.array([member.class_name for member in members], pa.string()),
+            "offset": pa.array([member.offset for member in members], pa.int64()),
+            "size_bytes": pa.array([member.size_bytes for member in members], pa.int64()),
+        }
+    )
+    try:
+        index.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=index.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            pq.write_table(table.replace_schema_metadata({_STATE: state}), file)
+        Path(temporary).replace(index)
+    except OSError:
+        return  # no room or no right to write: the next start lists again

@@ -1,0 +1,112 @@
+"""`mlcd evaluate`: kinds, features, protocol, several processes, and one line for what cannot be evaluated."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import free_port, run_mlcd
+
+
+def evaluated(*arguments):
+    result = run_mlcd("evaluate", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])["results"]
+
+
+def refused(*arguments, contains):
+    result = run_mlcd("evaluate", *arguments)
+    assert result.returncode == 2
+    assert contains in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_every_number_comes_with_its_protocol(journey, digits, tmp_path):
+    out = tmp_path / "evaluation"
+    probe = ("linear-probe", journey / "run", journey / "features", "--metric", "mean-per-class", "--out", out)
+    run, features = evaluated(*probe)
+    for result, name in ((run, "step_000030"), (features, "features")):
+        assert result["representation"] == name
+        metrics, protocol = result["metrics"], result["protocol"]
+        assert metrics["train_images"] + metrics["validation_images"] + metrics["test_images"] == 200
+        assert metrics["test_images"] == 40
+        assert 1e-6 <= metrics["c"] <= 1e6
+        assert metrics["objective_gap"] < 1e-6
+        assert {name: protocol[name] for name in ("kind", "features", "metric", "hold_out", "images", "classes")} == {
+            "kind": "linear-probe", "features": "embedding", "metric": "mean-per-class", "hold_out": 0.2,
+            "images": 200, "classes": 10,
+        }  # fmt: skip
+        assert len(protocol["split"]) == 64
+    assert run["protocol"]["split"] == features["protocol"]["split"]
+    assert features["metrics"]["linear_probe_mean_per_class"] > 0.8
+    assert evaluated(*probe) == [run, features]  # the artifact's, as it was
+    told = run_mlcd("evaluate", *probe).stdout
+    assert told.count("\n") == 3
+    assert f"split {run['protocol']['split'][:12]}" in told
+
+
+def test_pooled_features_are_others(journey):
+    (served,), (pooled,) = (
+        evaluated("linear-probe", journey / "run", "--features", name) for name in ("embedding", "pooled")
+    )
+    assert served["protocol"]["features"] == "embedding"
+    assert pooled["protocol"]["features"] == "pooled"
+    assert served["metrics"]["objective"] != pooled["metrics"]["objective"]
+    assert served["digest"] == pooled["digest"]
+
+
+@pytest.mark.parametrize("kind", ["knn", "linear-probe", "clusters"])
+def test_two_processes_tell_the_same_once(kind, journey, tmp_path):
+    out = tmp_path / "evaluation"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={free_port()}"]
+    command += ["-m", "mlcd", "evaluate", kind, journey / "run", "--json", "--out", out]
+    together = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240, check=False)
+    assert together.returncode == 0, together.stderr
+    (told,) = [line for line in together.stdout.splitlines() if "results" in line]
+    (result,), (alone,) = json.loads(told)["results"], evaluated(kind, journey / "run")
+    assert result["protocol"] == alone["protocol"]
+    gap = {"objective_gap": result["metrics"].get("objective_gap")}
+    expected = {**alone["metrics"], **(gap if kind == "linear-probe" else {})}
+    # Two processes have half the threads each, and so round the model's products in another way.
+    assert result["metrics"] == pytest.approx(expected, rel=1e-5)
+    assert json.loads((out / "results.json").read_text()) == [result]
+
+
+def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
+    single, pair, features = tmp_path / "single", tmp_path / "pair", journey / "features"
+    shutil.copytree(digits / "0", single / "zero")
+    shutil.copytree(digits / "0", pair / "zero")
+    (pair / "one").mkdir()
+    shutil.copy(digits / "1" / "0001.png", pair / "one")
+    shutil.copy(digits / "1" / "0011.png", pair / "one")
+    refused("linear-probe", journey / "run", "--images", single, contains="are of one class, zero")
+    refused("knn", journey / "run", "--images", single, contains="are of one class, zero")
+    refused(
+        "linear-probe",
+        journey / "run",
+        "--images",
+        pair,
+        "--hold-out",
+        0.75,
+        contains="class one has no image to train on",
+    )
+    refused("linear-probe", features, "--features", "pooled", contains="holds embeddings, not pooled features")
+    refused("linear-probe", features, "--hold-out", 0, contains="none falls into the test part")
+    refused("linear-probe", features, "--neighbors", 3, contains="No such option")
+    refused("zero-shot", features, contains="No such command")
+
+
+def test_the_probe_of_stored_features_is_scikit_learns(journey):
+    from sklearn.linear_model import LogisticRegression
+
+    from mlcd.embeddings import EmbeddingsArtifact
+
+    stored = EmbeddingsArtifact.open(journey / "features")
+    (result,) = evaluated("linear-probe", journey / "features")
+    rows, names = stored.load().astype(np.float64), np.array(stored.class_names)
+    test = stored.splits <= 0.2
+    peer = LogisticRegression(C=result["metrics"]["c"], max_iter=10_000, tol=1e-6).fit(rows[~test], names[~test])
+    assert result["metrics"]["linear_probe_accuracy"] == pytest.approx(peer.score(rows[test], names[test]), abs=1e-12)

@@ -1,0 +1,322 @@
+"""`mlcd train` by several processes and through interruptions: always the run that one process would have made."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run_mlcd, start_mlcd
+
+NUMBERS = ("loss", "grad_norm", "center_grad_norm", "positive_cosine", "effective_negatives", "unique_positives")
+
+
+@pytest.fixture(scope="module")
+def labels(digits, tmp_path_factory):
+    """Of the digits, two among 20 centers each."""
+    out = tmp_path_factory.mktemp("labeled")
+    for command in (
+        ["embed", digits, out / "features", "--model", "pixels"],
+        ["cluster", out / "features", out / "centers", "--clusters", 20, "--hold-out", 0.2],
+        ["label", out / "features", out / "labels", "--centers", out / "centers", "--top", 2],
+    ):
+        assert run_mlcd(*command).returncode == 0
+    return out / "labels"
+
+
+@pytest.fixture
+def arguments(labels, digits, tiny_recipe, tmp_path):
+    def make(out, *overrides):
+        places = [f"data.images={digits}", f"data.labels={labels}", f"out={tmp_path / out}"]
+        return [
+            "train",
+            tiny_recipe,
+            *places,
+            "log_every=1",
+            "telemetry.keys=true",
+            "telemetry.peak_tflops=1",
+            *overrides,
+        ]
+
+    return make
+
+
+def torchrun(size, *arguments, program=("-m", "mlcd")):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    return [*launcher, *program, *map(str, arguments)]
+
+
+def start_together(size, *arguments, **options):
+    command = torchrun(size, *arguments, **options)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_together(size, *arguments):
+    command = torchrun(size, *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def keys_of_steps(run):
+    """The keys of each step's whole batch, in order of rank."""
+    steps = {}
+    for path in sorted(run.glob("keys-*.jsonl")):
+        for line in read_lines(path):
+            steps.setdefault(line["step"], []).extend(line["keys"])
+    return steps
+
+
+def steps_of(run):
+    return [line for line in read_lines(run / "metrics.jsonl") if "loss" in line]
+
+
+def assert_alike(one, other, *, tolerance):
+    ours, theirs = (steps_of(run) for run in (one, other))
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for line, reference in zip(ours, theirs, strict=True):
+        for name in NUMBERS:
+            assert line[name] == pytest.approx(reference[name], rel=tolerance), (line["step"], name)
+    assert keys_of_steps(one) == keys_of_steps(other)
+
+
+def wait_for_steps(run, number, process):
+    metrics = run.with_name(run.name + ".partial") / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and metrics.read_text().count("\n") >= number):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def worker_of(launcher, rank):
+    """The process that torchrun started as `rank`."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+            variables = (stat.parent / "environ").read_bytes().split(b"\0") if parent == launcher.pid else []
+        except OSError:  # it ended meanwhile
+            continue
+        if f"RANK={rank}".encode() in variables:
+            return int(stat.parent.name)
+    raise AssertionError("no such process")
+
+
+@pytest.fixture(scope="module")
+def alone(labels, digits, tiny_recipe, tmp_path_factory):
+    """The same run by one process."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    def run(name, *overrides):
+        out = folder / name
+        if not out.exists():
+            places = [f"data.images={digits}", f"data.labels={labels}", f"out={out}"]
+            result = run_mlcd("train", tiny_recipe, *places, "log_every=1", "telemetry.keys=true", *overrides)
+            assert result.returncode == 0, result.stderr
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("backbone", ["ddp", "fsdp"])
+def test_two_processes_equal_one_in_float64(arguments, alone, tmp_path, backbone):
+    options = ["compute.precision=fp64", "evaluation.every_steps=15"]
+    one = alone("fp64", *options)
+    result = run_together(2, *arguments("two", *options, f"compute.backbone={backbone}"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("trained 160 images") == 1
+    assert_alike(tmp_path / "two", one, tolerance=1e-9)
+    measured = [
+        [line["knn"] for line in read_lines(run / "metrics.jsonl") if "knn" in line] for run in (tmp_path / "two", one)
+    ]
+    assert measured[0] == measured[1]
+    assert len(measured[0]) == 2
+    assert run_mlcd("verify", tmp_path / "two").returncode == 0
+
+
+def test_two_processes_equal_one_in_float32(arguments, alone, tmp_path):
+    assert run_together(2, *arguments("two", "compute.accumulation=2")).returncode == 0
+    ours, one = (read_lines(run / "metrics.jsonl")[:20] for run in (tmp_path / "two", alone("fp32")))
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+
+
+@pytest.mark.parametrize("backbone", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_two_then_one_then_three_processes_go_on_with_one_run(arguments, alone, tmp_path, backbone):
+    options = ["compute.precision=fp64", "schedule.steps=200"]
+    command = arguments("run", *options, f"compute.backbone={backbone}")
+    run = tmp_path / "run"
+    process = start_together(2, *command)
+    wait_for_steps(run, 15, process)
+    os.kill(worker_of(process, 1), signal.SIGTERM)  # not the first process: it has to tell the other
+    told, errors = process.communicate(timeout=120)
+    assert (process.returncode, run.exists(), told.count("interrupted at step")) == (0, False, 1), errors
+    reached = len(keys_of_steps(tmp_path / "run.partial"))
+    process = start_mlcd("train", "--resume", run)
+    wait_for_steps(run, reached + 15, process)
+    process.send_signal(signal.SIGUSR1)
+    told, _ = process.communicate(timeout=120)
+    assert (process.returncode, run.exists(), "mlcd train --resume" in told) == (0, False, True)
+    result = run_together(3, "train", "--resume", run)
+    assert result.returncode == 0, result.stderr
+    assert_alike(run, alone("long", *options), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_steps_ends_with_the_same_bytes(arguments, alone, tmp_path, kills):
+    options = ["schedule.steps=200", "checkpoint.every_steps=7"]
+    whole, run = alone("killed", *options), tmp_path / "run"
+    generator = random.Random(kills)
+    for until in sorted(generator.sample(range(5, 180), kills)):
+        process = start_mlcd(*arguments("run", *options), start_new_session=True)
+        wait_for_steps(run, until, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert not run.exists()
+    assert run_mlcd("train", "--resume", run).returncode == 0
+    digests = [json.loads((path / "manifest.json").read_text())["digest"] for path in (run, whole)]
+    assert digests[0] == digests[1]  # of weights, moments, centers, byte for byte
+    assert (run / "keys-0.jsonl").read_bytes() == (whole / "keys-0.jsonl").read_bytes()
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, 201))
+    assert not list(run.rglob("*.partial"))
+
+
+def test_images_that_one_process_cannot_read_change_nothing_else(arguments, digits, tmp_path):
+    """With one image for each process, an unreadable one leaves a process with nothing to do."""
+    images = tmp_path / "images"
+    shutil.copytree(digits, images)
+    broken = sorted(images.rglob("*.png"))[::5]
+    for path in broken:
+        path.write_bytes(bytes(path.stat().st_size))
+    options = ["compute.precision=fp64", "schedule.batch_size=2", f"data.images={images}"]
+    assert run_mlcd(*arguments("one", *options)).returncode == 0
+    result = run_together(2, *arguments("two", *options))
+    assert result.returncode == 0, result.stderr
+    assert_alike(tmp_path / "two", tmp_path / "one", tolerance=1e-9)
+    skipped = [read_lines(tmp_path / name / "metrics.jsonl")[-1]["skipped_samples"] for name in ("one", "two")]
+    assert skipped[0] == skipped[1] > 3
+    assert sum(len(keys) for keys in keys_of_steps(tmp_path / "two").values()) == 60 - skipped[0]
+    alone_at_work = [line for line in read_lines(tmp_path / "two" / "keys-0.jsonl") if not line["keys"]]
+    assert alone_at_work
+
+
+def test_bad_input_is_refused_once_before_the_first_step(arguments, tmp_path):
+    result = run_together(2, *arguments("run", "data.images=nowhere"))
+    assert result.returncode != 0
+    told = [line for line in result.stderr.splitlines() if line.startswith("mlcd:")]
+    assert len(told) == 1, result.stderr
+    assert "nowhere" in told[0]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
+    """Instead of a wait without end, in which the others would stay."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from datetime import timedelta\n"
+        "import training.parallel.processes as processes\n"
+        "from mlcd.cli import main\n"
+        "processes._TIMEOUT = timedelta(seconds=20)\n"
+        "main()\n"
+    )
+    process = start_together(2, *arguments("run", "schedule.steps=5000"), program=[str(program)])
+    wait_for_steps(tmp_path / "run", 15, process)
+    hit = worker_of(process, 1)
+    os.kill(hit, number)
+    told = next(line for line in process.stderr if line.startswith("mlcd:"))
+    if number == signal.SIGSTOP:
+        os.kill(hit, signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert "process 1 is gone (at step " in told
+    assert "mlcd:" not in errors
+    assert (tmp_path / "run.partial" / "checkpoints" / "step_000010").is_dir()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_path, size):
+    """A limit on the size of files stands for the disk: the first checkpoint fits, one with moments does not."""
+    command = torchrun(size, *arguments("run")) if size > 1 else [sys.executable, "-m", "mlcd", *arguments("run")]
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *map(str, command)]
+    result = subprocess.run(limited, capture_output=True, text=True, timeout=240, check=False)
+    told = [line for line in result.stderr.splitlines() if line.startswith("mlcd:")]
+    assert result.returncode != 0
+    assert len(told) == 1, result.stderr
+    assert "the disk is full while writing" in told[0]
+    assert "Traceback" not in result.stderr.split("torch/distributed")[0]
+    assert [path.name for path in (tmp_path / "run.partial" / "checkpoints").glob("step_*[0-9]")] == ["step_000000"]
+    result = run_mlcd(*arguments("run"))
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_save_killed_half_way_leaves_the_one_before(arguments, tmp_path):
+    code = """
+import os, training.checkpoint.store as store
+original = store.write_rest
+def die(snapshot, path):
+    original(snapshot, path)
+    if snapshot.step == 20:
+        os.truncate(path, path.stat().st_size // 2)
+        os.kill(os.getpid(), 9)
+store.write_rest = die
+from mlcd.cli import main
+main()
+"""
+    died = subprocess.run([sys.executable, "-c", code, *map(str, arguments("run"))], check=False, capture_output=True)
+    assert died.returncode == -signal.SIGKILL
+    checkpoints = tmp_path / "run.partial" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.glob("step_*[0-9]")) == ["step_000000", "step_000010"]
+    assert run_mlcd("verify", checkpoints / "step_000010").returncode == 0
+    assert run_mlcd(*arguments("run")).returncode == 0
+
+
+def test_a_run_goes_on_with_more_skips_allowed_but_with_nothing_else_changed(arguments, tmp_path):
+    process = start_mlcd(*arguments("run", "schedule.steps=5000"))
+    wait_for_steps(tmp_path / "run", 15, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    refused = run_mlcd("train", "--resume", tmp_path / "run", "optim.lr=0.1")
+    assert (refused.returncode, "other input or settings" in refused.stderr) == (2, True)
+    process = start_mlcd("train", "--resume", tmp_path / "run", "optim.max_skips=3")
+    wait_for_steps(tmp_path / "run", 40, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "max_skips: 3" in (tmp_path / "run.partial" / "config.yaml").read_text()
+
+
+def test_a_nan_at_step_7_is_caught_by_all_processes_and_replayed_by_one(arguments, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, training.loop as loop\n"
+        "from mlcd.cli import main\n"
+        "original = loop.train_step\n"
+        "def poisoned(state, *rest):\n"
+        "    if state.step == 7 and state.centers.world.rank == 1:\n"
+        "        with torch.no_grad():\n"
+        "            state.centers.weight[0, 0] = torch.nan\n"
+        "    return original(state, *rest)\n"
+        "loop.train_step = poisoned\n"
+        "main()\n"
+    )
+    process = start_together(2, *arguments("run", "compute.accumulation=2"), program=[str(program)])
+    _, errors = process.communicate(timeout=240)
+    (told,) = [line for line in errors.splitlines() if line.startswith("mlcd:")]
+    assert "step 7: loss nan" in told
+    kept = sorted(path.name for path in (tmp_path / "run.partial" / "bad_batches").iterdir())
+    assert kept == ["step_000007-rank0", "step_000007-rank1", "step_000007-state"]
+    shown = run_mlcd("train", "--resume", tmp_path / "run", "--replay", tmp_path / "run" / "bad_batches" / kept[0])
+    assert shown.returncode == 0, shown.stderr
+    assert "step 7: loss nan" in shown.stdout
+    assert "weights that are not finite: centers.weight\n" in shown.stdout
+    assert "first output that is not finite: centers\n" in shown.stdout
+    assert run_mlcd("train", "--resume", tmp_path / "run", "--replay", "nowhere").returncode == 2
+    assert run_mlcd("train", "--resume", tmp_path / "run").returncode == 0

@@ -1,0 +1,335 @@
+"""The loader: the same batches however they are decoded and by however many processes; bad images left out."""
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mlcd.errors import InvalidInput, Unavailable
+from tests.unit.training.conftest import label_images
+from training.config import load_config
+from training.data.dataset import open_dataset
+from training.data.loader import Loader
+from training.data.order import locate, step_positions
+from training.data.squares import square_side, squash
+
+HELD = ("data.memory_gib=1",)
+THREADS = ("data.memory_gib=0", "data.workers=0")
+PROCESSES = ("data.memory_gib=0", "data.workers=2")
+
+ENDS_WITHOUT_CLOSING = """
+import sys
+from pathlib import Path
+
+from training.config import RunConfig
+from training.data.dataset import open_dataset
+from training.data.loader import Loader
+
+if __name__ == "__main__":
+    run = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())
+    loader = Loader(open_dataset(run), run, rank=0, size=1, start_step=0)
+    next(iter(loader))
+    sys.exit(3)
+"""
+
+
+def write_shards(folder: Path, images: list[Path], num_shards: int) -> None:
+    folder.mkdir()
+    for shard in range(num_shards):
+        with tarfile.open(folder / f"shard-{shard}.tar", "w") as archive:
+            for number, path in enumerate(images[shard::num_shards]):
+                buffer = io.BytesIO()
+                Image.open(path).resize((12 + number % 5, 10 + number % 3)).save(buffer, "PNG")
+                for suffix, data in (("png", buffer.getvalue()), ("cls", path.parent.name.encode())):
+                    member = tarfile.TarInfo(f"{path.stem}.{suffix}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture(scope="session")
+def shards(digits, tmp_path_factory) -> Path:
+    """60 digits, stretched in many ways, in 3 shards, a fourth one empty, and their labels."""
+    out = tmp_path_factory.mktemp("shards")
+    write_shards(out / "images", sorted(digits.rglob("*.png"))[:60], 3)
+    tarfile.open(out / "images" / "shard-3.tar", "w").close()
+    return label_images(out / "images", out)
+
+
+@pytest.fixture
+def config(shards, tiny_recipe, tmp_path):
+    def make(*overrides, images=shards / "images"):
+        places = [f"data.images={images}", f"data.labels={shards / 'labels'}", f"out={tmp_path / 'run'}"]
+        settings = ["data.hold_out=0", "schedule.batch_size=24", "schedule.steps=6", "model.image_size=10"]
+        return load_config(str(tiny_recipe), [*places, *settings, "model.patch_size=5", *overrides])
+
+    return make
+
+
+def load(config, *, rank=0, size=1, start_step=0):
+    with Loader(open_dataset(config), config, rank=rank, size=size, start_step=start_step) as loader:
+        return list(loader)
+
+
+def joined(steps):
+    """All batches of all steps as arrays, in order."""
+    batches = [batch for step in steps for batch in step.parts]
+    return (
+        torch.cat([batch.images for batch in batches]).numpy(),
+        torch.cat([batch.aspects for batch in batches]).numpy(),
+        torch.cat([batch.labels for batch in batches]).numpy(),
+        np.concatenate([batch.positions for batch in batches]),
+        [key for batch in batches for key in batch.keys],
+    )
+
+
+def assert_same(one, other):
+    for a, b in zip(joined(one), joined(other), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_batches_hold_the_samples_of_their_positions(config):
+    """From the sources by hand: the oracle of the whole room."""
+    run = config()
+    dataset = open_dataset(run)
+    (part,) = dataset.parts
+    steps = load(run)
+    assert [step.step for step in steps] == list(range(6))
+    for step in steps:
+        (batch,) = step.parts
+        positions = step_positions(step.step, 24)
+        _, rows = locate(positions, [60], [1.0], run.seed)
+        side = square_side(10)
+        assert side == 13
+        assert batch.images.shape == (24, 3, side, side)
+        assert (batch.images.dtype, batch.aspects.dtype, batch.labels.dtype) == (
+            torch.uint8,
+            torch.float32,
+            torch.int64,
+        )
+        assert batch.positions.tolist() == positions.tolist()
+        for place, row in enumerate(rows):
+            pixels, aspect = squash(part.source.read(part.entries[row]), side, "exact")
+            assert np.array_equal(batch.images[place].numpy(), pixels)
+            assert batch.aspects[place] == aspect
+            assert batch.labels[place].tolist() == part.labels[row].tolist()
+            assert batch.keys[place] == part.entries[row].key
+        assert batch.num_skipped == 0
+        assert step.wait_s >= 0
+
+
+def test_held_streamed_and_by_workers_are_the_same_bits(config):
+    torch.manual_seed(3)
+    random_numbers = torch.get_rng_state()
+    held = load(config(*HELD))
+    assert_same(held, load(config(*THREADS)))
+    assert_same(held, load(config(*PROCESSES)))
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+    assert_same(held, load(config(*HELD, "data.workers=3", "data.prefetch_steps=1")))
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("accumulation", [1, 5])
+def test_processes_share_each_part_of_a_step(config, size, accumulation):
+    """Also 8 processes for 4 shards, one of them empty."""
+    run = config(f"compute.accumulation={accumulation}")
+    whole = load(run)
+    ranks = [load(run, rank=rank, size=size) for rank in range(size)]
+    for step in range(6):
+        assert len(whole[step].parts) == accumulation
+        for part in range(accumulation):
+            keys = [key for rank in ranks for key in rank[step].parts[part].keys]
+            assert keys == list(whole[step].parts[part].keys)
+    counts = [[len(batch.keys) for batch in step.parts] for step in whole]
+    assert all(sum(count) == 24 and max(count) - min(count) <= 1 for count in counts)
+    assert_same(load(config()), whole)
+
+
+def test_more_processes_than_samples_leave_some_without(config):
+    run = config("schedule.batch_size=2", "schedule.steps=2")
+    steps = load(run, rank=3, size=4)
+    assert [len(step.parts[0].keys) for step in steps] == [0, 0]
+    assert steps[0].parts[0].images.shape == (0, 3, 13, 13)
+    assert steps[0].parts[0].labels.shape == (0, 2)
+
+
+@pytest.mark.parametrize("mode", [HELD, THREADS, PROCESSES])
+def test_resume_at_any_step_goes_on_as_if_undisturbed(config, mode):
+    whole = load(config())
+    for start in (3,) if mode == PROCESSES else (1, 3, 5):
+        rest = load(config(*mode), start_step=start)
+        assert [step.step for step in rest] == list(range(start, 6))
+        assert_same(whole[start:], rest)
+    assert load(config(*mode), start_step=6) == []
+
+
+def damaged(shards, folder, num):
+    """A copy of the shards in which `num` members of the first one are junk; their keys."""
+    shutil.copytree(shards / "images", folder)
+    path = folder / "shard-0.tar"
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as archive:
+        members = [member for member in archive if member.name.endswith(".png")][:num]
+    for member in members:
+        data[member.offset_data : member.offset_data + member.size] = b"x" * member.size
+    path.write_bytes(data)
+    return {f"shard-0/{member.name.removesuffix('.png')}" for member in members}
+
+
+@pytest.mark.parametrize("mode", [HELD, THREADS, PROCESSES])
+def test_corrupt_members_are_left_out_and_counted_never_replaced(config, shards, tmp_path, mode, caplog):
+    bad = damaged(shards, tmp_path / "images", 3)
+    whole, steps = load(config()), load(config(*mode, images=tmp_path / "images"))
+    for expected, step in zip(whole, steps, strict=True):
+        (sound,), (batch,) = expected.parts, step.parts
+        kept = [place for place, key in enumerate(sound.keys) if key not in bad]
+        assert batch.keys == tuple(sound.keys[place] for place in kept)
+        assert batch.positions.tolist() == sound.positions[kept].tolist()
+        assert torch.equal(batch.images, sound.images[kept])
+        assert torch.equal(batch.labels, sound.labels[kept])
+        assert batch.num_skipped == 24 - len(kept)
+    assert sum(step.parts[0].num_skipped for step in steps) >= 6  # 144 samples are more than two epochs
+    for key in bad:
+        assert caplog.text.count(f"{key} is left out") == 1
+
+
+def test_a_shard_that_is_gone_is_left_out(config, shards, tmp_path):
+    shutil.copytree(shards / "images", tmp_path / "images")
+    run = config(*THREADS, images=tmp_path / "images")
+    dataset = open_dataset(run)
+    (tmp_path / "images" / "shard-1.tar").unlink()
+    with Loader(dataset, run, rank=0, size=1, start_step=0) as loader:
+        steps = list(loader)
+    assert {key.split("/")[0] for step in steps for key in step.parts[0].keys} == {"shard-0", "shard-2"}
+    assert sum(step.parts[0].num_skipped for step in steps[:5]) == 40  # two epochs
+
+
+def test_a_shard_that_is_cut_short_gives_what_it_has(config, shards, tmp_path):
+    shutil.copytree(shards / "images", tmp_path / "images")
+    path = tmp_path / "images" / "shard-1.tar"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    run = config(images=tmp_path / "images")
+    dataset = open_dataset(run)
+    assert 40 < len(dataset) < 60
+    assert dataset.num_missing == 60 - len(dataset)
+    assert all(len(step.parts[0].keys) + step.parts[0].num_skipped == 24 for step in load(run))
+
+
+def test_a_set_of_which_nothing_can_be_read_is_refused(config, shards, tmp_path):
+    shutil.copytree(shards / "images", tmp_path / "images")
+    run = config(*THREADS, images=tmp_path / "images")
+    dataset = open_dataset(run)
+    for path in (tmp_path / "images").iterdir():
+        path.unlink()
+    with (
+        Loader(dataset, run, rank=0, size=1, start_step=0) as loader,
+        pytest.raises(InvalidInput, match="can be read, the last one shard-"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(("mode", "start_step"), [(HELD, 0), (HELD, 5), (THREADS, 5), (PROCESSES, 0)])
+def test_a_changed_image_is_refused_by_name(config, shards, tmp_path, mode, start_step):
+    shutil.copytree(shards / "images", tmp_path / "images")
+    path = tmp_path / "images" / "shard-0.tar"
+    with tarfile.open(path) as archive:
+        members = [member for member in archive if member.name.endswith(".png")]
+    # Two images of the same size in each other's place.
+    size = next(m.size for m in members if sum(m.size == other.size for other in members) > 1)
+    one, other, *_ = [member for member in members if member.size == size]
+    data = bytearray(path.read_bytes())
+    first, second = (slice(m.offset_data, m.offset_data + size) for m in (one, other))
+    data[first], data[second] = data[second], data[first]
+    path.write_bytes(data)
+    names = "|".join(f"shard-0/{member.name.removesuffix('.png')}" for member in (one, other))
+    with pytest.raises(InvalidInput, match=f"({names}) in .*images.* not those that were labeled"):
+        load(config(*mode, "schedule.steps=12", images=tmp_path / "images"), start_step=start_step)
+
+
+def test_stop_signals_do_not_reach_the_workers(config):
+    """Ctrl-C and a scheduler reach every process of a run; the trainer wants its batches until it has saved."""
+    run = config(*PROCESSES, "schedule.steps=40")
+    with Loader(open_dataset(run), run, rank=0, size=1, start_step=0) as loader:
+        steps = iter(loader)
+        next(steps)
+        for worker in loader._decoders._iterator._workers:
+            for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                os.kill(worker.pid, kind)
+        assert len(list(steps)) == 39
+
+
+def test_a_killed_worker_is_a_clear_error_within_seconds(config):
+    run = config(*PROCESSES, "schedule.steps=5000")
+    with Loader(open_dataset(run), run, rank=0, size=1, start_step=0) as loader:
+        steps = iter(loader)
+        next(steps)
+        os.kill(loader._decoders._iterator._workers[0].pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"worker process .* was killed: .*data\.workers"):
+            list(steps)
+        assert time.monotonic() - began < 30
+
+
+def test_closing_early_ends_threads_and_processes(config):
+    for mode in (THREADS, PROCESSES):
+        run = config(*mode, "schedule.steps=5000")
+        with Loader(open_dataset(run), run, rank=0, size=1, start_step=0) as loader:
+            next(iter(loader))
+            workers = loader._decoders._iterator._workers if mode == PROCESSES else []
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
+        assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_trainer_that_ends_without_closing_does_not_hang(config, tmp_path):
+    run = config(*PROCESSES, "schedule.steps=5000")
+    (tmp_path / "run.json").write_text(run.model_dump_json())
+    (tmp_path / "trainer.py").write_text(ENDS_WITHOUT_CLOSING)
+    command = [sys.executable, tmp_path / "trainer.py", tmp_path / "run.json"]
+    assert subprocess.run(command, timeout=60, check=False, capture_output=True).returncode == 3
+
+
+def test_only_some_steps_are_decoded_ahead_and_held_images_once(config):
+    for mode, bound in ((THREADS, 2 + 1), (HELD, 2 + 1)):
+        run = config(*mode, "schedule.steps=100", "data.prefetch_steps=2")
+        dataset = open_dataset(run)
+        source, reads = dataset.parts[0].source, []
+        original = source._read
+        source._read = lambda entry, reads=reads, original=original: reads.append(entry.key) or original(entry)
+        with Loader(dataset, run, rank=0, size=1, start_step=0) as loader:
+            steps = iter(loader)
+            next(steps)
+            time.sleep(1)
+            chunks_ahead = 2 * loader._num_decoders + 1
+            assert 24 < len(reads) <= 24 * bound + chunks_ahead * 24 / min(loader._num_decoders, 24) + 24
+            if mode == HELD:
+                list(steps)
+                assert len(reads) <= len(set(reads)) + 60  # a sample met by two threads at once is read twice
+                assert set(reads) == {entry.key for entry in dataset.parts[0].entries}
+
+
+def test_a_mixture_takes_its_share_of_every_source(config, shards):
+    run = config()
+    mix = [
+        {"images": str(shards / "images"), "labels": str(shards / "labels"), "weight": 3.0},
+        {"images": str(shards / "images"), "labels": str(shards / "labels"), "weight": 1.0},
+    ]
+    fields = run.model_dump()
+    fields["data"] = {"mix": mix, "hold_out": 0, "workers": 0, "memory_gib": 0}
+    mixed = run.model_validate(fields)
+    held = run.model_validate({**fields, "data": {**fields["data"], "memory_gib": 1}})
+    streamed = load(mixed)
+    assert_same(streamed, load(held))
+    parts, rows = locate(np.arange(144), [60, 60], [3.0, 1.0], run.seed)
+    assert 20 < (parts == 1).sum() < 55
+    entries = open_dataset(mixed).parts[0].entries
+    assert joined(streamed)[4] == [entries[row].key for row in rows]

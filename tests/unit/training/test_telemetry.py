@@ -1,0 +1,126 @@
+"""Rates are those of what was done; logs hold what was measured, and forget what a resumed run does again."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from mlcd.errors import ConfigInvalid
+from training.telemetry.metrics import TENSORBOARD, MetricsLog, TensorBoardLog
+from training.telemetry.throughput import Throughput, measured_peak_tflops, peak_memory_bytes
+
+CPU = torch.device("cpu")
+
+
+def test_a_window_tells_images_arithmetic_and_waiting():
+    throughput = Throughput(flops_per_image=2e9, peak_tflops=0.5, device=CPU)
+    began = time.perf_counter()
+    for _ in range(4):
+        throughput.add(50, wait_s=0.03)
+        time.sleep(0.1)
+    rates = throughput.read()
+    seconds = time.perf_counter() - began
+    assert rates["images_per_s"] == pytest.approx(200 / seconds, rel=0.05)
+    assert rates["tflops"] == pytest.approx(rates["images_per_s"] * 2e9 / 1e12)
+    assert rates["mfu"] == pytest.approx(rates["tflops"] / 0.5)
+    assert rates["data_wait"] == pytest.approx(0.12 / seconds, rel=0.05)
+    assert 0 < rates["data_wait"] < 1
+
+
+def test_reading_begins_a_new_window():
+    throughput = Throughput(1e9, 1.0, CPU)
+    throughput.add(1000, wait_s=10.0)
+    throughput.read()
+    time.sleep(0.01)
+    rates = throughput.read()
+    assert (rates["images_per_s"], rates["data_wait"], rates["mfu"]) == (0, 0, 0)
+
+
+def test_peak_memory_counts_what_was_freed():
+    code = (
+        "import torch; from training.telemetry.throughput import peak_memory_bytes as peak\n"
+        "before = peak(torch.device('cpu')); large = torch.ones(50_000_000); del large\n"
+        "print(peak(torch.device('cpu')) - before)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0.9 * 200e6 < int(result.stdout) < 1.2 * 200e6
+    assert Throughput(1.0, 1.0, CPU).read()["peak_memory_gib"] == pytest.approx(
+        peak_memory_bytes(CPU) / 2**30, rel=0.01
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_the_measured_peak_is_no_less_than_a_product_takes_and_soon_known(precision):
+    began = time.perf_counter()
+    peak = measured_peak_tflops(CPU, precision)
+    assert time.perf_counter() - began < 5  # 0.3 s on an idle machine
+    assert 1e-4 < peak < 1e3
+
+
+def test_the_measured_peak_leaves_random_numbers_alone():
+    before = torch.random.get_rng_state()
+    measured_peak_tflops(CPU, "fp32")
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_metrics_of_a_lost_future_are_dropped_and_half_a_line_too(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    for step in (10, 20, 30):
+        log.append({"step": step, "loss": 1.0 / step})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "lo')
+    MetricsLog(tmp_path, 20).append({"step": 30, "loss": 7.0})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(10, 0.1), (20, 0.05), (30, 7.0)]
+
+
+@pytest.fixture
+def read_scalars(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read():
+        events = EventAccumulator(str(tmp_path / TENSORBOARD))
+        events.Reload()
+        return {
+            name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+        }
+
+    return read
+
+
+def test_tensorboard_shows_every_number_but_what_is_null(tmp_path, read_scalars):
+    log = TensorBoardLog(tmp_path, 0)
+    log.append({"step": 10, "loss": 0.5, "positive_cosine": None, "images_per_s": 100})
+    log.append({"step": 20, "loss": 0.25, "positive_cosine": 0.75, "images_per_s": 200})
+    log.close()
+    assert read_scalars() == {
+        "loss": [(10, 0.5), (20, 0.25)],
+        "positive_cosine": [(20, 0.75)],
+        "images_per_s": [(10, 100.0), (20, 200.0)],
+    }
+
+
+def test_tensorboard_leaves_out_the_steps_that_are_done_again(tmp_path, read_scalars):
+    first = TensorBoardLog(tmp_path, 0)
+    for step in (10, 20, 30):
+        first.append({"step": step, "loss": float(step)})
+    first.close()
+    time.sleep(1.1)  # event files are named by the second
+    second = TensorBoardLog(tmp_path, 20)
+    second.append({"step": 30, "loss": 3.0})
+    second.close()
+    assert read_scalars() == {"loss": [(10, 10.0), (20, 20.0), (30, 3.0)]}
+
+
+def test_tensorboard_that_is_not_installed_is_one_clear_line(tmp_path, monkeypatch):
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == "tensorboard" or "torch.utils.tensorboard" in name
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigInvalid, match=r"needs the package tensorboard.*mlcd\[tensorboard\]"):
+        TensorBoardLog(tmp_path, 0)

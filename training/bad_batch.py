@@ -1,0 +1,94 @@
+"""Batches whose loss or gradient was not finite, kept with the state that met them: `bad_batches/` of a run.
+
+step_000007-rank0/  batch.safetensors (of each micro-batch i: images.i uint8, aspects.i, labels.i, positions.i) and
+                    batch.json (step, keys, loss and gradient norms), of each process
+step_000007-state/  a checkpoint of the state before that step
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mlcd.errors import ArtifactInvalid
+from mlcd.models.runs import checkpoint_name
+from training.data.loader import StepBatches
+from training.step import Meters
+
+FOLDER: Final = "bad_batches"
+_BATCH, _FACTS = "batch.safetensors", "batch.json"
+_NAME: Final = re.compile(r"step_(\d+)-(rank\d+|state)")
+
+
+@dataclass(frozen=True)
+class BadPart:
+    """A micro-batch of all processes; see `training.data.loader.Batch`."""
+
+    images: Tensor
+    aspects: Tensor
+    labels: Tensor
+    positions: NDArray[np.int64]
+
+
+def bad_batch_path(run: Path, step: int, rank: int) -> Path:
+    return run / FOLDER / f"{checkpoint_name(step)}-rank{rank}"
+
+
+def bad_state_path(run: Path, step: int) -> Path:
+    return run / FOLDER / f"{checkpoint_name(step)}-state"
+
+
+def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
+    """Write this process's part of the batch, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    for leftover in (temporary, path):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    tensors: dict[str, Tensor] = {}
+    for index, part in enumerate(batch.parts):
+        tensors |= {
+            f"images.{index}": part.images,
+            f"aspects.{index}": part.aspects,
+            f"labels.{index}": part.labels,
+            f"positions.{index}": torch.from_numpy(part.positions),
+        }
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / _BATCH)
+    norms = {"loss": meters.loss, "grad_norm": meters.grad_norm, "center_grad_norm": meters.center_grad_norm}
+    # As words: JSON has no NaN.
+    facts = {"step": batch.step, "keys": [part.keys for part in batch.parts]}
+    facts |= {name: str(value.item()) for name, value in norms.items()}
+    (temporary / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+    temporary.rename(path)
+
+
+def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
+    """The step, and its micro-batches over all the processes whose parts lie beside `path`. Raises ArtifactInvalid."""
+    name = _NAME.fullmatch(path.name)
+    if name is None or not path.is_dir():
+        raise ArtifactInvalid(f"{path} is no saved batch", remedy="give RUN/bad_batches/step_N-rank0")
+    folders = sorted(path.parent.glob(f"step_{name[1]}-rank*"), key=lambda folder: int(folder.name.split("rank")[1]))
+    try:
+        stored = [load_file(folder / _BATCH) for folder in folders]
+        step = int(json.loads((folders[0] / _FACTS).read_text())["step"])
+        num_parts = sum(key.startswith("images.") for key in stored[0])
+        return step, [_joined(stored, index) for index in range(num_parts)]
+    except (OSError, ValueError, KeyError, IndexError, SafetensorError) as error:
+        raise ArtifactInvalid(f"{path} cannot be read", remedy="give RUN/bad_batches/step_N-rank0") from error
+
+
+def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
+    images, aspects, labels, positions = (
+        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored])
+        for kind in ("images", "aspects", "labels", "positions")
+    )
+    return BadPart(images, aspects, labels, positions.numpy())

@@ -1,0 +1,125 @@
+"""The training set: images of one or several data sets joined with their labels by key; nothing is decoded."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.images.jpeg import require_simplejpeg
+from mlcd.images.sources import Entry, Source, open_source
+from mlcd.keys import held_out, split_positions
+from mlcd.labels.table import LabelTable
+from training.config import MixedSource, RunConfig
+from training.data.order import block_shares
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of one data set. labels: int64 [n, L], best first, -1 for none. entries, sha256 of the image: n."""
+
+    source: Source
+    entries: Sequence[Entry]
+    labels: NDArray[np.int64]
+    sha256: list[bytes]
+    weight: float
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """num_unlabeled: images without labels. num_missing: labels without an image. Held-out ones are in neither."""
+
+    parts: tuple[Part, ...]
+    num_unlabeled: int
+    num_missing: int
+    num_centers: int
+    names: list[str | None] | None
+    label_tables: tuple[LabelTable, ...]
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(len(part) for part in self.parts)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        return tuple(part.weight for part in self.parts)
+
+
+def open_dataset(config: RunConfig) -> Dataset:
+    """Every image of `config.data` that is not held out and has labels; the others are counted, not replaced.
+
+    Raises NotFound, ArtifactInvalid, InvalidInput where images or labels cannot be used or do not belong together,
+    ConfigInvalid where a weight of the mixture is too small. Shards that are damaged are reported and left out.
+    """
+    if config.data.decode == "fast":
+        require_simplejpeg()
+    sources = config.data.sources
+    tables = tuple(LabelTable.open(Path(source.labels)) for source in sources)
+    _refuse_other_centers(tables)
+    block_shares([source.weight for source in sources])
+    num_labels = 1 if config.loss.kind == "cd" else config.loss.labels_per_image
+    joined = [
+        _join(source, table, num_labels=num_labels, hold_out=config.data.hold_out)
+        for source, table in zip(sources, tables, strict=True)
+    ]
+    return Dataset(
+        parts=tuple(part for part, _, _ in joined),
+        num_unlabeled=sum(unlabeled for _, unlabeled, _ in joined),
+        num_missing=sum(missing for _, _, missing in joined),
+        num_centers=tables[0].num_centers,
+        names=tables[0].names,
+        label_tables=tables,
+    )
+
+
+def _join(mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: float) -> tuple[Part, int, int]:
+    """The part, the number of its images without labels and of its labels without an image."""
+    source = open_source(mixed.images)
+    entries = source.entries
+    for problem in source.problems:
+        _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
+    if not entries:
+        raise InvalidInput(f"there are no images in {mixed.images}", remedy="is it the folder or shards you meant?")
+    row_of_key = {key: row for key, row in table.row_of_key().items() if table.ids[row, 0] >= 0}
+    splits = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
+    kept_out = held_out(splits, hold_out)
+    offered = [entry for entry, out in zip(entries, kept_out, strict=True) if not out]
+    chosen = [entry for entry in offered if entry.key in row_of_key]
+    if not chosen:
+        raise InvalidInput(
+            f"no image of {mixed.images} has labels in {mixed.labels}", remedy="were the labels made from these images?"
+        )
+    rows = [row_of_key[entry.key] for entry in chosen]
+    labels = np.full((len(rows), num_labels), -1, dtype=np.int64)
+    stored = table.ids[rows][:, :num_labels]
+    labels[:, : stored.shape[1]] = stored
+    part = Part(source, chosen, labels, [table.image_sha256[row] for row in rows], mixed.weight)
+    num_missing = len(row_of_key) - sum(entry.key in row_of_key for entry in entries)
+    if num_missing:
+        _log.warning("%d images labeled in %s are not in %s", num_missing, mixed.labels, mixed.images)
+    return part, len(offered) - len(chosen), num_missing
+
+
+def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:
+    for one, other in pairwise(tables):
+        if _centers(one) != _centers(other):
+            raise ConfigInvalid(
+                f"{one.artifact.path} and {other.artifact.path} hold labels of different centers",
+                remedy="label all data sets of data.mix with the same centers",
+            )
+
+
+def _centers(table: LabelTable) -> tuple[int, list[str]]:
+    return table.num_centers, [parent.digest for parent in table.artifact.parents if parent.role == "centers"]

@@ -1,0 +1,135 @@
+"""Who decodes ahead of the trainer: threads of this process, or processes of their own. Chunks come back in order."""
+
+import atexit
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import resource_tracker
+from typing import Any, Final, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from mlcd.errors import Unavailable
+from mlcd.images.transform import DecodeMode
+from training.data.squares import DecodingReader, Sample, SquareReader, Squares
+
+Chunk = Sequence[Sample]
+
+_CHUNKS_AHEAD: Final = 2  # of each thread or process
+_SIGNS_OF_DEATH: Final = ("exited unexpectedly", "shared memory", "No space left")
+_FROM_A_LIVING_WORKER: Final = "Caught "  # torch's word before an error that it hands on
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Decoders(Protocol):
+    """Decodes chunks of samples, several at a time."""
+
+    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Squares]:
+        """Every chunk decoded, in order; only a bounded number of chunks is taken ahead. To be called once."""
+
+    def close(self) -> None: ...
+
+
+def block_stop_signals() -> None:
+    """Leave the stop signals to the other threads; processes started from this one never get them.
+
+    Ctrl-C in a terminal and a scheduler's signal before preemption reach all processes of a run at once. Only the
+    trainer may act on them: it needs its workers until its last checkpoint is written.
+    """
+    # The tracker unblocks the signals when it is started, so it must stand before.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+
+class ThreadDecoders:
+    """Threads; Pillow frees the interpreter while it works."""
+
+    def __init__(self, reader: SquareReader, num_threads: int) -> None:
+        self._reader, self._ahead = reader, _CHUNKS_AHEAD * num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
+
+    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Squares]:
+        waiting: deque[Future[Squares]] = deque()
+        for chunk in chunks:
+            waiting.append(self._pool.submit(self._reader.read, chunk))
+            if len(waiting) > self._ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class ProcessDecoders:
+    """Worker processes, started anew (never forked: the trainer has threads)."""
+
+    def __init__(self, locations: Sequence[str], side: int, mode: DecodeMode, num_workers: int) -> None:
+        self._chunks = _WorkerChunks(locations, side, mode)
+        self._num_workers = num_workers
+        self._iterator: Any = None
+
+    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Squares]:
+        """Raises Unavailable, within seconds, where a worker process ends that should not."""
+        loader: DataLoader[Squares] = DataLoader(
+            self._chunks,
+            batch_sampler=chunks,  # type: ignore[arg-type]  # any batches of what the dataset takes
+            num_workers=self._num_workers,
+            prefetch_factor=_CHUNKS_AHEAD,
+            collate_fn=_as_it_is,
+            multiprocessing_context=multiprocessing.get_context("spawn"),
+            generator=torch.Generator(),  # its seed is drawn from here, not from the trainer's random numbers
+        )
+        self._iterator = iter(loader)
+        # At the exit of a trainer that does not close, multiprocessing would wait for workers it cannot terminate.
+        atexit.register(self.close)
+        try:
+            yield from self._iterator
+        except (RuntimeError, EOFError, OSError) as error:
+            if not _tells_of_death(error):
+                raise
+            raise Unavailable(
+                "a worker process that decodes images was killed",
+                remedy="often memory ran out, or a container's /dev/shm: enlarge it or lower data.workers",
+            ) from error
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        if self._iterator is None:
+            return
+        self._iterator._shutdown_workers()  # noqa: SLF001 - else they end when the garbage is collected
+        for worker in self._iterator._workers:  # noqa: SLF001
+            if worker.is_alive():  # stuck in a read, and SIGTERM does not reach it
+                worker.kill()
+        self._iterator = None
+
+
+class _WorkerChunks(Dataset[Squares]):
+    """What a worker process holds; it opens the sources at its first chunk."""
+
+    def __init__(self, locations: Sequence[str], side: int, mode: DecodeMode) -> None:
+        self._locations, self._side, self._mode = locations, side, mode
+        self._reader: DecodingReader | None = None
+
+    def __getitems__(self, samples: list[Sample]) -> Squares:
+        if self._reader is None:
+            self._reader = DecodingReader.open(self._locations, self._side, self._mode)
+        squares = self._reader.read(samples)
+        # Here an error of a full /dev/shm reaches the trainer; in the queue's own thread nobody would learn of it.
+        squares.pixels.share_memory_()
+        squares.aspects.share_memory_()
+        return squares
+
+
+def _tells_of_death(error: Exception) -> bool:
+    if any(sign in str(error) for sign in _SIGNS_OF_DEATH):
+        return True
+    # A worker that dies while its squares are handed over: the connection ends, or is not there.
+    return isinstance(error, EOFError | OSError) and not str(error).startswith(_FROM_A_LIVING_WORKER)
+
+
+def _as_it_is(chunk: Any) -> Any:
+    return chunk

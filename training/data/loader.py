@@ -1,0 +1,252 @@
+"""Batches of decoded images, step after step, some steps ahead of the trainer."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlcd.cores import available_cores
+from mlcd.errors import InvalidInput
+from mlcd.types import SampleKey
+from training.config import RunConfig
+from training.data.dataset import Dataset
+from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, block_stop_signals
+from training.data.order import locate, own_part, part_counts, part_indices, step_positions
+from training.data.squares import DecodingReader, HoldingReader, Sample, Squares, square_side
+
+_log = logging.getLogger(__name__)
+
+# Images decoded in one go: few enough that all workers share in one step, enough to make handing over cheap.
+_MAX_CHUNK: Final = 32
+_PATIENCE: Final = 1000  # images, none of which can be read, before the run is not worth going on
+_FIRST_REPORTS: Final = 10
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One process's share of a micro-batch. images: uint8 [b, 3, R, R], the whole picture squashed to a square.
+
+    aspects: float32 [b], width / height of the picture. labels: int64 [b, L], -1 for none. positions: int64 [b], in
+    the endless stream of samples. num_skipped: samples that could not be decoded; they are not among the b.
+    """
+
+    images: Tensor
+    aspects: Tensor
+    labels: Tensor
+    positions: NDArray[np.int64]
+    keys: tuple[SampleKey, ...]
+    num_skipped: int
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """What one process computes in a step: `parts` one after the other. wait_s: how long the trainer had to wait."""
+
+    step: int
+    parts: tuple[Batch, ...]
+    wait_s: float
+
+
+class Loader:
+    """The batches of all steps from `start_step` to the last of the schedule, for process `rank` of `size`.
+
+    Iterate once, and close. What is in a batch depends on dataset, config and step only: a sample that cannot be
+    decoded is left out of its batch and counted, never replaced. Every image is held against its label's SHA-256
+    once after each start, as long as an epoch takes. `local_size`: training processes that share this machine's cores.
+
+    Iterating raises InvalidInput where an image is not the one that was labeled, or where none can be decoded, and
+    Unavailable where a worker process is killed.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        config: RunConfig,
+        *,
+        rank: int,
+        size: int,
+        start_step: int,
+        local_size: int | None = None,
+    ) -> None:
+        self._dataset, self._config = dataset, config
+        self._rank, self._size, self._start_step = rank, size, start_step
+        self._num_decoders = config.data.workers or max(1, available_cores() // (local_size or size))
+        first = start_step * config.schedule.batch_size
+        self._checked_until = part_counts(first, dataset.weights, config.seed) + np.array(dataset.sizes)
+        self._skips = _Skips(min(_PATIENCE, len(dataset)))
+        self._decoders = self._open_decoders()
+        self._assembler = ThreadPoolExecutor(1, thread_name_prefix="assemble", initializer=block_stop_signals)
+
+    def __iter__(self) -> Iterator[StepBatches]:
+        assembled = self._assembled()
+        steps = iter(range(self._start_step, self._config.schedule.steps))
+
+        def submit() -> Future[tuple[Batch, ...]]:
+            return self._assembler.submit(next, assembled)
+
+        waiting = deque((step, submit()) for step in islice(steps, self._config.data.prefetch_steps))
+        while waiting:
+            step, future = waiting.popleft()
+            began = time.perf_counter()
+            parts = future.result()
+            wait_s = time.perf_counter() - began
+            waiting.extend((step, submit()) for step in islice(steps, 1))
+            yield StepBatches(step, parts, wait_s)
+
+    def close(self) -> None:
+        """End the threads and processes that decode."""
+        self._assembler.shutdown(cancel_futures=True)
+        self._decoders.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def holds_images(self) -> bool:
+        """Whether decoded images are kept in memory, so that only the first epoch decodes."""
+        side = square_side(self._config.model.image_size)
+        return len(self._dataset) * 3 * side**2 <= self._config.data.memory_gib * 2**30
+
+    def _open_decoders(self) -> Decoders:
+        side, mode = square_side(self._config.model.image_size), self._config.data.decode
+        if not self.holds_images and self._config.data.workers != 0:
+            locations = [part.source.location for part in self._dataset.parts]
+            return ProcessDecoders(locations, side, mode, self._num_decoders)
+        reader = DecodingReader([part.source for part in self._dataset.parts], side, mode)
+        if self.holds_images:
+            return ThreadDecoders(HoldingReader(reader, self._dataset.sizes, side), self._num_decoders)
+        return ThreadDecoders(reader, self._num_decoders)
+
+    def _assembled(self) -> Iterator[tuple[Batch, ...]]:
+        planned: deque[_Plan] = deque()
+        decoded = self._decoders.decode(self._chunks(planned))
+        for _ in range(self._start_step, self._config.schedule.steps):
+            yield tuple(self._batch(planned, decoded) for _ in range(self._config.compute.accumulation))
+
+    def _chunks(self, planned: deque["_Plan"]) -> Iterator[Sequence[Sample]]:
+        """The samples of all batches in chunks for the decoders; `planned` is told what they are pieces of."""
+        for step in range(self._start_step, self._config.schedule.steps):
+            for positions in self._shares(step):
+                samples = self._samples(positions)
+                size = max(1, min(_MAX_CHUNK, -(-len(samples) // self._num_decoders)))
+                # A share without samples is one empty chunk, so that every batch has a first one.
+                starts = range(0, max(len(samples), 1), size)
+                planned.append(_Plan(positions, samples, len(starts)))
+                for start in starts:
+                    yield samples[start : start + size]
+
+    def _shares(self, step: int) -> Iterator[NDArray[np.int64]]:
+        """The positions of this process's share of each micro-batch of a step."""
+        positions = step_positions(step, self._config.schedule.batch_size)
+        num_parts = self._config.compute.accumulation
+        for part in range(num_parts):
+            micro_batch = positions[own_part(len(positions), part, num_parts)]
+            yield micro_batch[own_part(len(micro_batch), self._rank, self._size)]
+
+    def _samples(self, positions: NDArray[np.int64]) -> list[Sample]:
+        dataset = self._dataset
+        parts, rows = locate(positions, dataset.sizes, dataset.weights, self._config.seed)
+        _, indices = part_indices(positions, dataset.weights, self._config.seed)
+        unchecked = indices < self._checked_until[parts]
+        return [
+            Sample(part, row, dataset.parts[part].entries[row], dataset.parts[part].sha256[row] if check else None)
+            for part, row, check in zip(parts.tolist(), rows.tolist(), unchecked.tolist(), strict=True)
+        ]
+
+    def _batch(self, planned: deque["_Plan"], decoded: Iterator[Squares]) -> Batch:
+        # Only when a chunk has come back is the batch that it belongs to sure to be planned.
+        first = next(decoded)
+        plan = planned.popleft()
+        chunks = [first, *islice(decoded, plan.num_chunks - 1)]
+        kept, rejected, changed = _places(plan, chunks)
+        self._refuse_changed(plan, changed)
+        self._skips.count(len(kept), {plan.samples[place].entry.key: reason for place, reason in rejected.items()})
+        samples = [plan.samples[place] for place in kept]
+        labels = [self._dataset.parts[sample.part].labels[sample.row] for sample in samples]
+        width = self._dataset.parts[0].labels.shape[1]
+        return Batch(
+            images=torch.cat([chunk.pixels for chunk in chunks]),
+            aspects=torch.cat([chunk.aspects for chunk in chunks]),
+            labels=torch.from_numpy(np.array(labels, dtype=np.int64).reshape(-1, width)),
+            positions=plan.positions[kept],
+            keys=tuple(sample.entry.key for sample in samples),
+            num_skipped=len(rejected),
+        )
+
+    def _refuse_changed(self, plan: "_Plan", changed: Sequence[int]) -> None:
+        if changed:
+            sample = plan.samples[changed[0]]
+            raise InvalidInput(
+                f"{sample.entry.key} in {self._dataset.parts[sample.part].source.location}: this and perhaps more "
+                "images are not those that were labeled, though their keys are the same",
+                remedy="give the labeled images, or embed and label these",
+            )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One process's share of a micro-batch before it is decoded in `num_chunks` chunks, all but the last alike."""
+
+    positions: NDArray[np.int64]
+    samples: list[Sample]
+    num_chunks: int
+
+
+def _places(plan: _Plan, chunks: Sequence[Squares]) -> tuple[list[int], dict[int, str], list[int]]:
+    """Places in the plan, of what the chunks kept, rejected and found changed."""
+    kept: list[int] = []
+    rejected: dict[int, str] = {}
+    changed: list[int] = []
+    start = 0
+    for chunk in chunks:
+        kept += [start + place for place in chunk.kept]
+        rejected |= {start + place: reason for place, reason in chunk.rejected.items()}
+        changed += [start + place for place in chunk.changed]
+        start += len(chunk.kept) + len(chunk.rejected)
+    assert start == len(plan.samples)
+    return kept, rejected, changed
+
+
+class _Skips:
+    """Reports every sample that cannot be decoded once, ever more rarely, and gives up where none can."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience, self._num_decoded, self._num_rejected = patience, 0, 0
+        self._keys: set[SampleKey] = set()
+
+    def count(self, num_decoded: int, rejected: Mapping[SampleKey, str]) -> None:
+        """Raises InvalidInput where as many as `patience` were rejected before the first could be decoded."""
+        self._num_decoded += num_decoded
+        self._num_rejected += len(rejected)
+        for key, reason in rejected.items():
+            if key not in self._keys:
+                self._keys.add(key)
+                self._report(key, reason)
+        if rejected and not self._num_decoded and self._num_rejected >= self._patience:
+            key, reason = list(rejected.items())[-1]
+            raise InvalidInput(
+                f"none of the first {self._num_rejected} images can be read, the last one {key}: {reason}",
+                remedy="are they still where they were when the run was started?",
+            )
+
+    def _report(self, key: SampleKey, reason: str) -> None:
+        num = len(self._keys)
+        if num <= _FIRST_REPORTS:
+            _log.warning("%s is left out: %s", key, reason)
+        elif num % 10 ** (len(str(num)) - 1) == 0:  # 20, 30, … 100, 200, …
+            _log.warning("%d images are left out so far, the last one %s: %s", num, key, reason)

@@ -1,0 +1,141 @@
+"""Images of known class to the features of a model, each process its share.
+
+Batches are cut by the images' places in their source, whatever the number of processes, so that a row does not depend
+on it: products of matrices round differently in batches of other sizes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlcd.errors import ConfigInvalid
+from mlcd.images.prefetch import prepare_all
+from mlcd.images.sources import Entry, Source
+from mlcd.images.transform import PreprocessSpec
+from mlcd.keys import split_positions
+from mlcd.models.servable import Servable
+from mlcd.world import World
+from training.data.order import own_part
+
+Features = Literal["embedding", "pooled"]
+"""embedding: of unit length, as served. pooled: the class token after the last norm, before the projection and not
+normalized, as CLIP's protocol takes it.
+"""
+
+_BATCH: Final = 128
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """The images of known class of a source. entries, splits (see mlcd.keys) and class_names: N each."""
+
+    source: Source
+    entries: tuple[Entry, ...]
+    splits: NDArray[np.float64]
+    class_names: tuple[str, ...]
+
+    @property
+    def location(self) -> str:
+        return self.source.location
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        """Raises ConfigInvalid where no image has a known class."""
+        entries = source.entries
+        splits = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
+        known = [place for place, entry in enumerate(entries) if entry.class_name is not None]
+        if not known:
+            raise ConfigInvalid(
+                f"no image of {source.location} has a known class",
+                remedy="put the images into one sub-folder per class to evaluate",
+            )
+        chosen = tuple(entries[place] for place in known)
+        return cls(source, chosen, splits[known], tuple(str(entry.class_name) for entry in chosen))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """pixels: uint8 [b, 3, S, S] of the images that can be used; usable: bool, one for each image listed."""
+
+    pixels: NDArray[np.uint8]
+    usable: NDArray[np.bool_]
+
+
+class PreparedImages:
+    """An image set in batches of pixels; this process's share is kept in memory where it fits into `memory_bytes`."""
+
+    def __init__(self, images: ImageSet, spec: PreprocessSpec, *, memory_bytes: float = 0) -> None:
+        self.images, self._spec, self._memory_bytes = images, spec, memory_bytes
+        self._kept: dict[tuple[int, int], list[_Batch]] = {}
+
+    def batches(self, world: World, on_image: Callable[[], None] = lambda: None) -> Iterator[_Batch]:
+        """This process's, in order; the first time they are decoded."""
+        place = (world.rank, world.size)
+        if place in self._kept:
+            yield from self._kept[place]
+            return
+        num_batches = -(-len(self.images.entries) // _BATCH)
+        own = own_part(num_batches, world.rank, world.size)
+        entries = self.images.entries[own.start * _BATCH : own.stop * _BATCH]
+        kept: list[_Batch] = []
+        fits = len(entries) * 3 * self._spec.crop**2 <= self._memory_bytes
+        for batch in self._decoded(entries, on_image):
+            if fits:
+                kept.append(batch)
+            yield batch
+        if fits:
+            self._kept[place] = kept
+
+    def _decoded(self, entries: tuple[Entry, ...], on_image: Callable[[], None]) -> Iterator[_Batch]:
+        pixels: list[NDArray[np.uint8]] = []
+        usable: list[bool] = []
+        threads = torch.get_num_threads()  # this process's share of the cores
+        for prepared in prepare_all(self.images.source, entries, self._spec, num_threads=threads):
+            on_image()
+            usable.append(prepared.pixels is not None)
+            if prepared.pixels is not None:
+                pixels.append(prepared.pixels)
+            if len(usable) == _BATCH:
+                yield self._batch(pixels, usable)
+                pixels, usable = [], []
+        if usable:
+            yield self._batch(pixels, usable)
+
+    def _batch(self, pixels: list[NDArray[np.uint8]], usable: list[bool]) -> _Batch:
+        side = self._spec.crop
+        stacked = np.stack(pixels) if pixels else np.empty((0, 3, side, side), dtype=np.uint8)
+        return _Batch(stacked, np.array(usable))
+
+
+@torch.no_grad()
+def encode(
+    model: Servable,
+    prepared: PreparedImages,
+    *,
+    features: Features,
+    world: World,
+    on_image: Callable[[], None] = lambda: None,
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """(rows float32 [n, D], usable bool [N]): of the n images that can be decoded, in order, in every process."""
+    config = model.trunk.config
+    dimension = config.output_dim if features == "embedding" else config.width
+    rows = [torch.empty((0, dimension))]
+    usable = [np.empty(0, dtype=np.bool_)]
+    for batch in prepared.batches(world, on_image):
+        usable.append(batch.usable)
+        if len(batch.pixels):
+            rows.append(_features(model, torch.from_numpy(batch.pixels).to(model.mean.device), features).cpu())
+    all_usable = world.gather_rows(torch.from_numpy(np.concatenate(usable).astype(np.uint8)))
+    return world.gather_rows(torch.cat(rows)).numpy(), all_usable.numpy().astype(np.bool_)
+
+
+def _features(model: Servable, image_u8: Tensor, features: Features) -> Tensor:
+    if features == "embedding":
+        embedding: Tensor = model(image_u8)
+        return embedding
+    return model.embed(image_u8, "pooled").float()

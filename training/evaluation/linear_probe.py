@@ -1,0 +1,113 @@
+"""CLIP's linear probe (Radford et al. 2021, appendix A.3): logistic regression, its C chosen on validation images.
+
+The features are taken as they are. C is searched on 96 steps of equal ratio over 1e-6..1e6, from coarse to fine; the
+model that is tested is fitted again with it, on training and validation images together.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlcd.world import World
+from training.data.order import own_part
+from training.evaluation.logistic_regression import LogisticRegression, Solution
+from training.evaluation.representations import LabeledRows
+from training.evaluation.scores import Metric, score
+from training.evaluation.splits import check_probe_split, split_samples
+
+NUM_STEPS: Final = 96  # 8 per decade, as the appendix says
+_DECADES: Final = 12
+_COARSE: Final = 16  # the appendix starts from every second power of ten, and halves from there
+
+
+def grid_c(index: int) -> float:
+    """The C of grid point 0..96: 1e-6..1e6 ascending. CLIP's lambda is 1/C, so the grid is the same."""
+    return float(10.0 ** (_DECADES * index / NUM_STEPS - _DECADES / 2))
+
+
+def coarse_to_fine(scored: Callable[[int], float]) -> int:
+    """The grid point of the best score that halving the interval around the peak finds; the smaller C of equals."""
+    scores: dict[int, float] = {}
+    spacing, asked = _COARSE, list(range(0, NUM_STEPS + 1, _COARSE))
+    while True:
+        for index in asked:
+            scores[index] = scored(index)
+        best = min(scores, key=lambda index: (-scores[index], index))
+        if spacing == 1:
+            return best
+        spacing //= 2
+        asked = [index for index in (best - spacing, best + spacing) if 0 <= index <= NUM_STEPS]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """features: float64 [n, D], classes: int64 [n]: this process's share of a part, all of which has `total`."""
+
+    features: Tensor
+    classes: Tensor
+
+    @classmethod
+    def of(cls, samples: LabeledRows, mask: NDArray[np.bool_], world: World, device: torch.device) -> "_Rows":
+        chosen = np.flatnonzero(mask)
+        chosen = chosen[own_part(len(chosen), world.rank, world.size)]
+        features = torch.from_numpy(samples.rows[chosen]).to(device, torch.float64)
+        return cls(features, torch.from_numpy(samples.classes[chosen]).to(device))
+
+    def score(self, solution: Solution, metric: Metric, world: World) -> float:
+        """Of the whole part, in every process."""
+        both = torch.stack([solution.predict(self.features), self.classes], dim=1)
+        predicted, classes = world.gather_rows(both).cpu().numpy().T
+        return score(predicted, classes, metric)
+
+
+def linear_probe(
+    samples: LabeledRows,
+    *,
+    hold_out: float,
+    metric: Metric,
+    world: World | None = None,
+    device: torch.device | None = None,
+) -> Iterator[tuple[str, float]]:
+    """Yield the metric on held-out samples, on validation ones, the chosen C and how many samples each part has.
+
+    The same in every process, whatever their number. Raises InvalidInput where a part or a class of it is missing.
+    """
+    world, place = world or World(), device or torch.device("cpu")
+    split = split_samples(samples.splits, hold_out)
+    check_probe_split(samples.class_names, split)
+    num_classes = len(set(samples.class_names))
+    train = _Rows.of(samples, split.train, world, place)
+    validation = _Rows.of(samples, split.validation, world, place)
+    chosen, start = choose_c(train, validation, num_classes, metric, world)
+    known = _Rows.of(samples, split.train | split.validation, world, place)
+    final = LogisticRegression(known.features, known.classes, num_classes, world=world).fit(start.c, start=start)
+    name = f"linear_probe_{metric.replace('-', '_')}"
+    yield name, _Rows.of(samples, split.test, world, place).score(final, metric, world)
+    yield f"validation_{metric.replace('-', '_')}", chosen
+    yield "c", final.c
+    yield "objective", final.objective
+    yield "objective_gap", final.gap
+    yield "train_images", float(split.train.sum())
+    yield "validation_images", float(split.validation.sum())
+    yield "test_images", float(split.test.sum())
+
+
+def choose_c(train: _Rows, validation: _Rows, num_classes: int, metric: Metric, world: World) -> tuple[float, Solution]:
+    """The best validation score of the search, and the solution on `train` that has it."""
+    problem = LogisticRegression(train.features, train.classes, num_classes, world=world)
+    solutions: dict[int, Solution] = {}
+    scores: dict[int, float] = {}
+
+    def scored(index: int) -> float:
+        near = min(solutions, key=lambda other: abs(other - index), default=None)
+        solutions[index] = problem.fit(grid_c(index), start=None if near is None else solutions[near])
+        scores[index] = validation.score(solutions[index], metric, world)
+        return scores[index]
+
+    best = coarse_to_fine(scored)
+    return scores[best], solutions[best]

@@ -1,0 +1,104 @@
+"""k-NN and the linear probe of a model in training, on images of known class; nothing else of the run changes.
+
+Weights, modes of modules and random numbers stay as they are: nothing here draws any.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from mlcd.errors import ConfigInvalid
+from mlcd.images.sources import open_source
+from mlcd.images.transform import PreprocessSpec
+from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.models.servable import Servable
+from mlcd.world import World
+from training.config import RunConfig
+from training.evaluation.encoding import ImageSet, PreparedImages
+from training.evaluation.knn import knn
+from training.evaluation.linear_probe import linear_probe
+from training.evaluation.representations import encoded
+from training.evaluation.splits import check_probe_split, check_several_classes, split_samples
+
+NEIGHBORS: Final = 5  # as `mlcd evaluate knn` takes unless told otherwise
+_MEMORY_SHARE: Final = 0.25  # of data.memory_gib: most of it is for the images that are trained on
+
+
+def check_evaluation(config: RunConfig) -> PreparedImages | None:
+    """The images to evaluate on, listed and not yet decoded; None where the run evaluates never.
+
+    Keep it over the run and give it to `evaluate_model`: decoded pixels stay in it where they fit into a quarter of
+    data.memory_gib. Raises ConfigInvalid or InvalidInput for what would make an evaluation fail.
+    """
+    if config.evaluation.every_steps is None:
+        return None
+    if not (config.evaluation.knn or config.evaluation.linear_probe):
+        raise ConfigInvalid(
+            "evaluation.every_steps is set, but nothing is to be measured",
+            remedy="set evaluation.knn=true or evaluation.linear_probe=true",
+        )
+    images = ImageSet.of(open_source(_location(config)))
+    check_several_classes(images.class_names)
+    hold_out = _hold_out(config)
+    if hold_out == 0:
+        raise ConfigInvalid(
+            "data.hold_out=0 leaves no image to evaluate on", remedy="raise it, or set evaluation.images"
+        )
+    if config.evaluation.linear_probe:
+        check_probe_split(images.class_names, split_samples(images.splits, hold_out))
+    size = config.model.image_size
+    spec = PreprocessSpec(resize_shortest=size, crop=size)
+    return PreparedImages(images, spec, memory_bytes=_MEMORY_SHARE * config.data.memory_gib * 2**30)
+
+
+def evaluate_model(
+    model: Servable, config: RunConfig, *, world: World, images: PreparedImages | None = None
+) -> dict[str, float]:
+    """{"knn": accuracy, "linear_probe": accuracy}, those that evaluation.* asks for, on embeddings as they are served.
+
+    Called by every process with the same weights; all get the same numbers, whatever their number. images: what
+    `check_evaluation` gave; without it they are listed and decoded again.
+    """
+    images = images or check_evaluation(config)
+    if images is None:
+        raise ConfigInvalid("evaluation.every_steps is not set", remedy="set it to evaluate while training")
+    with _evaluation_mode(model):
+        samples = encoded(model, images, features="embedding", world=world)
+    hold_out = _hold_out(config)
+    metrics: dict[str, float] = {}
+    if config.evaluation.knn:
+        measured = dict(knn(samples, neighbors=NEIGHBORS, hold_out=hold_out, world=world))
+        metrics["knn"] = measured["knn_accuracy"]
+    if config.evaluation.linear_probe:
+        device = model.mean.device
+        measured = dict(linear_probe(samples, hold_out=hold_out, metric="accuracy", world=world, device=device))
+        metrics["linear_probe"] = measured["linear_probe_accuracy"]
+    return metrics
+
+
+def _location(config: RunConfig) -> str:
+    if config.evaluation.images is not None:
+        return config.evaluation.images
+    if len(config.data.sources) > 1:
+        raise ConfigInvalid(
+            "evaluation.images is not set, and the run has several data sets", remedy="set evaluation.images"
+        )
+    return config.data.sources[0].images
+
+
+def _hold_out(config: RunConfig) -> float:
+    """Of the run's own images those are tested on that it does not see; of others the share that is customary."""
+    return config.data.hold_out if config.evaluation.images is None else HELD_OUT_FRACTION
+
+
+@contextmanager
+def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

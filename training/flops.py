@@ -1,0 +1,95 @@
+"""Floating-point operations of a tower and of a training step, two for each multiply-add.
+
+Matrix products only: norms, activations and softmax are a percent beside them, and no published figure counts them.
+"""
+
+import math
+
+from mlcd.models.vit import Output, ViTConfig
+from training.config import RunConfig
+
+
+def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:
+    """Of one image. `patches` counts the last block for all tokens, as published figures do (8.82 GFLOP for B/32);
+    what is trained, served and returned otherwise ends with the class token alone, 2 to 7 % less.
+    """
+    return _patch_flops(vit) + sum(_block_flops(vit, output)) + _projection_flops(vit)
+
+
+def backbone_flops(config: RunConfig) -> float:
+    """Of one image forward and backward; with compute.recompute its blocks are counted forward twice.
+
+    Backward takes two products for each one, but none for the gradient of the pixels. Recomputation ends before a
+    block's last product, which backward does not need.
+    """
+    vit = config.model.vit()
+    blocks = sum(_block_flops(vit, "projected"))
+    last_products = 2.0 * vit.width * vit.mlp_width * ((vit.depth - 1) * vit.num_tokens + 1)
+    again = blocks - last_products if config.compute.recompute else 0.0
+    return 2 * _patch_flops(vit) + 3 * blocks + again + 3 * _projection_flops(vit)
+
+
+def head_flops(config: RunConfig, num_classes: int) -> float:
+    """Of one image against the class centers of all processes, forward and backward.
+
+    Four products with the drawn centers: the logits, the logits again in the backward pass, and two gradients.
+    Positives take three, gathered row by row.
+    """
+    dimension, columns = config.model.embedding_dim, num_labels(config)
+    problems = columns if config.loss.kind == "per_column" else 1
+    drawn = expected_drawn(config, num_classes) * problems
+    return 2.0 * dimension * (4 * drawn + 3 * columns)
+
+
+def step_flops(config: RunConfig, num_classes: int) -> float:
+    """Of one image in a step of training: `backbone_flops` and `head_flops`. Multiply by the batch for a step."""
+    return backbone_flops(config) + head_flops(config, num_classes)
+
+
+def expected_drawn(config: RunConfig, num_classes: int) -> float:
+    """Classes drawn as negatives in a step, for each label column where each draws its own.
+
+    `partialfc` takes all positives of the step where they are more; their number is that of uniform labels.
+    """
+    batch = config.schedule.batch_size
+    quota = max(1.0, float(int(config.loss.resolved_ratio(num_classes) * num_classes)))
+    if config.loss.kind == "per_column":
+        return max(quota, expected_distinct(batch, num_classes))
+    if config.loss.policy == "partialfc":
+        return max(quota, expected_distinct(batch * num_labels(config), num_classes))
+    return quota
+
+
+def num_labels(config: RunConfig) -> int:
+    """Labels that each image is trained with at most."""
+    return 1 if config.loss.kind == "cd" else config.loss.labels_per_image
+
+
+def micro_batch(config: RunConfig) -> int:
+    """Images of all processes that go through model and head together; a step takes compute.accumulation of them."""
+    return -(-config.schedule.batch_size // config.compute.accumulation)
+
+
+def expected_distinct(num_draws: float, num_classes: int) -> float:
+    """How many of `num_classes` are hit by uniform draws, on average."""
+    return -num_classes * math.expm1(num_draws * math.log1p(-1.0 / num_classes))
+
+
+def _patch_flops(vit: ViTConfig) -> float:
+    return 2.0 * 3 * vit.patch_size**2 * vit.width * (vit.num_tokens - 1)
+
+
+def _projection_flops(vit: ViTConfig) -> float:
+    return 2.0 * vit.width * (vit.embedding_dim or 0)
+
+
+def _block_flops(vit: ViTConfig, output: Output) -> list[float]:
+    """Of each block. Per query token: query, output and MLP, and its scores; per token: key and value."""
+    tokens, width = vit.num_tokens, vit.width
+
+    def block(queries: int) -> float:
+        linear = queries * (2 * width**2 + 2 * width * vit.mlp_width) + tokens * 2 * width**2
+        return 2.0 * linear + 4.0 * queries * tokens * width
+
+    last = tokens if output == "patches" else 1
+    return [block(tokens)] * (vit.depth - 1) + [block(last)]

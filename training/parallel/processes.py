@@ -1,0 +1,129 @@
+"""The processes of a training: how they meet, fail together, and tell which of them is missing."""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+
+from mlcd.cores import available_cores
+from mlcd.errors import ConfigInvalid, Unavailable
+from mlcd.world import World
+
+_TIMEOUT: Final = timedelta(minutes=5)  # the longest that one process may wait for another
+_ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this of each other
+_ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
+
+
+class Elsewhere(Exception):
+    """Another process tells what went wrong; this one ends without a word."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The world of this process and its device.
+
+    local_size: processes on this machine. control: a gloo group for barriers of the hosts, where there are several.
+    """
+
+    world: World
+    device: torch.device
+    local_size: int = 1
+    control: Any = None
+
+    def meet(self, place: str) -> None:
+        """Wait for all. Raises Unavailable naming the processes that do not come, and `place`."""
+        if self.world.size == 1:
+            return
+        try:
+            dist.monitored_barrier(self.control, timeout=_TIMEOUT, wait_all_ranks=True)
+        except RuntimeError as error:
+            if self.world.rank or (found := _ABSENT.search(str(error))) is None:
+                raise Elsewhere from error
+            raise Unavailable(
+                f"process {found[1].strip()} did not come to {place}", remedy="look at its output, then start again"
+            ) from error
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All leave by an exception when one of them does: the first of these by its own, the others by Elsewhere."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised again below, once all know
+            failure = error
+        rank, size = self.world.rank, self.world.size
+        first = -int(self.world.max(torch.tensor(-size if failure is None else -rank)))
+        if first == rank and failure is not None:
+            raise failure
+        if first < size:
+            raise Elsewhere from failure
+
+    @contextmanager
+    def watched(self, place: list[str]) -> Iterator[None]:
+        """Turn a lost connection or a time-out into Unavailable naming who is gone; `place[0]`: where we were."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            raise self._lost(place[0]) from error
+
+    def _lost(self, place: str) -> Exception:
+        """Survivors report to the store that torchrun keeps; who does not is gone."""
+        rank, size = self.world.rank, self.world.size
+        try:
+            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way to it
+            store.set(f"survivor/{rank}", place)
+            time.sleep(_ROLL_CALL_S)
+            here = [other for other in range(size) if store.check([f"survivor/{other}"])]
+        except RuntimeError:  # the store went with the process that kept it
+            here = [rank]
+        if here[0] != rank:
+            return Elsewhere()
+        gone = ", ".join(str(other) for other in range(size) if other not in here)
+        what = f"process {gone} is gone" if gone else "the processes cannot reach each other"
+        return Unavailable(
+            f"{what} (at {place})", remedy="the last checkpoint is intact; the same command goes on from it"
+        )
+
+
+def is_first() -> bool:
+    """Whether this is the only process, or the first of a torchrun: the one that speaks."""
+    return _environment("RANK", 0) == 0
+
+
+@contextmanager
+def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", num_threads: int = 0) -> Iterator[Processes]:
+    """The processes of this torchrun, or this one alone; `num_threads` CPU threads each, 0 for its share of the cores.
+
+    Raises ConfigInvalid where CUDA is asked for and there is none.
+    """
+    size, local_size = _environment("WORLD_SIZE", 1), _environment("LOCAL_WORLD_SIZE", 1)
+    local_rank = _environment("LOCAL_RANK", 0)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigInvalid("device=cuda, but torch finds no CUDA GPU", remedy="use device=auto")
+    use_cuda = device != "cpu" and torch.cuda.is_available()
+    torch.set_num_threads(num_threads or max(1, available_cores() // local_size))
+    if size == 1:
+        yield Processes(World(), torch.device("cuda" if use_cuda else "cpu"))
+        return
+    if use_cuda:
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=_TIMEOUT)
+    try:
+        control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        here = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+        yield Processes(World.current(), here, local_size, control)
+    finally:
+        dist.destroy_process_group()
+
+
+def _environment(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))  # noqa: TID251 - torchrun tells a process its place in no other way

@@ -1,0 +1,216 @@
+"""What a training run will take, told before it starts: memory, arithmetic, time, disk.
+
+Nothing is opened but the labels, and no GPU is needed. Memory is that of tensors; allocators keep some 10 % more, and
+libraries their own workspaces. Time counts neither evaluation and checkpoints nor waiting for data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from math import ceil
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from mlcd.errors import ConfigInvalid
+from mlcd.labels.table import LabelTable
+from training.config import RunConfig, load_config
+from training.flops import head_flops, micro_batch, num_labels, step_flops
+from training.memory import Memory, checkpoint_bytes, num_parameters, snapshot_bytes, step_memory
+from training.telemetry.throughput import measured_peak_tflops
+
+UTILIZATION: Final = 0.4
+"""Share of the matrix limit that a run is assumed to reach; NeMo: 0.45 and 0.29 for ViT g/14 (A100, H100)."""
+
+_UNKNOWN: Final = "UNKNOWN"
+_NO_PLACES: Final = {"out": _UNKNOWN, "data": {"images": _UNKNOWN, "labels": _UNKNOWN}}
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """peak_tflops: matrix limit of one process's device at the run's precision. source: where it comes from."""
+
+    peak_tflops: float
+    source: str = "given"
+    utilization: float = UTILIZATION
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """flops_per_image: forward and backward. head_share: of them, by class centers. checkpoints: kept at the end.
+
+    snapshot_bytes: on the host of the first process, while a checkpoint is written.
+    """
+
+    num_classes: int
+    num_samples: int
+    processes: int
+    parameters: int
+    embedding_dim: int
+    steps: int
+    batch_size: int
+    images_at_once: int
+    memory: Memory
+    flops_per_image: float
+    head_share: float
+    device: DeviceProfile
+    checkpoint_bytes: int
+    checkpoints: int
+    snapshot_bytes: int
+
+    @property
+    def epochs(self) -> float:
+        return self.steps * self.batch_size / self.num_samples
+
+    @property
+    def flops_per_step(self) -> float:
+        return self.flops_per_image * self.batch_size
+
+    @property
+    def flops(self) -> float:
+        return self.flops_per_step * self.steps
+
+    @property
+    def images_per_s(self) -> float:
+        """Of all processes."""
+        achieved = self.device.peak_tflops * 1e12 * self.device.utilization
+        return self.processes * achieved / self.flops_per_image
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * self.batch_size / self.images_per_s
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of all kept checkpoints; one more is there while it is written."""
+        return self.checkpoints * self.checkpoint_bytes
+
+    def facts(self) -> dict[str, Any]:
+        """For machines."""
+        derived = ("epochs", "flops_per_step", "flops", "images_per_s", "seconds", "disk_bytes")
+        fields = asdict(self) | {name: getattr(self, name) for name in derived}
+        fields["memory"]["total"] = self.memory.total
+        return fields
+
+    def __str__(self) -> str:
+        memory, peak = self.memory, self.device.peak_tflops
+        where = "in one process" if self.processes == 1 else f"in each of {self.processes} processes"
+        rows = [
+            ("model", f"{self.parameters / 1e6:.1f} M weights, {self.num_classes} centers of {self.embedding_dim}"),
+            ("memory", f"{_size(memory.total)} {where}, at the worst moment"),
+            ("", f"{_size(memory.backbone):>9}  weights, gradients and moments"),
+            ("", f"{_size(memory.backbone_copies):>9}  copies of weights and gradients"),
+            ("", f"{_size(memory.centers):>9}  class centers and moments"),
+            ("", f"{_size(memory.center_gradient):>9}  gradient of the centers"),
+            ("", f"{_size(memory.activations):>9}  activations of {self.images_at_once} images"),
+            ("", f"{_size(memory.head):>9}  embeddings of all processes, and logits"),
+            ("", f"{_size(memory.update):>9}  the update, when activations are gone"),
+            (
+                "length",
+                f"{self.steps} steps of {self.batch_size}: {self.epochs:.3g} epochs of {self.num_samples} images",
+            ),
+            (
+                "arithmetic",
+                f"{self.flops_per_image / 1e9:.4g} GFLOP an image, {100 * self.head_share:.1f} % by the centers",
+            ),
+            ("", f"{self.flops_per_step:.3g} FLOP a step, {self.flops:.3g} in all"),
+            ("time", f"{timedelta(seconds=ceil(self.seconds))}, {self.images_per_s:.4g} images a second"),
+            ("", f"at {100 * self.device.utilization:.0f} % of {peak:.3g} TFLOP/s a process, {self.device.source}"),
+            (
+                "checkpoint",
+                f"{_size(self.checkpoint_bytes)}, {self.checkpoints} kept: {_size(self.disk_bytes)} of disk",
+            ),
+        ]
+        return "\n".join(f"{name:<11}{text}" for name, text in rows)
+
+
+def plan_training(
+    config: RunConfig, num_classes: int, num_samples: int, world_size: int, device: DeviceProfile
+) -> TrainingPlan:
+    """The plan of `config` with this many classes, samples (of all data sets, none held out) and processes.
+
+    Raises ConfigInvalid where the batch has fewer images than there are processes, or no class is left as negative.
+    """
+    labels, at_once = num_labels(config), micro_batch(config)
+    if labels >= num_classes:
+        raise ConfigInvalid(
+            f"{labels} labels per image leave no negative among {num_classes} centers",
+            remedy="lower loss.labels_per_image or cluster into more centers",
+        )
+    if config.schedule.batch_size // config.compute.accumulation < world_size:
+        raise ConfigInvalid(
+            f"schedule.batch_size={config.schedule.batch_size} in {config.compute.accumulation} parts leaves some of "
+            f"{world_size} processes without an image",
+            remedy="raise schedule.batch_size, or lower compute.accumulation",
+        )
+    parameters = num_parameters(config)
+    flops_per_image = step_flops(config, num_classes)
+    return TrainingPlan(
+        num_classes=num_classes,
+        num_samples=num_samples,
+        processes=world_size,
+        parameters=parameters,
+        embedding_dim=config.model.embedding_dim,
+        steps=config.schedule.steps,
+        batch_size=config.schedule.batch_size,
+        images_at_once=-(-at_once // world_size),
+        memory=step_memory(config, num_classes, world_size),
+        flops_per_image=flops_per_image,
+        head_share=head_flops(config, num_classes) / flops_per_image,
+        device=device,
+        checkpoint_bytes=checkpoint_bytes(config, num_classes),
+        checkpoints=len(kept_checkpoints(config)),
+        snapshot_bytes=snapshot_bytes(config, num_classes, world_size),
+    )
+
+
+def plan_recipe(
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    num_classes: int | None = None,
+    num_samples: int | None = None,
+    world_size: int = 1,
+    peak_tflops: float | None = None,
+    utilization: float = UTILIZATION,
+) -> TrainingPlan:
+    """`plan_training` of a recipe; what is None is taken from the labels artifacts or measured here.
+
+    Where classes and samples are given, neither data nor out need to be named or to exist.
+    """
+    config = load_config(recipe, overrides, fallback=_NO_PLACES)
+    classes, samples = plan_inputs(config, num_classes, num_samples)
+    device = _device_profile(config, peak_tflops or config.telemetry.peak_tflops, utilization)
+    return plan_training(config, classes, samples, world_size, device)
+
+
+def _device_profile(config: RunConfig, peak_tflops: float | None, utilization: float) -> DeviceProfile:
+    if peak_tflops is not None:
+        return DeviceProfile(peak_tflops, "given", utilization)
+    use_cuda = config.device != "cpu" and torch.cuda.is_available()
+    measured = measured_peak_tflops(torch.device("cuda" if use_cuda else "cpu"), config.compute.precision)
+    return DeviceProfile(measured, "measured here", utilization)
+
+
+def plan_inputs(config: RunConfig, num_classes: int | None, num_samples: int | None) -> tuple[int, int]:
+    """(classes, samples): as given, else of the labels artifacts, less the share that is held out."""
+    if num_classes is not None and num_samples is not None:
+        return num_classes, num_samples
+    if config.data.labels == _UNKNOWN:
+        raise ConfigInvalid("data.labels is not set", remedy="set it, or give both --classes and --samples")
+    tables = [LabelTable.open(Path(source.labels)) for source in config.data.sources]
+    rows = sum(int(table.artifact.summary["images"]) for table in tables)
+    return num_classes or tables[0].num_centers, num_samples or round(rows * (1.0 - config.data.hold_out))
+
+
+def kept_checkpoints(config: RunConfig) -> list[int]:
+    """Steps whose checkpoints a finished run holds."""
+    steps, keep = config.schedule.steps, config.checkpoint
+    regular = range(keep.every_steps, steps + 1, keep.every_steps)
+    archived = [step for step in regular if keep.keep_every and step % keep.keep_every == 0]
+    return sorted({0, steps, *regular[-keep.keep_last :], *archived})
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.4g} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.3g} MiB"

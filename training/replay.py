@@ -1,0 +1,126 @@
+"""A saved batch once more through the state that met it: what was not finite first."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlcd.clustering.centers import Centers
+from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
+from training.checkpoint.store import load_checkpoint
+from training.optim.clip import clip_global_norm
+from training.parallel.processes import open_processes
+from training.run import initial_state, read_run_config, run_directory
+from training.state import TrainState
+from training.step import augmented, backward, num_counting
+
+
+@dataclass(frozen=True)
+class Replay:
+    """not_finite: weights that are not finite. first_output, first_gradient: the module, and the parameter, that a
+    number that is not finite appeared in first; None where there was none.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    center_grad_norm: float
+    not_finite: list[str]
+    first_output: str | None
+    first_gradient: str | None
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON, which has no NaN."""
+        fields = asdict(self)
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in fields.items()
+        }
+
+    def __str__(self) -> str:
+        norms = f"gradient norms {self.grad_norm:.6g} (backbone) and {self.center_grad_norm:.6g} (centers)"
+        lines = [
+            f"step {self.step}: loss {self.loss:.6g}, {norms}",
+            f"weights that are not finite: {', '.join(self.not_finite) or 'none'}",
+            f"first output that is not finite: {self.first_output or 'none'}",
+            f"first gradient that is not finite: {self.first_gradient or 'none'}",
+        ]
+        return "\n".join(lines)
+
+
+def replay(run: Path, batch: Path) -> Replay:
+    """Forward and backward, on this process alone, of the batch at `batch` (RUN/bad_batches/step_N-rank0).
+
+    Nothing of the run is changed. Raises ArtifactInvalid where batch or state cannot be read.
+    """
+    config = read_run_config(run)
+    directory = run_directory(run)
+    step, parts = read_bad_batch(batch if batch.is_dir() else directory / FOLDER / batch.name)
+    state_path = bad_state_path(directory, step)
+    num_classes = len(Centers.open(state_path / "centers").sizes)
+    with open_processes(config.device, config.num_threads) as processes:
+        state = initial_state(config, num_classes, processes)
+        load_checkpoint(state, state_path)
+        counts = [num_counting(part, config) for part in parts]
+        shares = [count / max(1, sum(counts)) for count in counts]
+        images = augmented(parts, config, processes.device)
+        labels = [part.labels.to(processes.device) for part in parts]
+        with _first_not_finite(state) as found:
+            loss, _ = backward(state, images, labels, shares)
+        first_gradient = next((name for name, each in _backwards(state) if not _is_finite(each.grad)), None)
+        trunk = list(state.model.trunk.parameters())
+        norms = clip_global_norm(trunk, [state.centers.weight], float("inf"), processes.world)
+    return Replay(
+        step=step,
+        loss=loss.item(),
+        grad_norm=norms[0].item(),
+        center_grad_norm=norms[1].item(),
+        not_finite=[name for name, parameter in reversed(list(_backwards(state))) if not _is_finite(parameter)],
+        first_output=found[0] if found else None,
+        first_gradient=first_gradient,
+    )
+
+
+@contextmanager
+def _first_not_finite(state: TrainState) -> Iterator[list[str]]:
+    """Names of the modules whose output was not finite, in the order in which they finished."""
+    found: list[str] = []
+
+    def watch(module: nn.Module, name: str) -> Any:
+        def look(_: nn.Module, __: Any, output: Any) -> None:
+            # The head's output is no tensor but the loss with its meters.
+            if not _is_finite(output if torch.is_tensor(output) else output.loss):
+                found.append(name)
+
+        return module.register_forward_hook(look)
+
+    named = [(f"trunk.{name}".rstrip("."), module) for name, module in state.model.trunk.named_modules()]
+    handles = [watch(module, name) for name, module in (*named, ("centers", state.centers)) if not _is_list(module)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList)
+
+
+def _backwards(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters in the order in which gradients reach them."""
+    yield "centers.weight", state.centers.weight
+    for name, parameter in reversed(list(state.model.trunk.named_parameters())):
+        yield f"trunk.{name}", parameter
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    if tensor is None:
+        return True
+    values = tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach()
+    return bool(torch.isfinite(values).all())
