@@ -37,11 +37,14 @@ _BATCH_ROWS: Final = 2048
 _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
 _PAIR_ENTRIES: Final = 1 << 17  # float64 entries of pairs scored at once: 1 MiB stays in the cache
-_SPARE: Final = {False: 8, True: 24}  # kept beyond l: float32 products need few, bfloat16 more
+_SPARE: Final = {False: 8, True: 24}  # kept beyond l at most: float32 products need few, bfloat16 more
+_KEPT_EACH: Final = 4
+_KEPT_LEAST: Final = 8
 _WIDER: Final = 4
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _DOUBLE_MARGIN: Final = 1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096
 _TIMED_RUNS: Final = 3
+_TIMED_ROWS: Final = 512
 _NUM_LEVELS: Final = 4  # as ScanCounts: proven, wider, float32, float64
 
 _Norms = tuple[float, float, float]
@@ -144,7 +147,7 @@ class CenterScan:
         return ids, scores, level
 
     def _ladder(self, top: int) -> Iterator[tuple[Products, "_Norms", int]]:
-        kept = top + _SPARE[self.products.rounding.inputs]
+        kept = max(_KEPT_LEAST, min(_KEPT_EACH * top, top + _SPARE[self.products.rounding.inputs]))
         yield self.products, self._norms, kept
         yield self.products, self._norms, _WIDER * kept
         yield self._exact, self._exact_norms, _WIDER * kept
@@ -438,8 +441,8 @@ def _pair_scores(
 
 
 def _seconds(products: Products, tile: Embeddings) -> float:
-    rows = products.load(np.ascontiguousarray(tile[:_BATCH_ROWS]))
-    threshold = np.full(min(len(tile), _BATCH_ROWS), 2.0, dtype=np.float32)
+    rows = products.load(np.ascontiguousarray(tile[:_TIMED_ROWS]))
+    threshold = np.full(min(len(tile), _TIMED_ROWS), 2.0, dtype=np.float32)
     times = []
     for _ in range(_TIMED_RUNS):
         started = time.perf_counter()

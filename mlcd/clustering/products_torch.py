@@ -23,6 +23,7 @@ class TorchProducts:
 
     def __init__(self, centers_KD: Embeddings, *, bf16: bool, device: str = "cpu") -> None:
         _keep_float32_exact()
+        self._bf16 = bf16
         self._device, self._dtype = torch.device(device), torch.bfloat16 if bf16 else torch.float32
         self._centers_KD = torch.from_numpy(centers_KD).to(self._device, self._dtype)
         self.name = f"torch {'bf16' if bf16 else 'fp32'} {device}"
@@ -40,11 +41,17 @@ class TorchProducts:
         return rows @ self._centers_KD[start:stop].T
 
     def kth_best_bound(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
-        num_groups = product_BC.shape[1] // _GROUP
+        bound_B = self._kth_best_bound(product_BC.view(torch.int16), k).view(torch.bfloat16) if self._bf16 else None
+        if bound_B is None or bool((bound_B < 0).any()):  # the bits of negative numbers are in the other order
+            bound_B = self._kth_best_bound(product_BC, k)
+        bound: NDArray[np.float32] = bound_B.float().cpu().numpy()
+        return bound
+
+    def _kth_best_bound(self, entries_BC: Tensor, k: int) -> Tensor:
+        num_groups = entries_BC.shape[1] // _GROUP
         if num_groups >= k:
-            product_BC = product_BC[:, : num_groups * _GROUP].unflatten(1, (_GROUP, num_groups)).amax(dim=1)
-        best: NDArray[np.float32] = product_BC.float().topk(k, dim=1).values[:, -1].cpu().numpy()
-        return best
+            entries_BC = entries_BC[:, : num_groups * _GROUP].unflatten(1, (_GROUP, num_groups)).amax(dim=1)
+        return entries_BC.topk(k, dim=1).values[:, -1].contiguous()
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
         entries_BC, threshold = self._comparable(product_BC, threshold_B)
@@ -64,7 +71,7 @@ class TorchProducts:
 
     def _comparable(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
         """Products and thresholds, [B, C] and [B], in a type where `>` decides as between the exact values."""
-        if self._dtype is torch.bfloat16 and threshold_B.min(initial=0.0) >= 0:
+        if self._bf16 and threshold_B.min(initial=0.0) >= 0:
             # Bits of bfloat16, read as integers, order what is not negative and put all that is below it: as int16 the
             # maxima take a sixth of the time. Cutting the threshold's lower bits moves it past no product.
             bits_B = ((threshold_B + np.float32(0)).view(np.uint32) >> 16).astype(np.int16)  # + 0: -0.0 is 0.0
