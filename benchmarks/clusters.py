@@ -80,8 +80,8 @@ def read_rows(path: Path) -> tuple[Embeddings, list[str] | None]:
     if path.suffix == ".npy":
         return unit_rows(np.load(path, allow_pickle=False)), None
     embeddings = EmbeddingsArtifact.open(path)
-    names = embeddings.class_names
-    return embeddings.load(), None if None in names else [str(name) for name in names]
+    names = embeddings.class_names  # train/dog and val/dog are one class
+    return embeddings.load(), None if None in names else [str(name).rsplit("/", 1)[-1] for name in names]
 
 
 def compare(
