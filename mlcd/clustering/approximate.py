@@ -13,8 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.best import Best
+from mlcd.clustering.certificate import DOUBLE_MARGIN
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.nearest import Best, CenterScan, ordered
+from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.pairs import ordered
 from mlcd.clustering.products import Hits, NumpyProducts
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
@@ -27,7 +30,6 @@ _ITERATIONS: Final = 10
 _CENTERS_PER_CELL: Final = 64  # that k-means looks at
 _BATCH_ROWS: Final = 4096
 _SPARE: Final = 24
-_DOUBLE_MARGIN: Final = 1e-12
 _NORMAL_95: Final = 1.959963984540054
 
 
@@ -106,7 +108,7 @@ class ApproximateScan:
         norms_B = np.linalg.norm(z_BD.astype(np.float64), axis=1)
         slack_B = growth / (1 - growth) * norms_B * self._largest_norm
         left_out_B = best.threshold.astype(np.float64) + slack_B
-        for row in np.flatnonzero(~(left_out_B < scores[:, -1] - _DOUBLE_MARGIN) & np.isfinite(best.threshold)):
+        for row in np.flatnonzero(~(left_out_B < scores[:, -1] - DOUBLE_MARGIN) & np.isfinite(best.threshold)):
             columns = self._columns(cells_BP[row])
             one_row = z_BD[row : row + 1]
             ids[row], scores[row] = self._in_order(one_row, np.zeros(len(columns), np.int64), columns, top)

@@ -18,7 +18,6 @@ Shapes: B rows of a batch, K centers, D dimension.
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final, Literal
@@ -26,8 +25,19 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.products import Hits, NumpyProducts, Products
-from mlcd.cores import available_cores
+from mlcd.clustering.best import Best
+from mlcd.clustering.certificate import (
+    DOUBLE_MARGIN,
+    Norms,
+    Reach,
+    beyond_reach,
+    largest_norms,
+    lowered,
+    raised,
+    score_slack,
+)
+from mlcd.clustering.pairs import ordered
+from mlcd.clustering.products import NumpyProducts, Products
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
@@ -36,18 +46,14 @@ ROUNDED_PRODUCTS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that ro
 _BATCH_ROWS: Final = 2048
 _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
-_PAIR_ENTRIES: Final = 1 << 17  # float64 entries of pairs scored at once: 1 MiB stays in the cache
 _SPARE: Final = {False: 8, True: 24}  # kept beyond l at most: float32 products need few, bfloat16 more
 _KEPT_EACH: Final = 4
 _KEPT_LEAST: Final = 8
 _WIDER: Final = 4
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
-_DOUBLE_MARGIN: Final = 1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096
 _TIMED_RUNS: Final = 3
 _TIMED_ROWS: Final = 512
 _NUM_LEVELS: Final = 4  # as ScanCounts: proven, wider, float32, float64
-
-_Norms = tuple[float, float, float]
 
 
 def nearest_centers(
@@ -84,7 +90,7 @@ class CenterScan:
         self.centers = centers
         self.products = open_products(fastest_products(centers) if products == "auto" else products, centers)
         self._exact = self.products if not self.products.rounding.inputs else NumpyProducts(centers)
-        self._norms = _largest_norms(centers, self.products)
+        self._norms = largest_norms(centers, self.products)
         self._exact_norms = (self._norms[0], self._norms[0], 0.0)
 
     def nearest(
@@ -146,7 +152,7 @@ class CenterScan:
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
-    def _ladder(self, top: int) -> Iterator[tuple[Products, "_Norms", int]]:
+    def _ladder(self, top: int) -> Iterator[tuple[Products, Norms, int]]:
         kept = max(_KEPT_LEAST, min(_KEPT_EACH * top, top + _SPARE[self.products.rounding.inputs]))
         yield self.products, self._norms, kept
         yield self.products, self._norms, _WIDER * kept
@@ -158,17 +164,17 @@ class CenterScan:
         top: int,
         kept: int,
         products: Products,
-        norms: "_Norms",
+        norms: Norms,
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
-        slack_B = _slack(z_BD, products, norms)
+        slack_B = score_slack(z_BD, products, norms)
         start_B = None if seeds is None else self._start(z_BD, seeds, slack_B, products.rounding.output)
-        best = Best(len(z_BD), kept, start_B, _Reach(top, slack_B, products.rounding.output))
+        best = Best(len(z_BD), kept, start_B, Reach(top, slack_B, products.rounding.output))
         candidates = _scan(z_BD, products, len(self.centers), best)
         ids, scores = self._rescored(z_BD, candidates, top, slack_B, products.rounding.output)
-        left_out_B = _raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
+        left_out_B = raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
         # With every center kept there is nothing left out: the threshold is -inf, and so is its bound.
-        proven_B = (left_out_B < scores[:, -1] - _DOUBLE_MARGIN) & (ids[:, -1] >= 0)
+        proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
         return _Found(ids, scores, proven_B)
 
     def _start(
@@ -180,7 +186,7 @@ class CenterScan:
         if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
             raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
         known = np.einsum("bd,bld->bl", z_BD.astype(np.float64), self.centers[seeds].astype(np.float64))
-        return _beyond_reach(known.min(axis=1), slack_B, output)
+        return beyond_reach(known.min(axis=1), slack_B, output)
 
     def _rescored(
         self, z_BD: Embeddings, candidates: "_Candidates", top: int, slack_B: NDArray[np.float64], output: float
@@ -188,8 +194,8 @@ class CenterScan:
         """The first `top` of the candidates by float64 score, of those alone that rounding leaves in the running."""
         products = candidates.scores.astype(np.float64)
         last_B = np.partition(products, -top, axis=1)[:, -top]
-        lowest_B = _lowered(last_B, output) - slack_B
-        running = _raised(products, output) + slack_B[:, None] >= lowest_B[:, None]
+        lowest_B = lowered(last_B, output) - slack_B
+        running = raised(products, output) + slack_B[:, None] >= lowest_B[:, None]
         running &= candidates.ids >= 0
         rows, places = np.nonzero(running)
         return ordered(z_BD, self.centers, rows, candidates.ids[rows, places], top)
@@ -208,7 +214,7 @@ class CenterScan:
                 axis=1,
             )
             last_B = np.partition(scores_BK, -top, axis=1)[:, -top]
-            rows, columns = np.nonzero(scores_BK >= last_B[:, None] - _DOUBLE_MARGIN)
+            rows, columns = np.nonzero(scores_BK >= last_B[:, None] - DOUBLE_MARGIN)
             parts.append(ordered(part_BD, self.centers, rows, columns, top))
         return np.concatenate([ids for ids, _ in parts]), np.concatenate([scores for _, scores in parts])
 
@@ -267,75 +273,6 @@ class _Found:
     proven: NDArray[np.bool_]
 
 
-def _largest_norms(centers: Embeddings, products: Products) -> _Norms:
-    """(C, C', R), in float64."""
-    largest = np.zeros(3)
-    for start in range(0, len(centers), _BLOCK_CENTERS):
-        block = centers[start : start + _BLOCK_CENTERS].astype(np.float64)
-        rounded = products.rounded(centers[start : start + _BLOCK_CENTERS]).astype(np.float64)
-        norms = [np.linalg.norm(rows, axis=1).max() for rows in (block, rounded, block - rounded)]
-        largest = np.maximum(largest, norms)
-    return float(largest[0]), float(largest[1]), float(largest[2])
-
-
-def _slack(z_BD: Embeddings, products: Products, norms: _Norms) -> NDArray[np.float64]:
-    """|x - x'| C + |x'| R + g |x'| C' of each row: what its products may be off by before their output is rounded."""
-    exact = z_BD.astype(np.float64)
-    growth = z_BD.shape[1] * products.rounding.sum_roundoff
-    growth /= 1 - growth
-    if not products.rounding.inputs:  # x' = x, so that R = 0 too
-        slack: NDArray[np.float64] = growth * norms[1] * _lengths(exact)
-        return slack
-    rounded = products.rounded(z_BD).astype(np.float64)
-    of_rounded = _lengths(rounded)
-    slack = _lengths(exact - rounded) * norms[0] + of_rounded * norms[2]
-    slack += growth * of_rounded * norms[1]
-    return slack
-
-
-def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    lengths: NDArray[np.float64] = np.sqrt(np.einsum("bd,bd->b", rows, rows))
-    return lengths
-
-
-def _raised(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """U(a) = a + b |a|: the most that a product stored as `a` can have been."""
-    return products + output * _finite_size(products) if output else products
-
-
-def _lowered(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """The least that a product stored as `a` can have been."""
-    return products - output * _finite_size(products) if output else products
-
-
-def _finite_size(products: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(np.isneginf(products), 0.0, np.abs(products))
-
-
-def _beyond_reach(score_B: NDArray[np.float64], slack_B: NDArray[np.float64], output: float) -> NDArray[np.float32]:
-    """The threshold at or below which no product can belong to a center that reaches this score."""
-    bound_B = score_B - 2 * _DOUBLE_MARGIN - slack_B
-    # U(t) = t + b |t| <= bound, solved for t; one step of float32 lower, for the rounding of t itself.
-    threshold_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
-    lower: NDArray[np.float32] = np.nextafter(threshold_B.astype(np.float32), np.float32(-np.inf))
-    return lower
-
-
-@dataclass(frozen=True)
-class _Reach:
-    """What the `top` best products seen say of those to come."""
-
-    top: int
-    slack: NDArray[np.float64]  # [B]
-    output: float
-
-    def threshold(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of these rows, by their products seen, [rows, >= top]: what no product of the answer is at or below."""
-        last = np.partition(scores, -self.top, axis=1)[:, -self.top].astype(np.float64)
-        slack = self.slack[rows]
-        return _beyond_reach(_lowered(last, self.output) - slack, slack, self.output)
-
-
 def _scan(z_BD: Embeddings, products: Products, num_centers: int, best: "Best") -> _Candidates:
     """The centers of largest product of each row, and the threshold that all others stay below or at."""
     rows = products.load(z_BD)
@@ -349,95 +286,6 @@ def _scan(z_BD: Embeddings, products: Products, num_centers: int, best: "Best") 
         best.add(products.above(product_BC, best.threshold), start)
     best.settle()
     return _Candidates(best.ids, best.scores, best.threshold)
-
-
-class Best:
-    """The largest products seen, at most `kept` for each row; the threshold only rises.
-
-    Hits wait until they are as many as what is kept: by then few blocks add any, and settling each would cost more than
-    the few that a lower threshold lets through. `settle` after the last.
-    """
-
-    def __init__(
-        self, num_rows: int, kept: int, start_B: NDArray[np.float32] | None = None, reach: _Reach | None = None
-    ) -> None:
-        self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
-        self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
-        self.threshold = np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
-        self._reach = reach
-        self._waiting: list[Hits] = []
-        self._num_waiting = 0
-
-    def add(self, hits: Hits, offset: int) -> None:
-        self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
-        self._num_waiting += len(hits.rows)
-        if self._num_waiting >= self.ids.size:
-            self.settle()
-
-    def settle(self) -> None:
-        if self._num_waiting == 0:
-            return
-        all_rows, columns, hit_scores = (
-            np.concatenate([getattr(waiting, name) for waiting in self._waiting])
-            for name in ("rows", "columns", "scores")
-        )
-        self._waiting, self._num_waiting = [], 0
-        order = np.argsort(all_rows, kind="stable")
-        rows = all_rows[order]
-        kept = self.ids.shape[1]
-        place = kept + np.arange(len(rows)) - np.searchsorted(rows, rows)
-        touched, row_of_hit = np.unique(rows, return_inverse=True)
-        ids = np.full((len(touched), place.max() + 1), -1, dtype=np.int64)
-        scores = np.full(ids.shape, -np.inf, dtype=np.float32)
-        ids[:, :kept], scores[:, :kept] = self.ids[touched], self.scores[touched]
-        ids[row_of_hit, place], scores[row_of_hit, place] = columns[order], hit_scores[order]
-        dropped = ids.shape[1] - kept
-        chosen = np.argpartition(scores, dropped, axis=1)[:, dropped:]
-        self.ids[touched] = np.take_along_axis(ids, chosen, axis=1)
-        self.scores[touched] = np.take_along_axis(scores, chosen, axis=1)
-        # Whatever is dropped here is at most the smallest that stays.
-        least = self.scores[touched].min(axis=1)
-        if self._reach is not None:
-            least = np.maximum(least, self._reach.threshold(touched, self.scores[touched]))
-        self.threshold[touched] = np.maximum(self.threshold[touched], least)
-
-
-def ordered(
-    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The first `top` of the given (row, center) pairs of each row, by float64 score and then id."""
-    exact = _pair_scores(z_BD, centers, rows, columns)
-    order = np.lexsort((columns, -exact, rows))
-    rows, columns, exact = rows[order], columns[order], exact[order]
-    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    keep = rank < top
-    ids = np.full((len(z_BD), top), -1, dtype=np.int64)
-    scores = np.full((len(z_BD), top), -np.inf)
-    ids[rows[keep], rank[keep]], scores[rows[keep], rank[keep]] = columns[keep], exact[keep]
-    return ids, scores
-
-
-def _pair_scores(
-    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """The float64 score of each (row, center) pair, summed in one order whatever the others are."""
-    scores = np.empty(len(rows))
-    pairs = max(1, _PAIR_ENTRIES // max(1, z_BD.shape[1]))
-
-    def score(start: int) -> None:
-        part = slice(start, start + pairs)
-        scores[part] = np.einsum(
-            "nd,nd->n", z_BD[rows[part]].astype(np.float64), centers[columns[part]].astype(np.float64)
-        )
-
-    starts = range(0, len(rows), pairs)
-    if len(starts) <= available_cores():
-        for start in starts:
-            score(start)
-    else:  # numpy leaves the interpreter's lock while it gathers, converts and sums
-        with ThreadPoolExecutor(available_cores()) as threads:
-            list(threads.map(score, starts))
-    return scores
 
 
 def _seconds(products: Products, tile: Embeddings) -> float:

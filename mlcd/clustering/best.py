@@ -1,0 +1,61 @@
+"""The largest products of each row, as they are found block by block.
+
+Shapes: B rows of a batch, M kept.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.certificate import Reach
+from mlcd.clustering.products import Hits
+
+
+class Best:
+    """The largest products seen, at most `kept` for each row; the threshold only rises.
+
+    Hits wait until they are as many as what is kept: by then few blocks add any, and settling each would cost more than
+    the few that a lower threshold lets through. `settle` after the last.
+    """
+
+    def __init__(
+        self, num_rows: int, kept: int, start_B: NDArray[np.float32] | None = None, reach: Reach | None = None
+    ) -> None:
+        self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
+        self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
+        self.threshold = np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
+        self._reach = reach
+        self._waiting: list[Hits] = []
+        self._num_waiting = 0
+
+    def add(self, hits: Hits, offset: int) -> None:
+        self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
+        self._num_waiting += len(hits.rows)
+        if self._num_waiting >= self.ids.size:
+            self.settle()
+
+    def settle(self) -> None:
+        if self._num_waiting == 0:
+            return
+        all_rows, columns, hit_scores = (
+            np.concatenate([getattr(waiting, name) for waiting in self._waiting])
+            for name in ("rows", "columns", "scores")
+        )
+        self._waiting, self._num_waiting = [], 0
+        order = np.argsort(all_rows, kind="stable")
+        rows = all_rows[order]
+        kept = self.ids.shape[1]
+        place = kept + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        touched, row_of_hit = np.unique(rows, return_inverse=True)
+        ids = np.full((len(touched), place.max() + 1), -1, dtype=np.int64)
+        scores = np.full(ids.shape, -np.inf, dtype=np.float32)
+        ids[:, :kept], scores[:, :kept] = self.ids[touched], self.scores[touched]
+        ids[row_of_hit, place], scores[row_of_hit, place] = columns[order], hit_scores[order]
+        dropped = ids.shape[1] - kept
+        chosen = np.argpartition(scores, dropped, axis=1)[:, dropped:]
+        self.ids[touched] = np.take_along_axis(ids, chosen, axis=1)
+        self.scores[touched] = np.take_along_axis(scores, chosen, axis=1)
+        # Whatever is dropped here is at most the smallest that stays.
+        least = self.scores[touched].min(axis=1)
+        if self._reach is not None:
+            least = np.maximum(least, self._reach.threshold(touched, self.scores[touched]))
+        self.threshold[touched] = np.maximum(self.threshold[touched], least)

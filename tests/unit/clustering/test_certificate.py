@@ -1,0 +1,21 @@
+import numpy as np
+import pytest
+import torch
+
+from mlcd.clustering.certificate import lowered, raised, score_slack
+from mlcd.clustering.nearest import CenterScan
+from mlcd.types import unit_rows
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch-fp32", "torch-bf16"])
+def test_the_bound_holds_for_every_product(name):
+    """The certificate's inequality itself, on adversarially rounded inputs."""
+    generator = np.random.default_rng(0)
+    z = unit_rows(generator.standard_normal((40, 256)) * generator.uniform(0.01, 1, (40, 256)))
+    centers = unit_rows(generator.standard_normal((512, 256)) ** 3)
+    exact = z.astype(np.float64) @ centers.astype(np.float64).T
+    scan = CenterScan(centers, products=name)
+    product = np.asarray(torch.as_tensor(scan.products.multiply(scan.products.load(z), 0, 512)).double())
+    slack = score_slack(z, scan.products, scan._norms)[:, None]
+    assert (exact <= raised(product, scan.products.rounding.output) + slack).all()
+    assert (exact >= lowered(product, scan.products.rounding.output) - slack).all()
