@@ -21,12 +21,13 @@ from mlcd.clustering.nearest_one import Basis, NearestOne
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.rows import ArrayRows, Rows, UnitRows
-from mlcd.clustering.seeding import distinct_rows, two_level
+from mlcd.clustering.seeding import SAMPLE_PER_CENTER, distinct_rows, two_level
 from mlcd.clustering.sums import ClusterSums
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings
 
 MANY_CLUSTERS: Final = 16_384  # above, the first centers are found in two levels
+_SEVERAL_CLUSTERS: Final = 2048  # from here on too, where rows abound: the first passes then find less to move
 _CELL_ITERATIONS: Final = 10
 _MANY_ROWS: Final = 16_384  # in one process: fewer do not repay finding out how to prune
 _MANY_COMPONENTS: Final = 64
@@ -215,9 +216,10 @@ def _first(rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, g
         if given.shape != (num_clusters, rows.dimension):
             raise InvalidInput(f"first centers {list(given.shape)} are not {[num_clusters, rows.dimension]}")
         return UnitRows(ArrayRows([given])).read(np.arange(num_clusters))
-    if num_clusters <= MANY_CLUSTERS:
-        return distinct_rows(rows, num_clusters, seed)
-    return two_level(rows, num_clusters, seed, _one_level, group)
+    rows_abound = rows.num_rows >= SAMPLE_PER_CENTER * num_clusters
+    if num_clusters > MANY_CLUSTERS or (num_clusters >= _SEVERAL_CLUSTERS and rows_abound):
+        return two_level(rows, num_clusters, seed, _one_level, group)
+    return distinct_rows(rows, num_clusters, seed)
 
 
 def _one_level(rows: Rows, num_clusters: int, seed: int) -> Embeddings:

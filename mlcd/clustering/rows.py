@@ -127,7 +127,14 @@ class FileRows:
         first, span = int(local[0]), int(local[-1] - local[0]) + 1
         if span <= _SPAN * len(local):
             return self._span(part, first, span)[local - first]
-        return np.concatenate([self._span(part, int(row), 1) for row in local])
+        offset, dtype = self._headers[part]
+        values = np.empty((len(local), self.dimension), dtype=dtype)
+        with self._paths[part].open("rb", buffering=0) as file:
+            for row, into in zip(local.tolist(), values, strict=True):
+                file.seek(offset + row * into.nbytes)
+                if file.readinto(into) != into.nbytes:
+                    raise ArtifactInvalid(f"{self._paths[part]} has been cut short", remedy="embed the images again")
+        return values.astype(np.float32, copy=False)
 
     def _span(self, part: int, start: int, num_rows: int) -> Embeddings:
         offset, dtype = self._headers[part]

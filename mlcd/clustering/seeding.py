@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.group import Group
 from mlcd.clustering.nearest_one import NearestOne
-from mlcd.clustering.rows import Rows, SelectedRows, lowest_hashed
+from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, SelectedRows, lowest_hashed
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
 
 _READ_TOGETHER: Final = 4096
-_SAMPLE_PER_CENTER: Final = 32  # rows of the two-level sample for each center wanted
+SAMPLE_PER_CENTER: Final = 32  # rows of the two-level sample for each center wanted
 _COARSE_SAMPLE: Final = 256  # rows of it that each coarse cell is found from
 _SAMPLE_STREAM: Final = 1  # second counter of the hash, so that the sample is not the first centers
 
@@ -49,9 +49,9 @@ def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, group:
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
-    sample = sampled(rows, _SAMPLE_PER_CENTER * num_clusters, seed)
+    sample = sampled(rows, SAMPLE_PER_CENTER * num_clusters, seed)
     num_coarse = max(2, round(num_clusters**0.5))
-    coarse = cluster(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1), num_coarse, seed)
+    coarse = cluster(_held(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1)), num_coarse, seed)
     cell_of, content_of = _cells(sample, coarse)
     num_distinct = _distinct_per_cell(cell_of, content_of, num_coarse)
     if num_distinct.sum() < num_clusters:
@@ -61,7 +61,9 @@ def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, group:
     centers = np.zeros((num_clusters, rows.dimension), dtype=np.float32)
     for cell in range(group.rank, num_coarse, group.size):
         if shares[cell]:
-            members = SelectedRows(sample, np.flatnonzero(cell_of == cell))
+            members: Rows = SelectedRows(sample, np.flatnonzero(cell_of == cell))
+            if members.num_rows <= max(num_clusters, BLOCK_ROWS):  # held, they take no more memory than the centers
+                members = _held(members)
             centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
     bits: Embeddings = group.sum(centers.view(np.int32)).view(np.float32)  # every row is zero in all processes but one
     return bits
@@ -90,6 +92,10 @@ def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
     if num_wanted >= rows.num_rows:
         return rows
     return SelectedRows(rows, np.sort(lowest_hashed(rows.num_rows, num_wanted, seed, _SAMPLE_STREAM)))
+
+
+def _held(rows: Rows) -> Rows:
+    return ArrayRows([rows.read(np.arange(rows.num_rows))])
 
 
 def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddings]:

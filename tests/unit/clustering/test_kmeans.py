@@ -12,6 +12,7 @@ from mlcd.clustering.centers import Centers, majority_names
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.clustering.quality import purity
+from mlcd.clustering.rows import FileRows
 from mlcd.errors import ArtifactInvalid, InvalidInput
 from mlcd.types import unit_rows
 
@@ -219,3 +220,22 @@ def test_the_centers_artifact_round_trips(tmp_path):
 def test_names_are_the_majority_of_known_classes():
     assignment = np.array([0, 0, 0, 1, 1, 2])
     assert majority_names(assignment, ["b", "a", "b", "z", "y", None], 4) == ("b", "y", None, None)
+
+
+@pytest.mark.slow
+def test_more_numbers_than_2_to_the_31(tmp_path):
+    """The same rows again and again move no center, however many they are."""
+    once = unit_rows(np.random.default_rng(0).standard_normal((8192, 512))).astype(np.float16)
+    repeats = 2**31 // once.size + 1
+    with (tmp_path / "rows.npy").open("wb") as file:
+        shape = {"descr": "<f2", "fortran_order": False, "shape": (repeats * len(once), 512)}
+        np.lib.format.write_array_header_1_0(file, shape)
+        for _ in range(repeats):
+            once.tofile(file)
+    start = unit_rows(once[:3].astype(np.float32))
+    alone = kmeans([once], 3, iterations=1, start=start)
+    result = kmeans(FileRows([tmp_path / "rows.npy"]), 3, iterations=1, start=start)
+    assert result.sizes.tolist() == (repeats * alone.sizes).tolist()
+    assert result.centers == pytest.approx(alone.centers, abs=1e-7)
+    assert result.objective == pytest.approx(alone.objective, abs=1e-9)
+    assert np.array_equal(result.assignment.reshape(repeats, -1), np.broadcast_to(alone.assignment, (repeats, 8192)))

@@ -46,6 +46,27 @@ def test_rows_are_read_by_number_in_any_order(rows):
     assert rows.read(dense).tobytes() == ROWS[dense].tobytes()
 
 
+def test_rows_of_a_file_with_more_than_2_to_the_31_numbers(tmp_path):
+    """Positions do not fit 32 bits; the file is sparse but for its last rows."""
+    num_rows, dimension = 2**19 + 3, 4096
+    values = np.lib.format.open_memmap(tmp_path / "sparse.npy", "w+", np.float32, (num_rows, dimension))
+    last = np.random.default_rng(0).standard_normal((3, dimension), dtype=np.float32)
+    values[-3:] = last
+    del values
+    rows = FileRows([tmp_path / "sparse.npy"])
+    assert rows.read(np.array([num_rows - 1, num_rows - 3])).tobytes() == last[[2, 0]].tobytes()
+    assert rows.read(np.array([num_rows - 1, 5])).tobytes() == np.stack([last[2], np.zeros_like(last[0])]).tobytes()
+    [(first, block)] = rows.blocks(num_rows - 3, num_rows)
+    assert (first, block.tobytes()) == (num_rows - 3, last.tobytes())
+
+
+def test_a_file_cut_short_while_it_is_read_is_named(tmp_path):
+    rows = in_files(tmp_path)
+    (tmp_path / "2.npy").write_bytes((tmp_path / "2.npy").read_bytes()[:-8])
+    with pytest.raises(ArtifactInvalid, match=r"2\.npy has been cut short"):
+        rows.read(np.array([12_000, 19_999]))
+
+
 def test_float16_files_are_widened_and_other_files_refused(tmp_path):
     assert in_files(tmp_path, np.float16).read(np.array([4]))[0] == pytest.approx(ROWS[4], abs=1e-3)
     np.save(tmp_path / "whole.npy", np.arange(6).reshape(2, 3))

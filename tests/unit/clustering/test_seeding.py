@@ -61,6 +61,16 @@ def test_two_levels_start_about_as_well_as_one_ends(monkeypatch):
     assert (result.sizes > 0).all()
 
 
+@pytest.mark.parametrize(("num_clusters", "better"), [(93, True), (94, False), (49, False)])
+def test_several_clusters_start_in_two_levels_where_rows_abound(monkeypatch, num_clusters, better):
+    monkeypatch.setattr(trainer, "_SEVERAL_CLUSTERS", 50)
+    [first] = kmeans([ROWS[:2976]], num_clusters, seed=0, iterations=0).objective  # 32 rows for each of 93 clusters
+    random = distinct_rows(ArrayRows([ROWS[:2976]]), num_clusters, 0)
+    [drawn] = kmeans([ROWS[:2976]], num_clusters, start=random, iterations=0).objective
+    assert (first > 1.05 * drawn) is better
+    assert better or first == drawn
+
+
 def test_two_levels_refuse_and_serve_few_distinct_rows():
     rows = ArrayRows([np.repeat(ROWS[:50], 20, axis=0)])
     assert len({row.tobytes() for row in two_level(rows, 50, 0, one_level, Alone())}) == 50
