@@ -4,6 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SDK := .venv-sdk
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup demo test test-slow lint types fmt bench docs clean
+.PHONY: help setup demo test test-slow test-sdk lint types fmt bench docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +40,14 @@ test: setup ## all tests that need no GPU, no Docker and no patience
 test-slow: setup ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
+test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangChain, LlamaIndex and Triton, against a server
+	@$(SDK)/bin/python -m pytest -c tests/sdk/pytest.ini tests/sdk $(PYTEST_ARGS)
+
+$(SDK)/.installed: tests/sdk/requirements.txt | setup
+	@test -x $(SDK)/bin/python || $(PYTHON) -m venv $(SDK)
+	@$(SDK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 lint: setup ## style and layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -58,4 +67,4 @@ docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

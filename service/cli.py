@@ -3,19 +3,28 @@
 import asyncio
 import errno
 import logging
+import math
+import os
 import signal
 import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import click
 import uvicorn
 
 from mlcd.errors import ConfigInvalid, Conflict
 from service.app import create_app
-from service.resources import open_resources
+from service.memory import return_large_blocks
+from service.resources import Resources, open_resources
 from service.settings import Settings, read_settings
 
-_GRACE_S = 3
-_BACKLOG = 2048
+_BACKLOG: Final = 2048
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+_MARGIN_S: Final = 3.0  # to cancel what is left, and to close everything
 
 
 @click.command()
@@ -27,6 +36,9 @@ _BACKLOG = 2048
 def serve(**options: object) -> None:
     """Serve a model over REST. Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …"""
     settings = read_settings(options)
+    return_large_blocks()
+    # Loading a model takes a while, in which a SIGTERM must be heard too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.WARNING)
     listener = _listen(settings)
     try:
@@ -57,19 +69,57 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with open_resources(settings, lambda line: click.echo(f"mlcd: {line}", err=True)) as resources:
         config = uvicorn.Config(
             create_app(resources),
+            lifespan="off",
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=math.ceil(settings.grace_s),
         )
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        centers = len(resources.centers.vectors) if resources.centers else 0
-        click.echo(
-            f"serving {resources.encoder.name} ({resources.encoder.engine}, {centers} centers, collections:"
-            f" {', '.join(resources.collections) or 'none'}) on http://{shown}:{port}",
-        )
-        # uvicorn raises the signal again when it has drained; what is open here is still to be closed.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        await uvicorn.Server(config).serve(sockets=[listener])
+        server = _Server(config)
+        stop = _Stop(server, resources)
+        for number in _STOPS:
+            asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
+        _announce(resources, listener)
+        await server.serve(sockets=[listener])
+
+
+def _announce(resources: Resources, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    centers = len(resources.centers.vectors) if resources.centers else 0
+    click.echo(
+        f"serving {resources.encoder.name} ({resources.encoder.engine}, {centers} centers, collections:"
+        f" {', '.join(resources.collections) or 'none'}) on http://{shown}:{port}",
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: the server has to go on serving for a while after one."""
+        yield
+
+
+class _Stop:
+    """The end of serving: not ready at once, served for a while still, then what is in flight, and no longer."""
+
+    def __init__(self, server: uvicorn.Server, resources: Resources) -> None:
+        self._server, self._resources = server, resources
+        self._under_way = False
+
+    def requested(self, number: int) -> None:
+        """By a signal; a second one ends the process as it would have without us, and the engine's ends with it."""
+        if self._under_way:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._under_way = True
+        settings = self._resources.settings
+        self._resources.readiness.draining = True
+        asyncio.get_running_loop().call_later(settings.drain_s, self._stop_listening)
+        # Whatever hangs, a decoder's thread or the loop itself: the end is bounded.
+        last = threading.Timer(settings.drain_s + settings.grace_s + _MARGIN_S, os._exit, (1,))
+        last.daemon = True
+        last.start()
+
+    def _stop_listening(self) -> None:
+        self._server.should_exit = True

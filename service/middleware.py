@@ -1,23 +1,34 @@
-"""Around every request: an id, the body cap, the deadline, the measurement."""
+"""Around every request: an id, the deadline, the bounds on its body, the measurement; and it ends with its client."""
 
 import asyncio
 import re
 import time
 import uuid
 from collections.abc import Awaitable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
-from service.problems import BadRequest, TooLarge
+from service.dispatch.engine import down
+from service.problems import COMES_BACK, BadRequest, TooLarge, handle_unexpected
+from service.resources import Resources
 
 _Result = TypeVar("_Result")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_CLIENT_GONE: Final = 499
+"""nginx's status for it, in metrics only: nobody is there to read it."""
+_SERVER_TIMING: Final = b"server-timing"
+_OURS: Final = (b"x-request-id", b"retry-after", _SERVER_TIMING)
 
 
 class RequestMiddleware:
-    """Gives each request an id (its own X-Request-Id where that is harmless) and counts it when it is answered."""
+    """Gives each request an id (its own X-Request-Id where that is harmless) and a deadline, and counts its answer.
+
+    `request.state.deadline` is by the loop's clock, from the request's first byte; a body that is not here by then is
+    answered 504. A request whose client leaves is cancelled.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -26,34 +37,94 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-        started = time.perf_counter()
-        status = 500
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                elapsed_ms = 1000 * (time.perf_counter() - started)
-                message["headers"] = [
-                    *((name, value) for name, value in message.get("headers", []) if name != b"x-request-id"),
-                    (b"x-request-id", request_id.encode()),
-                    (b"server-timing", f"total;dur={elapsed_ms:.1f}".encode()),
-                ]
-            await send(message)
-
+        exchange = _Exchange(scope, receive, send)
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            if not exchange.client_gone:
+                raise
+        except Exception as error:
+            # Past this place the server would log the error with the library's text in it.
+            if exchange.answered:
+                raise
+            answer = await handle_unexpected(Request(scope), error)
+            await answer(scope, exchange.receive, exchange.send)
         finally:
-            metrics = scope["app"].state.resources.metrics
-            metrics.request(_route_of(scope), status, time.perf_counter() - started)
+            exchange.end()
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._resources: Resources = scope["app"].state.resources
+        self._state: dict[str, Any] = scope.setdefault("state", {})
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        self._id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
+        self._deadline = asyncio.get_running_loop().time() + self._resources.settings.limits.deadline_s
+        self._state.update(request_id=self._id, deadline=self._deadline)
+        self._started = time.perf_counter()
+        self._status = 500
+        self._handler = asyncio.current_task()
+        self._complete = self._late = False
+        self.answered = False
+        self._watcher: asyncio.Task[None] | None = None
+        self.client_gone = False
+
+    async def receive(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError as error:
+            self._late = True
+            raise DeadlineExceeded("the request did not come in time", remedy="send fewer images at once") from error
+        if message["type"] == "http.disconnect":
+            self.client_gone = True
+        elif not message.get("more_body", False):
+            self._complete = True
+            self._watcher = asyncio.create_task(self._watch(), name="client-watcher")
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.answered, self._status = True, message["status"]
+            given = message.get("headers", [])
+            stages = [value for name, value in given if name == _SERVER_TIMING]
+            kept = [(name, value) for name, value in given if name not in _OURS]
+            message["headers"] = [*kept, *self._headers(stages)]
+        await self._send(message)
+
+    def end(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        status = _CLIENT_GONE if self.client_gone else self._status
+        self._resources.metrics.request(_route_of(self._scope), status, time.perf_counter() - self._started)
+
+    async def _watch(self) -> None:
+        """The server tells of a client's leaving only to who asks."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.answered and self._handler is not None:
+            self.client_gone = True
+            self._handler.cancel()
+
+    def _headers(self, stages: list[bytes]) -> list[tuple[bytes, bytes]]:
+        total_ms = 1000 * (time.perf_counter() - self._started)
+        timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
+        headers = [(b"x-request-id", self._id.encode()), (_SERVER_TIMING, timing)]
+        if self._status in COMES_BACK:
+            headers.append((b"retry-after", str(self._resources.retry_after_s).encode()))
+        if self._late:
+            headers.append((b"connection", b"close"))
+        return headers
 
 
 class BodyLimitMiddleware:
-    """Refuses a body over the limit: by its stated length at once, else while it streams in."""
+    """Refuses a body over the limit, or that the server has no room for: by its stated length at once, else while it
+    streams in. What can only be images is refused before its body while no image would be admitted.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,36 +133,68 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = scope["app"].state.resources.settings.limits.max_body_bytes
-        stated = dict(scope["headers"]).get(b"content-length", b"0")
-        received = 0
+        body = _Body(scope, receive)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.give_back()
 
-        async def receive_limited() -> Message:
-            nonlocal received
-            if not stated.isdigit():
-                raise BadRequest("the Content-Length header is not a number")
-            if int(stated) > limit:
-                raise _too_large(limit)
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise _too_large(limit)
-            return message
 
-        await self._app(scope, receive_limited, send)
+class _Body:
+    """Bytes of one request's body, within its own limit and the server's."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._receive = receive
+        self._resources: Resources = scope["app"].state.resources
+        self._limit = self._resources.settings.limits.max_body_bytes
+        headers = dict(scope["headers"])
+        self._stated = headers.get(b"content-length", b"0")
+        self._of_images = headers.get(b"content-type", b"").lower().startswith((b"image/", b"multipart/form-data"))
+        self._checked = False
+        self._received = self._taken = 0
+
+    async def receive(self) -> Message:
+        if not self._checked:
+            self._check_before()
+            self._checked = True
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        if self._received > self._limit:
+            raise _too_large(self._limit)
+        self._take(self._received)
+        return message
+
+    def give_back(self) -> None:
+        self._resources.admission.give_bytes(self._taken)
+
+    def _check_before(self) -> None:
+        if not self._stated.isdigit():
+            raise BadRequest("the Content-Length header is not a number")
+        if int(self._stated) > self._limit:
+            raise _too_large(self._limit)
+        if self._of_images and not self._resources.engine.up:
+            raise down()
+        if self._of_images and self._resources.admission.full:
+            raise self._resources.admission.refusal("images")
+        self._take(int(self._stated))
+
+    def _take(self, num: int) -> None:
+        if num > self._taken:
+            self._resources.admission.take_bytes(num - self._taken)
+            self._taken = num
 
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is larger than {limit} bytes", limit="max_body_bytes")
 
 
-async def within_deadline(awaitable: Awaitable[_Result], seconds: float) -> _Result:
-    """The result, or DeadlineExceeded; the work is cancelled."""
+async def within_deadline(awaitable: Awaitable[_Result], deadline: float) -> _Result:
+    """The result, or DeadlineExceeded once the loop's clock passes `deadline`; the work is then cancelled."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout_at(deadline):
             return await awaitable
     except TimeoutError as error:
-        raise DeadlineExceeded(f"not answered within {seconds:g} s", remedy="send fewer images at once") from error
+        raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once") from error
 
 
 def _route_of(scope: Scope) -> str:

@@ -1,9 +1,10 @@
-"""Error class to status and body: the only place with status codes.
-
-Own routes speak RFC 9457 (`application/problem+json`), the OpenAI route speaks OpenAI's shape.
-"""
+"""Error class to status and name: the only place with status codes. `service.dialects` gives them their shape."""
 
 import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final
 
 import orjson
@@ -25,6 +26,7 @@ from mlcd.errors import (
     Overloaded,
     Unavailable,
 )
+from service.dialects import Refusal, dialect_of
 
 _log = logging.getLogger("mlcd.service")
 
@@ -56,9 +58,16 @@ class Unsupported(InvalidInput):
 class StrictBatch(InvalidInput):
     """One image of a batch failed on a route that knows no partial answer."""
 
-    def __init__(self, index: int, rejection: ImageRejected) -> None:
+    def __init__(self, index: int, rejection: ImageRejected, *, param: str) -> None:
         super().__init__(f"image {index}: {rejection.message}", remedy=rejection.remedy)
         self.index, self.rejection = index, rejection
+        self.param = param
+
+    @classmethod
+    def first_of(cls, errors: Mapping[int, ImageRejected], *, param: str = "input[{index}]") -> "StrictBatch":
+        """param: the field's name in the client's own words."""
+        index = min(errors)
+        return cls(index, errors[index], param=param.format(index=index))
 
 
 STATUS: Final[dict[type[MlcdError], int]] = {
@@ -79,10 +88,12 @@ STATUS: Final[dict[type[MlcdError], int]] = {
     MlcdError: 500,
 }
 _IMAGE_STATUS: Final = {"too-many-bytes": 413, "too-many-pixels": 413, "unsupported-format": 415}
+_IMAGE_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
 _UNPROCESSABLE: Final = 422
 _SERVER_FAULT: Final = 500
-_RETRY_AFTER_S: Final = "1"
-_TITLES: Final = {
+COMES_BACK: Final = (429, 503)
+"""Statuses after which a client should try again; with Retry-After."""
+TITLES: Final = {
     400: "Malformed request",
     404: "Not found",
     405: "Method not allowed",
@@ -95,6 +106,31 @@ _TITLES: Final = {
     500: "Internal error",
     503: "Unavailable",
     504: "Deadline exceeded",
+}
+_PLACES: Final = 12
+_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_BRANCHES: Final = ("str", "int", "float", "bool")
+_OTHER_FAULT: Final = "is not what it can be"
+# What pydantic finds wrong, in our words: its own may hold what the client sent.
+_FAULTS: Final = {
+    "missing": "is required",
+    "extra_forbidden": "is not known here",
+    "literal_error": "must be one of {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    "int_type": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
 }
 
 
@@ -111,83 +147,92 @@ def item_error(index: int, rejection: ImageRejected) -> dict[str, Any]:
     return {
         "index": index,
         "type": rejection.reason,
-        "title": _TITLES[status_of(rejection)],
+        "title": TITLES[status_of(rejection)],
         "detail": str(rejection),
     }
+
+
+def name_of(status: int) -> str:
+    """Stable: what programs may compare."""
+    return TITLES.get(status, "Error").lower().replace(" ", "-")
+
+
+def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
+    """The first of pydantic's findings, naming the field and nothing that the client sent."""
+    first = next(iter(errors))
+    places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    # Of a union each branch has a finding of its own, under a name that is no field.
+    field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
+    fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
+    param = ".".join(str(part) for part in field) or None
+    return BadRequest(f"{param or 'a field'} {fault.format_map(first.get('ctx', {}))}", param=param)
+
+
+def _is_field(part: str) -> bool:
+    return part not in _BRANCHES and _FIELD.fullmatch(part) is not None
 
 
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlcdError)
     status = status_of(error)
-    if status >= _SERVER_FAULT:
-        _log.error("request %s: %s", _request_id(request), error, exc_info=error)
+    if status >= _SERVER_FAULT and not isinstance(error, Unavailable):  # those are counted: load must not fill a log
+        _log.error("request %s: %s (%s)", _request_id(request), error, _places(error))
     # The text of a server fault names files and versions: that is for the log, not for the client.
     detail = str(error) if status != _SERVER_FAULT else "the server is misconfigured; its log says how"
-    extra: dict[str, Any] = {}
+    refusal = replace(_refusal(request, status, detail), param=getattr(error, "param", None))
     if isinstance(error, TooLarge):
-        extra["limit"] = error.limit
+        refusal = replace(refusal, limit=error.limit)
     if isinstance(error, StrictBatch):
-        extra["index"] = error.index
-    return _respond(request, status, detail, extra, param=_param(error))
+        reason = error.rejection.reason
+        refusal = replace(refusal, name=reason, index=error.index, limit=_IMAGE_LIMIT.get(reason))
+    return _respond(refusal)
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    return _respond(request, 400, f"{where}: {first['msg']}", {}, param=where or None)
+    return await handle_mlcd_error(request, bad_field(error.errors()))
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     details = {404: "there is no such route", 405: "this route does not take that method"}
     detail = details.get(error.status_code, "the request cannot be read")
-    return _respond(request, error.status_code, detail, {}, param=None, headers=dict(error.headers or {}))
+    return _respond(_refusal(request, error.status_code, detail), dict(error.headers or {}))
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:
-    _log.error("request %s failed", _request_id(request), exc_info=error)
-    return _respond(request, _SERVER_FAULT, "the server failed; its log knows why under the request id", {}, param=None)
+    # Where it happened and not what the library said: that text may hold what the client sent.
+    _log.error("request %s failed: %s (%s)", _request_id(request), type(error).__name__, _places(error))
+    return _respond(_refusal(request, _SERVER_FAULT, "the server failed; its log knows where, under the request id"))
+
+
+def _places(error: BaseException) -> str:
+    """Modules and lines that the error came through, outermost first, with those of its cause."""
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        places.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    cause = error.__cause__
+    behind = "" if cause is None else f" from {type(cause).__name__} {_places(cause)}"
+    return " > ".join(places[-_PLACES:]) + behind
 
 
 def _request_id(request: Request) -> str:
     return str(request.scope.get("state", {}).get("request_id", ""))
 
 
-def _param(error: MlcdError) -> str | None:
-    if isinstance(error, StrictBatch):
-        return f"input[{error.index}]"
-    return error.param if isinstance(error, BadRequest) else None
+def _refusal(request: Request, status: int, detail: str) -> Refusal:
+    return Refusal(
+        status=status,
+        name=name_of(status),
+        title=TITLES.get(status, "Error"),
+        detail=detail,
+        instance=request.url.path,
+        request_id=_request_id(request),
+    )
 
 
-def _respond(
-    request: Request,
-    status: int,
-    detail: str,
-    extra: dict[str, Any],
-    *,
-    param: str | None,
-    headers: dict[str, str] | None = None,
-) -> Response:
-    request_id = _request_id(request)
-    if request.url.path.removeprefix("/v1") == "/embeddings":
-        kind = "server_error" if status >= _SERVER_FAULT else "invalid_request_error"
-        body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": param, "code": None}}
-        media_type = "application/json"
-    else:
-        body = {
-            "type": "about:blank",
-            "title": _TITLES.get(status, "Error"),
-            "status": status,
-            "detail": detail,
-            "instance": request.url.path,
-            "request_id": request_id,
-            **extra,
-        }
-        media_type = "application/problem+json"
-    headers = {
-        "X-Request-Id": request_id,
-        **(headers or {}),
-        **({"Retry-After": _RETRY_AFTER_S} if status in (429, 503) else {}),
-    }
-    return Response(orjson.dumps(body), status, headers, media_type)
+def _respond(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    dialect = dialect_of(refusal.instance)
+    headers = {"X-Request-Id": refusal.request_id, **(headers or {})}
+    return Response(orjson.dumps(dialect.render(refusal)), refusal.status, headers, dialect.media_type)

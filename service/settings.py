@@ -3,9 +3,9 @@
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mlcd.encoders.base import EngineName
@@ -29,8 +29,21 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     """Labels or matches per image."""
     max_queued_images: Annotated[int, Field(gt=0)] = 512
     """Images admitted at one time; beyond it requests are refused with 429."""
+    max_queued_pixels: Annotated[int, Field(gt=0)] = 2_000_000_000
+    """Pixels of the images admitted at one time, by their headers: what decoding them costs (10 ms a million)."""
+    max_queued_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+    """Bytes of request bodies held at one time; beyond it requests are refused before their bodies are read."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
-    """A request that is not answered by then gets 504."""
+    """A request that is not answered by then gets 504, counted from its first byte."""
+
+    @model_validator(mode="after")
+    def _one_request_fits(self) -> Self:
+        for whole, part in (("max_queued_bytes", "max_body_bytes"), ("max_queued_pixels", "max_pixels")):
+            if getattr(self, whole) < getattr(self, part):
+                raise ValueError(f"{whole} must not be less than {part}")
+        if self.max_queued_images < self.max_images:
+            raise ValueError("max_queued_images must not be less than max_images")
+        return self
 
 
 class Settings(BaseSettings):
@@ -42,7 +55,8 @@ class Settings(BaseSettings):
     """A directory made by `mlcd export`, other weights as it takes them, an .onnx file with its JSON, hog or pixels."""
     centers: str | None = None
     """Centers to label with; default: those shipped in the model's directory."""
-    engine: EngineName = "auto"
+    engine: EngineName | Literal["fake"] = "auto"
+    """fake: of fixed latency, for load tests; only with a model fake:…, and never the other way round."""
     precision: Literal["fp32", "bf16"] = "fp32"
     exif: ExifPolicy | None = None
     """What orientation tags do, other than the model's preprocessing says; another fingerprint."""
@@ -50,6 +64,8 @@ class Settings(BaseSettings):
     """exact or fast (JPEG at a fraction of its size), other than the model's preprocessing says; as exif."""
     state_dir: str | None = None
     """Holds collections/NAME, each made by `mlcd index`."""
+    approximate: bool = False
+    """Make the approximate labels of /v1/labels?mode=approximate ready at start, audited on the collections."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     max_batch: Annotated[int, Field(ge=1)] = 32
@@ -58,7 +74,19 @@ class Settings(BaseSettings):
     """Threads of an engine on the CPU; 0 takes one per core that the process may use."""
     decode_threads: Annotated[int, Field(ge=0)] = 0
     """Threads that decode images; 0 takes one per core."""
+    batch_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """A batch that takes longer, and ten times as long as the largest at start, hangs: the engine is started again."""
+    drain_s: Annotated[float, Field(ge=0)] = 1.0
+    """After SIGTERM the server is not ready but goes on serving for so long, until the balancer has noticed."""
+    grace_s: Annotated[float, Field(ge=0)] = 8.0
+    """Then requests in flight have so long to finish."""
     limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _fake_is_meant(self) -> Self:
+        if (self.engine == "fake") != self.model.startswith("fake:"):
+            raise ValueError("engine fake and a model fake:… are for load tests, and go together only")
+        return self
 
 
 def read_settings(overrides: Mapping[str, Any]) -> Settings:
@@ -76,10 +104,10 @@ def read_settings(overrides: Mapping[str, Any]) -> Settings:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        name = _PREFIX + "__".join(str(part).upper() for part in first["loc"])
+        name = _PREFIX + ("__".join(str(part).upper() for part in first["loc"]) or "ENGINE")
         if first["type"] == "missing":
             raise ConfigInvalid(f"{name} is not set", remedy="give --model or set it") from error
-        raise ConfigInvalid(f"{name}: {first['msg'].lower()}") from error
+        raise ConfigInvalid(f"{name}: {first['msg'].removeprefix('Value error, ').lower()}") from error
 
 
 def setting_names() -> list[str]:

@@ -40,15 +40,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """200 scanned digits of scikit-learn as PNG files, one sub-folder per digit."""
-    from sklearn.datasets import load_digits
-
-    folder = tmp_path_factory.mktemp("digits")
-    data = load_digits()
-    for number in range(200):
-        path = folder / str(data.target[number]) / f"{number:04d}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray((data.images[number] * 255 / 16).astype(np.uint8)).save(path)
-    return folder
+    return write_digits(tmp_path_factory.mktemp("digits"), 200)
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +67,17 @@ def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
     result = run_mlcd("demo", "--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
     assert result.returncode == 0, result.stderr
     return out
+
+
+def write_digits(folder: Path, num: int) -> Path:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    for number in range(num):
+        path = folder / str(data.target[number]) / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((data.images[number] * 255 / 16).astype(np.uint8)).save(path)
+    return folder
 
 
 def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.CompletedProcess[str]:

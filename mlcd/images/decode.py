@@ -86,11 +86,22 @@ def decode_scaled(
     return _decode(data, shortest=shortest, exif=exif, limits=limits)
 
 
+def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
+    """Width times height, by the header alone. Raises ImageRejected where `decode` would for what a header says."""
+    _check_length(data, limits)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with _open(data, limits) as image:
+                return image.width * image.height
+    except ImageRejected:
+        raise
+    except Exception as error:  # as in _decode
+        raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
+
+
 def _decode(data: bytes, *, shortest: int | None, exif: ExifPolicy, limits: DecodeLimits) -> Scaled:
-    if not data:
-        raise ImageRejected("empty", "the file is empty")
-    if len(data) > limits.max_bytes:
-        raise ImageRejected("too-many-bytes", f"{len(data)} bytes, more than the limit of {limits.max_bytes}")
+    _check_length(data, limits)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata; errors still raise
@@ -118,6 +129,13 @@ def _upright(
     top = slack[1] if turn in _BOTTOM_TO_TOP else 0
     rgb = _to_rgb(picture if turn is None else picture.transpose(turn))
     return Scaled(rgb, (left, top, left + width, top + height), full_size)
+
+
+def _check_length(data: bytes, limits: DecodeLimits) -> None:
+    if not data:
+        raise ImageRejected("empty", "the file is empty")
+    if len(data) > limits.max_bytes:
+        raise ImageRejected("too-many-bytes", f"{len(data)} bytes, more than the limit of {limits.max_bytes}")
 
 
 def _open(data: bytes, limits: DecodeLimits) -> Image.Image:

@@ -4,6 +4,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from mlcd.errors import NotFound
 from service.resources import Resources
 
 
@@ -12,3 +13,9 @@ def _resources(request: Request) -> Resources:
 
 
 Opened = Annotated[Resources, Depends(_resources)]
+
+
+def check_model(name: str, resources: Resources) -> None:
+    """Raises NotFound for any model but the one that is served."""
+    if name != resources.encoder.name:
+        raise NotFound("there is no such model", remedy=f"use {resources.encoder.name}")

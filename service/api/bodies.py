@@ -1,45 +1,27 @@
-"""Request bodies to image bytes: multipart files, one raw image, or data-URIs in JSON."""
+"""Request bodies: multipart files, one raw image, or JSON."""
 
 import asyncio
-import base64
-import binascii
 import math
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import orjson
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings, unit_rows
-from service.problems import BadRequest, TooLarge, Unsupported
+from service.problems import BadRequest, TooLarge, Unsupported, bad_field
 from service.settings import Limits
 
 # The body cap bounds their bytes; this bounds the work of parsing them.
 _MAX_FORM_PARTS: Final = 1000
 MEDIA_TYPES: Final = ("multipart/form-data", "image/*", "application/octet-stream", "application/json")
-_OPENAPI_CONTENT: Final[dict[str, Any]] = {
-    "multipart/form-data": {
-        "schema": {
-            "type": "object",
-            "required": ["files"],
-            "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-        }
-    },
-    "image/*": {"schema": {"type": "string", "format": "binary"}},
-}
-
-
-def openapi_body(json_schema: dict[str, Any] | None = None) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body with `read_images`."""
-    content = dict(_OPENAPI_CONTENT)
-    if json_schema is not None:
-        content["application/json"] = {"schema": json_schema}
-    return {"requestBody": {"required": True, "content": content}}
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def media_type(request: Request) -> str:
@@ -53,10 +35,13 @@ async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRej
         return await _read_form(request, limits)
     if kind.startswith("image/") or kind == "application/octet-stream":
         return [await read_body(request)]
-    raise Unsupported(f"this route does not take {kind or 'a body without Content-Type'}", remedy=f"send {MEDIA_TYPES}")
+    raise Unsupported("this route does not take that Content-Type", remedy=f"send one of {', '.join(MEDIA_TYPES)}")
 
 
 async def read_body(request: Request) -> bytes:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", ""):
+        raise Unsupported("compressed bodies are not taken", remedy="send the body without Content-Encoding")
     try:
         return await request.body()
     except ClientDisconnect as error:
@@ -65,7 +50,13 @@ async def read_body(request: Request) -> bytes:
 
 async def read_json(request: Request, pool: Executor) -> dict[str, Any]:
     """A JSON object, parsed in `pool`: a large one would hold up everybody else."""
-    body = await read_body(request)
+    kind = media_type(request)
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise Unsupported("this route takes JSON", remedy="send Content-Type: application/json")
+    return await parse_json(await read_body(request), pool)
+
+
+async def parse_json(body: bytes | memoryview, pool: Executor) -> dict[str, Any]:
     try:
         content = await asyncio.get_running_loop().run_in_executor(pool, orjson.loads, body)
     except orjson.JSONDecodeError as error:
@@ -73,6 +64,14 @@ async def read_json(request: Request, pool: Executor) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadRequest("the body is not a JSON object")
     return content
+
+
+def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
+    """Raises BadRequest naming the first field that is wrong."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise bad_field(error.errors(include_url=False, include_input=False)) from None
 
 
 async def _read_form(request: Request, limits: Limits) -> list[bytes | ImageRejected]:
@@ -101,21 +100,6 @@ def _check_files(files: list[UploadFile], limits: Limits) -> None:
 def check_count(num: int, limits: Limits) -> None:
     if num > limits.max_images:
         raise TooLarge(f"{num} items in one request, more than {limits.max_images}", limit="max_images")
-
-
-def image_from_uri(value: Any) -> bytes | ImageRejected:
-    """A data-URI to its bytes. Anything else is refused: never a path, and URLs only where fetching is on."""
-    if not isinstance(value, str):
-        return ImageRejected("unreadable", "an image must be a data-URI", remedy="data:image/jpeg;base64,…")
-    if value.startswith(("http://", "https://")):
-        return ImageRejected("unreadable", "fetching URLs is off", remedy="send the image itself as a data-URI")
-    head, separator, payload = value.partition(",")
-    if not separator or not head.startswith("data:") or not head.endswith(";base64"):
-        return ImageRejected("unreadable", "an image must be a data-URI", remedy="data:image/jpeg;base64,…")
-    try:
-        return base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError):
-        return ImageRejected("unreadable", "the data-URI is not valid base64")
 
 
 def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddings:

@@ -1,27 +1,43 @@
 """One class center: what it stands for."""
 
-from typing import Annotated, Any
+import asyncio
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
+from starlette.responses import Response
 
 from mlcd.errors import NotFound
 from service.api.access import Opened
-from service.api.answers import provenance
-from service.api.labels import opened_centers
+from service.api.answers import headers, json_answer, provenance
+from service.api.labels import opened_lookup
+from service.api.schemas.own import DescribedCenter
+from service.middleware import within_deadline
+from service.resources import Resources
 
 router = APIRouter(tags=["labels"])
 
-_NUM_NEIGHBORS = 8
+_NUM_NEIGHBORS: Final = 8
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": DescribedCenter}, 404: {}, 504: {}}
 
 
-@router.get("/v1/centers/{center}")
-def describe_center(center: Annotated[int, Path(ge=0)], resources: Opened) -> dict[str, Any]:
+@router.get("/v1/centers/{center}", response_class=Response, responses=_ANSWERS)
+async def describe_center(request: Request, center: Annotated[int, Path(ge=0)], resources: Opened) -> Response:
     """Size, name, the nearest other centers, and the nearest items of each collection as examples."""
-    centers, scan = opened_centers(resources)
+    centers = opened_lookup(resources).centers
     if center >= len(centers.vectors):
-        raise NotFound(f"there is no center {center}", remedy=f"ids go from 0 to {len(centers.vectors) - 1}")
+        raise NotFound("there is no such center", remedy=f"ids go from 0 to {len(centers.vectors) - 1}")
+    loop = asyncio.get_running_loop()
+    description = await within_deadline(
+        loop.run_in_executor(resources.compute, _describe, center, resources), request.state.deadline
+    )
+    return json_answer(description, headers(resources, centers=centers.digest))
+
+
+def _describe(center: int, resources: Resources) -> dict[str, Any]:
+    lookup = opened_lookup(resources)
+    centers = lookup.centers
     vector = centers.vectors[center : center + 1]
-    near = scan.nearest(vector, min(_NUM_NEIGHBORS + 1, len(centers.vectors)))
+    near = lookup.scan.nearest(vector, min(_NUM_NEIGHBORS + 1, len(centers.vectors)))
     neighbors = [
         {"id": int(other), "similarity": float(score), "name": centers.name(int(other))}
         for other, score in zip(near.ids[0], near.scores[0], strict=True)

@@ -1,7 +1,7 @@
 """Search in collections of indexed images."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -9,42 +9,50 @@ from starlette.responses import Response
 from mlcd.collections.snapshot import Snapshot
 from mlcd.errors import NotFound
 from service.api.access import Opened
-from service.api.answers import json_answer, provenance
-from service.api.bodies import media_type, openapi_body, read_json
-from service.api.queries import JSON_SCHEMA, Queries, queries_from_json, read_queries
-from service.problems import BadRequest, TooLarge, item_error
+from service.api.answers import headers, json_answer, provenance
+from service.api.bodies import media_type, read_json
+from service.api.document import image_body
+from service.api.queries import Queries, check_top, given_fields, queries_from_json, read_queries
+from service.api.schemas.own import Collection, CollectionList, FoundItems, SearchRequest
+from service.middleware import within_deadline
+from service.problems import BadRequest, item_error
 from service.resources import Resources
 
 router = APIRouter(tags=["collections"])
 
-_SEARCH_SCHEMA = {
-    **JSON_SCHEMA,
-    "properties": {
-        **JSON_SCHEMA["properties"],
-        "id": {"type": "string", "description": "the key of an indexed item"},
-    },
-}
+_LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Collection}, 404: {}}
+_FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}}
 
 
-@router.get("/v1/collections")
-async def list_collections(resources: Opened) -> dict[str, Any]:
-    return {"collections": [_describe(name, snapshot) for name, snapshot in resources.collections.items()]}
+@router.get("/v1/collections", response_class=Response, responses=_LIST)
+async def list_collections(resources: Opened) -> Response:
+    """Everything that can be searched."""
+    described = [_describe(name, snapshot) for name, snapshot in resources.collections.items()]
+    return json_answer({"collections": described}, headers(resources))
 
 
-@router.get("/v1/collections/{name}")
-async def describe_collection(name: str, resources: Opened) -> dict[str, Any]:
-    return _describe(name, _opened(name, resources))
+@router.get("/v1/collections/{name}", response_class=Response, responses=_ONE)
+async def describe_collection(name: str, resources: Opened) -> Response:
+    """Its size and index."""
+    return json_answer(_describe(name, _opened(name, resources)), headers(resources))
 
 
-@router.post("/v1/collections/{name}/search", response_class=Response, openapi_extra=openapi_body(_SEARCH_SCHEMA))
+@router.post(
+    "/v1/collections/{name}/search",
+    response_class=Response,
+    responses=_FOUND,
+    openapi_extra=image_body(SearchRequest),
+)
 async def search(name: str, request: Request, resources: Opened, top: Annotated[int, Query(ge=1)] = 10) -> Response:
     """The items most similar to each image, embedding, or indexed item (JSON `id`)."""
     snapshot = _opened(name, resources)
-    if top > resources.settings.limits.max_top:
-        raise TooLarge(f"top={top} is more than {resources.settings.limits.max_top}", limit="max_top")
+    check_top(top, resources)
     queries = await _read_queries(request, resources, snapshot)
     loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(resources.compute, snapshot.search, queries.embeddings, top)
+    found = await within_deadline(
+        loop.run_in_executor(resources.compute, snapshot.search, queries.embeddings, top), request.state.deadline
+    )
     return json_answer(
         {
             **provenance(resources),
@@ -60,24 +68,25 @@ async def search(name: str, request: Request, resources: Opened, top: Annotated[
                 for index, matches in zip(queries.rows, found, strict=True)
             ],
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
-        }
+        },
+        headers(resources, queries.encoded),
     )
 
 
 async def _read_queries(request: Request, resources: Resources, snapshot: Snapshot) -> Queries:
     if media_type(request) != "application/json":
         return await read_queries(request, resources)
-    content = await read_json(request, resources.compute)
+    content = given_fields(await read_json(request, resources.compute))
     if "id" not in content:
-        return await queries_from_json(content, resources)
-    if "images" in content or "embeddings" in content or not isinstance(content["id"], str):
+        return await queries_from_json(request, content, resources)
+    if len(content) > 1 or not isinstance(content["id"], str):
         raise BadRequest("give one of `images`, `embeddings` and `id` (a string)")
-    return Queries(snapshot.embedding_of(content["id"]), [0], {})
+    return Queries.given(snapshot.embedding_of(content["id"]))
 
 
 def _opened(name: str, resources: Resources) -> Snapshot:
     if name not in resources.collections:
-        raise NotFound(f"there is no collection {name[:100]!r}", remedy="GET /v1/collections lists them")
+        raise NotFound("there is no such collection", remedy="GET /v1/collections lists them")
     return resources.collections[name]
 
 

@@ -1,87 +1,62 @@
-"""OpenAI's embeddings route, with images as data-URIs."""
+"""OpenAI's embeddings route, with images as NIM, Infinity, vLLM and Jina send them."""
 
 import asyncio
-import base64
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Any, Final
 
-import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
-from mlcd.errors import ImageRejected, NotFound
-from mlcd.types import Embeddings, unit_rows
-from service.api.access import Opened
-from service.api.answers import json_answer
-from service.api.bodies import check_count, image_from_uri, read_json
-from service.middleware import within_deadline
-from service.problems import BadRequest, StrictBatch
+from mlcd.errors import ImageRejected
+from mlcd.types import Embeddings
+from service.api.access import Opened, check_model
+from service.api.answers import headers, json_answer
+from service.api.bodies import check_count, read_json, validated
+from service.api.data_uris import image_from_field, image_from_uri
+from service.api.document import json_body
+from service.api.encoding import encode_strictly, shortened
+from service.api.quantization import as_base64, as_binary, as_ubinary
+from service.api.schemas.openai import EmbeddingsRequest, EmbeddingsResponse
+from service.problems import BadRequest
+from service.settings import Limits
 
 router = APIRouter(tags=["openai"])
 
-
-class EmbeddingsRequest(BaseModel):
-    """`input`: one data-URI or a list of them."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    input: str | list[Any]
-    model: str
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = None
+# Of an object that stands for an image: Jina's, and those of older LlamaIndex.
+_IMAGE_FIELDS: Final = ("image", "image_url", "url", "bytes")
+_BODY: Final = json_body(EmbeddingsRequest)
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsResponse}, 404: {}}
 
 
-_OPENAPI = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": EmbeddingsRequest.model_json_schema()}},
-    }
-}
-
-
-@router.post("/v1/embeddings", response_class=Response, openapi_extra=_OPENAPI)
-@router.post("/embeddings", response_class=Response, include_in_schema=False)
+@router.post("/v1/embeddings", response_class=Response, responses=_ANSWERS, openapi_extra=_BODY)
+@router.post("/embeddings", response_class=Response, responses=_ANSWERS, openapi_extra=_BODY)
 async def create_embeddings(request: Request, resources: Opened) -> Response:
-    """Embed images in OpenAI's request and answer shapes; one bad image refuses the request, naming its index."""
-    body = _parse(await read_json(request, resources.compute))
-    if body.model != resources.encoder.name:
-        raise NotFound(f"there is no model {body.model[:100]!r}", remedy=f"use {resources.encoder.name}")
-    if body.dimensions is not None and body.dimensions > resources.encoder.dimension:
-        raise BadRequest(f"dimensions is at most {resources.encoder.dimension}", param="dimensions")
-    limits = resources.settings.limits
-    items = [body.input] if isinstance(body.input, str) else body.input
-    check_count(len(items), limits)
+    """Embed images in OpenAI's shapes; one bad image refuses the request, naming its index."""
+    body = validated(EmbeddingsRequest, await read_json(request, resources.compute))
+    check_model(body.model, resources)
     loop = asyncio.get_running_loop()
-    images = await loop.run_in_executor(resources.compute, _images, items)
-    for index, image in enumerate(images):
-        if isinstance(image, ImageRejected):
-            raise StrictBatch(index, image)
-    encoded = await within_deadline(resources.pipeline.encode(images), limits.deadline_s)
-    if encoded.errors:
-        raise StrictBatch(*next(iter(encoded.errors.items())))
-    rows = encoded.embeddings
-    if body.dimensions is not None:
-        rows = unit_rows(rows[:, : body.dimensions])
+    images, param = await loop.run_in_executor(resources.compute, _images, body, resources.settings.limits)
+    encoded = await encode_strictly(request, resources, images, param=param)
+    rows = shortened(encoded.embeddings, body.dimensions, param="dimensions")
     data = [
         {"object": "embedding", "index": index, "embedding": row}
-        for index, row in enumerate(_encode(rows, body.encoding_format))
+        for index, row in enumerate(_in_wire_format(rows, body))
     ]
     # Images have no tokens; clients require the field.
     usage = {"prompt_tokens": 0, "total_tokens": 0}
-    return json_answer({"object": "list", "data": data, "model": resources.encoder.name, "usage": usage})
+    return json_answer(
+        {"object": "list", "data": data, "model": resources.encoder.name, "usage": usage},
+        headers(resources, encoded),
+    )
 
 
-def _parse(content: dict[str, Any]) -> EmbeddingsRequest:
-    try:
-        return EmbeddingsRequest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        raise BadRequest(f"{name}: {first['msg'].lower()}", param=name) from error
-
-
-def _images(items: list[Any]) -> list[bytes | ImageRejected]:
+def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[bytes | ImageRejected], str]:
+    """The images, and how the client names one of them."""
+    if (body.input is None) == (body.messages is None):
+        raise BadRequest("give either `input` or `messages`", param="input")
+    if body.messages is not None:
+        return [_of_messages(body.messages)], "messages"
+    items = [body.input] if isinstance(body.input, str) else body.input or []
     if not items:
         raise BadRequest("input is empty", param="input")
     if any(isinstance(item, int | list) for item in items):
@@ -90,10 +65,48 @@ def _images(items: list[Any]) -> list[bytes | ImageRejected]:
             remedy="send data-URIs; in LangChain set check_embedding_ctx_length=False",
             param="input",
         )
-    return [image_from_uri(item) for item in items]
+    check_count(len(items), limits)
+    return [_of_item(item) for item in items], "input[{index}]"
 
 
-def _encode(rows: Embeddings, encoding_format: str | None) -> list[Any]:
-    if encoding_format != "base64":
-        return list(rows)
-    return [base64.b64encode(np.ascontiguousarray(row, dtype="<f4").tobytes()).decode() for row in rows]
+def _of_item(item: Any) -> bytes | ImageRejected:
+    if not isinstance(item, dict):
+        return image_from_uri(item)
+    given = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
+    if len(given) != 1 or len(item) != 1:
+        return ImageRejected("unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}")
+    value = item[given[0]]
+    if given[0] == "image_url":
+        return _of_image_url(value)
+    return image_from_field(value)
+
+
+def _of_image_url(value: Any) -> bytes | ImageRejected:
+    """The address itself, or OpenAI's object around it."""
+    return image_from_uri(value.get("url") if isinstance(value, dict) else value)
+
+
+def _of_messages(messages: list[Any]) -> bytes | ImageRejected:
+    """VLLM embeds a whole conversation at once; of an image model's there can be one image and nothing else."""
+    contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
+    parts = [part for content in contents for part in (content if isinstance(content, list) else [content])]
+    part = parts[0] if len(parts) == 1 else None
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        raise BadRequest(
+            "messages must hold exactly one image and no text",
+            remedy='one message whose content is [{"type": "image_url", "image_url": {"url": "data:…"}}]',
+            param="messages",
+        )
+    return _of_image_url(part.get("image_url"))
+
+
+def _in_wire_format(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
+    match body.embedding_type or body.encoding_type or body.encoding_format:
+        case "base64":
+            return as_base64(rows)
+        case "binary":
+            return as_binary(rows, param="embedding_type")
+        case "ubinary":
+            return as_ubinary(rows, param="embedding_type")
+        case _:
+            return rows

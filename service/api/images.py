@@ -1,68 +1,50 @@
 """Embeddings of uploaded images, as JSON, raw float32, npy or Arrow."""
 
-import io
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mlcd.types import Embeddings
 from service.api.access import Opened
-from service.api.answers import json_answer, provenance
-from service.api.bodies import openapi_body, read_images
+from service.api.answers import ARROW, JSON, NPY, RAW, headers, json_answer, negotiated, provenance, to_npy
+from service.api.bodies import read_images
+from service.api.document import BINARY, image_body
+from service.api.encoding import encode
+from service.api.schemas.own import EmbeddedImages
 from service.dispatch.pipeline import Encoded
-from service.middleware import within_deadline
-from service.problems import NotAcceptable, StrictBatch, item_error
+from service.problems import StrictBatch, item_error
 from service.resources import Resources
 
 router = APIRouter(tags=["images"])
 
-_JSON: Final = "application/json"
-_RAW: Final = "application/octet-stream"
-_NPY: Final = "application/x-npy"
-_ARROW: Final = "application/vnd.apache.arrow.stream"
-_OFFERED: Final = (_JSON, _RAW, _NPY, _ARROW)
+_OFFERED: Final = (JSON, RAW, NPY, ARROW)
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": EmbeddedImages, "content": {RAW: BINARY, NPY: BINARY, ARROW: BINARY}},
+    406: {},
+}
 
 
-@router.post("/v1/images/embed", response_class=Response, openapi_extra=openapi_body())
+@router.post("/v1/images/embed", response_class=Response, responses=_ANSWERS, openapi_extra=image_body())
 async def embed_images(request: Request, resources: Opened) -> Response:
     """Embed the images of a multipart form (field `files`) or one raw image.
 
     JSON and Arrow answer per image. The two binary matrices know no partial answer: with them one bad image
     refuses the request, naming its index.
     """
-    chosen = _negotiated(request.headers.get("accept", "*/*"))
-    limits = resources.settings.limits
+    chosen = negotiated(request, _OFFERED)
     with resources.batcher.announced():
-        images = await read_images(request, limits)
-    encoded: Encoded = await within_deadline(resources.pipeline.encode(images), limits.deadline_s)
-    if chosen == _JSON:
-        return json_answer(_as_json(encoded, resources))
-    if chosen == _ARROW:
-        return Response(_as_arrow(encoded, len(images)), media_type=_ARROW, headers=_headers(resources))
+        images = await read_images(request, resources.settings.limits)
+    encoded = await encode(request, resources, images)
+    stamp = headers(resources, encoded)
+    if chosen == JSON:
+        return json_answer(_as_json(encoded, resources), stamp)
+    if chosen == ARROW:
+        return Response(_as_arrow(encoded, len(images)), 200, stamp, ARROW)
     if encoded.errors:
-        raise StrictBatch(*next(iter(encoded.errors.items())))
-    content = encoded.embeddings.astype("<f4").tobytes() if chosen == _RAW else _as_npy(encoded.embeddings)
-    return Response(content, media_type=chosen, headers=_headers(resources))
-
-
-def _negotiated(accept: str) -> str:
-    for offer in (part.split(";")[0].strip().lower() for part in accept.split(",")):
-        if offer in _OFFERED:
-            return offer
-        if offer in ("*/*", "application/*", ""):
-            return _JSON
-    raise NotAcceptable("this route cannot answer in that media type", remedy=f"accept one of {', '.join(_OFFERED)}")
-
-
-def _headers(resources: Resources) -> dict[str, str]:
-    return {
-        "X-Mlcd-Model": resources.encoder.name,
-        "X-Mlcd-Fingerprint": resources.encoder.fingerprint,
-        "X-Mlcd-Dimension": str(resources.encoder.dimension),
-    }
+        raise StrictBatch.first_of(encoded.errors, param="files")
+    content = encoded.embeddings.astype("<f4").tobytes() if chosen == RAW else to_npy(encoded.embeddings)
+    return Response(content, 200, stamp, chosen)
 
 
 def _as_json(encoded: Encoded, resources: Resources) -> dict[str, Any]:
@@ -74,12 +56,6 @@ def _as_json(encoded: Encoded, resources: Resources) -> dict[str, Any]:
         ],
         "errors": [item_error(index, error) for index, error in encoded.errors.items()],
     }
-
-
-def _as_npy(rows: Embeddings) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, rows, allow_pickle=False)
-    return buffer.getvalue()
 
 
 def _as_arrow(encoded: Encoded, num_images: int) -> bytes:
@@ -94,7 +70,7 @@ def _as_arrow(encoded: Encoded, num_images: int) -> bytes:
             "error": pa.array(errors, pa.string()),
         }
     )
-    buffer = io.BytesIO()
+    buffer = pa.BufferOutputStream()
     with pa.ipc.new_stream(buffer, table.schema) as writer:
         writer.write_table(table)
-    return buffer.getvalue()
+    return bytes(buffer.getvalue())

@@ -1,67 +1,110 @@
 """The nearest class centers of images: multi-label look-up."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Final
 
+import numpy as np
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from mlcd.clustering.centers import Centers
-from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import NotFound
 from mlcd.types import Neighbors
 from service.api.access import Opened
-from service.api.answers import json_answer, provenance
-from service.api.bodies import openapi_body
-from service.api.queries import JSON_SCHEMA, Queries, read_queries
-from service.problems import TooLarge, item_error
+from service.api.answers import JSON, NPY, RAW, headers, json_answer, negotiated, provenance, to_npy
+from service.api.document import BINARY, image_body
+from service.api.queries import Queries, check_top, read_queries
+from service.api.schemas.own import LabeledImages, QueryRequest
+from service.lookup import Lookup, LookupMode
+from service.middleware import within_deadline
+from service.problems import BadRequest, StrictBatch, item_error
 from service.resources import Resources
 
 router = APIRouter(tags=["labels"])
 
+_OFFERED: Final = (JSON, RAW, NPY)
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": LabeledImages, "content": {RAW: BINARY, NPY: BINARY}},
+    404: {},
+    406: {},
+}
 
-@router.post("/v1/labels", response_class=Response, openapi_extra=openapi_body(JSON_SCHEMA))
+
+@router.post("/v1/labels", response_class=Response, responses=_ANSWERS, openapi_extra=image_body(QueryRequest))
 async def label(
     request: Request,
     resources: Opened,
     top: Annotated[int, Query(ge=1)] = 8,
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
-    mode: Literal["exact"] = "exact",
+    mode: LookupMode = "exact",
 ) -> Response:
-    """The `top` nearest centers of each image, exact, best first; with `threshold` only those so similar."""
-    del mode  # there is one, and others are refused
-    centers, scan = opened_centers(resources)
-    if top > resources.settings.limits.max_top:
-        raise TooLarge(f"top={top} is more than {resources.settings.limits.max_top}", limit="max_top")
+    """The `top` nearest centers of each image, best first; with `threshold` only those so similar.
+
+    JSON answers per image. The binary forms know no partial answer: with them one bad image refuses the request.
+    Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l in X-Mlcd-Top. npy: n records of
+    ids (l int32) and scores (l float32). Where a threshold leaves fewer than l: id -1, score -inf.
+    """
+    chosen = negotiated(request, _OFFERED)
+    lookup = opened_lookup(resources)
+    if mode not in lookup.modes:
+        raise BadRequest(
+            "approximate labels are off", remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true"
+        )
+    check_top(top, resources)
     queries = await read_queries(request, resources)
+    if chosen != JSON and queries.errors:
+        raise StrictBatch.first_of(queries.errors, param="images[{index}]")
     loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(resources.compute, _look_up, queries, centers, scan, top, threshold)
+    search = partial(lookup.nearest, queries.embeddings, top, threshold, mode=mode)
+    found = await within_deadline(loop.run_in_executor(resources.compute, search), request.state.deadline)
+    stamp = {
+        **headers(resources, queries.encoded, centers=lookup.centers.digest),
+        "X-Mlcd-Mode": mode,
+        "X-Mlcd-Top": str(found.ids.shape[1]),
+    }
+    if chosen == RAW:
+        return Response(found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes(), 200, stamp, RAW)
+    if chosen == NPY:
+        return Response(to_npy(_records(found)), 200, stamp, NPY)
     return json_answer(
         {
             **provenance(resources),
-            "centers": centers.digest,
-            "results": _results(queries, found, centers),
+            "centers": lookup.centers.digest,
+            "mode": mode,
+            **_audit(lookup, mode),
+            "results": _results(queries, found, lookup),
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
-        }
+        },
+        stamp,
     )
 
 
-def opened_centers(resources: Resources) -> tuple[Centers, CenterScan]:
-    if resources.centers is None or resources.scan is None:
+def opened_lookup(resources: Resources) -> Lookup:
+    if resources.lookup is None:
         raise NotFound("this model was started without centers", remedy="start the server with --centers")
-    return resources.centers, resources.scan
+    return resources.lookup
 
 
-def _look_up(queries: Queries, centers: Centers, scan: CenterScan, top: int, threshold: float | None) -> Neighbors:
-    return scan.nearest(centers.align(queries.embeddings), min(top, len(centers.vectors)), threshold)
+def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
+    """An approximation says how good it is, in every answer."""
+    if mode == "exact" or lookup.approximation is None:
+        return {}
+    return {"audit": lookup.approximation.audit}
 
 
-def _results(queries: Queries, found: Neighbors, centers: Centers) -> list[dict[str, Any]]:
+def _records(found: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
+    num, length = found.ids.shape
+    records = np.zeros(num, np.dtype([("ids", "<i4", (length,)), ("scores", "<f4", (length,))]))
+    records["ids"], records["scores"] = found.ids, found.scores
+    return records
+
+
+def _results(queries: Queries, found: Neighbors, lookup: Lookup) -> list[dict[str, Any]]:
     return [
         {
             "index": index,
             "labels": [
-                {"id": int(center), "similarity": float(score), "name": centers.name(int(center))}
+                {"id": int(center), "similarity": float(score), "name": lookup.centers.name(int(center))}
                 for center, score in zip(ids, scores, strict=True)
                 if center >= 0
             ],

@@ -1,75 +1,71 @@
-"""One micro-batcher between the requests and an encoder.
+"""One micro-batcher between the requests and an engine.
 
-While the engine works on one batch the next one fills, so batches grow with load. An idle engine waits at most
-two milliseconds, and only for images that are known to be on their way: a lone request never waits. The queue is
-bounded in images. When the engine fails, every waiter of the batch gets the error.
+While the engine works on one batch the next one fills, so batches grow with load; a batch that is full goes ahead and
+waits at the engine, which is then never idle. An idle engine waits at most two milliseconds, and only for images that
+are known to be on their way: a lone request never waits. Requests take turns. When the engine fails, every waiter of
+the batch gets the error; those still queued are for the next engine.
 """
 
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.encoders.base import Encoder
-from mlcd.errors import MlcdError, Overloaded, Unavailable
+from mlcd.errors import DeadlineExceeded, MlcdError, Overloaded, Unavailable
+from service.dispatch.engine import Engine
+from service.dispatch.fair import FairQueue
+from service.dispatch.process import Inference
+from service.dispatch.slots import NUM_SLOTS
 from service.observability.metrics import Metrics
 
-_PROBE_TIMEOUT_S: Final = 2.0
 _MAX_DELAY_S: Final = 0.002
 
 
-@dataclass
+@dataclass(frozen=True)
+class Row:
+    """embedding: [D]; queue_s: wait for the engine; inference_s: of the batch it rode in."""
+
+    embedding: NDArray[np.float32]
+    queue_s: float
+    inference_s: float
+
+
+@dataclass(frozen=True)
 class _Waiter:
     pixels: NDArray[np.uint8]
-    future: "asyncio.Future[NDArray[np.float32]]"
+    future: "asyncio.Future[Row]"
+    deadline: float
     enqueued: float
 
 
 class MicroBatcher:
     """Use as an async context manager; `encode` from any task of the same loop."""
 
-    def __init__(self, encoder: Encoder, *, max_batch: int, max_queued: int, metrics: Metrics) -> None:
-        self._encoder = encoder
+    def __init__(self, engine: Engine, *, max_batch: int, max_queued: int, metrics: Metrics) -> None:
+        self._engine = engine
         self._max_batch, self._max_queued = max_batch, max_queued
         self._metrics = metrics
-        self._waiting: deque[_Waiter] = deque()
-        self._arrived = asyncio.Event()
-        self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._worker: asyncio.Task[None] | None = None
-        self._healthy = False
+        self._waiting: FairQueue[_Waiter] = FairQueue()
+        self._changed = asyncio.Event()
+        self._at_engine: set[asyncio.Task[None]] = set()
         self._coming = 0
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the latest inference succeeded."""
-        return self._healthy and self._worker is not None and not self._worker.done()
-
     async def __aenter__(self) -> Self:
-        size = self._encoder.preprocess.crop
-        blank = np.zeros((1, 3, size, size), np.uint8)
-        loop = asyncio.get_running_loop()
-        # Compile the kernels of the smallest and the largest batch before anybody waits for them.
-        for batch in (blank, np.repeat(blank, self._max_batch, axis=0)):
-            await loop.run_in_executor(self._engine, self._encoder.encode, batch)
-        self._healthy = True
-        self._worker = asyncio.create_task(self._run(), name="micro-batcher")
+        self._loop = asyncio.create_task(self._run(), name="micro-batcher")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._worker
-        self._fail(list(self._waiting), Unavailable("the server is stopping"))
-        self._waiting.clear()
-        self._engine.shutdown(wait=True, cancel_futures=True)
+        tasks = [self._loop, *self._at_engine]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stopping = Unavailable("the server is stopping")
+        _fail([self._waiting.take() for _ in range(len(self._waiting))], stopping)
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
@@ -80,79 +76,93 @@ class MicroBatcher:
         finally:
             self._coming -= 1
 
-    async def probe(self) -> bool:
-        """Whether an inference succeeds now: tried only where the latest one failed, so that probes do not pile up."""
-        if not self.healthy and not self._waiting:
-            size = self._encoder.preprocess.crop
-            with contextlib.suppress(MlcdError, TimeoutError):
-                await asyncio.wait_for(self.encode(np.zeros((3, size, size), np.uint8)), _PROBE_TIMEOUT_S)
-        return self.healthy
+    async def encode(
+        self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
+    ) -> Row:
+        """One prepared image, uint8 [3, S, S], to its unit embedding.
 
-    async def encode(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """One prepared image, uint8 [3, S, S], to its unit embedding [D].
-
-        Raises Overloaded when the queue is full, Unavailable when the engine fails.
+        deadline: by the loop's clock; request: images of the same one share its turns.
+        Raises Overloaded when the queue is full, Unavailable when the engine fails, DeadlineExceeded when it is late.
         """
         if len(self._waiting) >= self._max_queued:
             raise Overloaded("the server is at its limit of queued images", remedy="try again in a moment")
-        waiter = _Waiter(pixels, asyncio.get_running_loop().create_future(), time.perf_counter())
-        self._waiting.append(waiter)
-        self._arrived.set()
-        return await waiter.future
+        future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+        self._waiting.put(
+            future if request is None else request, _Waiter(pixels, future, deadline, time.perf_counter())
+        )
+        self._changed.set()
+        return await future
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            await self._arrived.wait()
-            await self._gather()
-            batch = self._take()
-            if not batch:
-                continue
-            started = time.perf_counter()
-            try:
-                pixels = np.stack([waiter.pixels for waiter in batch])
-                rows = await loop.run_in_executor(self._engine, self._encoder.encode, pixels)
-            except asyncio.CancelledError:
-                self._fail(batch, Unavailable("the server is stopping"))
-                raise
-            except MlcdError as error:
-                self._healthy = False
-                self._fail(batch, error)
-            except Exception as error:  # noqa: BLE001 - whatever an engine raises, nobody may be left waiting
-                self._healthy = False
-                self._fail(batch, Unavailable("the engine failed"), cause=error)
-            else:
-                self._healthy = True
-                self._metrics.batch(len(batch), time.perf_counter() - started, started - batch[0].enqueued)
-                for waiter, row in zip(batch, rows, strict=True):
-                    if not waiter.future.done():
-                        waiter.future.set_result(row)
+            await self._until_due()
+            await self._engine.wait_up()
+            if batch := self._take():
+                task = asyncio.create_task(self._infer(batch))
+                self._at_engine.add(task)
+                task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._at_engine.discard(task)
+        self._changed.set()
+
+    async def _until_due(self) -> None:
+        """Return when a batch may go: any to an idle engine, a full one to wait for its turn there."""
+        while True:
+            self._changed.clear()
+            if self._waiting and not self._at_engine:
+                await self._gather()
+                return
+            if len(self._waiting) >= self._max_batch and len(self._at_engine) < NUM_SLOTS:
+                return
+            await self._changed.wait()
 
     async def _gather(self) -> None:
         """Let what arrives together, or is announced and arrives in time, ride together."""
         deadline = time.perf_counter() + _MAX_DELAY_S
         await asyncio.sleep(0)
         while self._coming and len(self._waiting) < self._max_batch and time.perf_counter() < deadline:
-            self._arrived.clear()
+            self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), deadline - time.perf_counter())
+                await asyncio.wait_for(self._changed.wait(), deadline - time.perf_counter())
 
     def _take(self) -> list[_Waiter]:
-        """Up to max_batch waiters; those whose client has gone are dropped."""
+        """Up to max_batch waiters; those that nobody waits for any more, or that are late, are dropped."""
+        now = asyncio.get_running_loop().time()
         batch: list[_Waiter] = []
         while self._waiting and len(batch) < self._max_batch:
-            waiter = self._waiting.popleft()
-            if waiter.future.done():
+            waiter = self._waiting.take()
+            if waiter.deadline <= now:
+                self._metrics.dropped("deadline")
+                _fail([waiter], DeadlineExceeded("the time for a request has passed"))
+            elif waiter.future.done():
                 self._metrics.dropped("client_gone")
             else:
                 batch.append(waiter)
-        if not self._waiting:
-            self._arrived.clear()
         return batch
 
-    @staticmethod
-    def _fail(waiters: list[_Waiter], error: MlcdError, cause: Exception | None = None) -> None:
-        error.__cause__ = error.__cause__ or cause
-        for waiter in waiters:
+    async def _infer(self, batch: list[_Waiter]) -> None:
+        sent = time.perf_counter()
+        try:
+            inference = await self._engine.encode([waiter.pixels for waiter in batch])
+        except asyncio.CancelledError:
+            _fail(batch, Unavailable("the server is stopping"))
+            raise
+        except MlcdError as error:
+            _fail(batch, error)
+        else:
+            self._answer(batch, inference, time.perf_counter() - sent)
+
+    def _answer(self, batch: list[_Waiter], inference: Inference, at_engine_s: float) -> None:
+        # A batch that went ahead waited at the engine too.
+        started = time.perf_counter() - min(inference.seconds, at_engine_s)
+        self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
+        for waiter, embedding in zip(batch, inference.rows, strict=True):
             if not waiter.future.done():
-                waiter.future.set_exception(error)
+                waiter.future.set_result(Row(embedding, started - waiter.enqueued, inference.seconds))
+
+
+def _fail(waiters: list[_Waiter], error: MlcdError) -> None:
+    for waiter in waiters:
+        if not waiter.future.done():
+            waiter.future.set_exception(error)

@@ -1,19 +1,42 @@
-"""Image bytes to embeddings: admission, decoding in a bounded pool, the batcher. A bad image fails alone."""
+"""Image bytes to embeddings: admission, decoding in a bounded pool, the batcher. A bad image fails alone.
+
+Decoders are threads: Pillow and simplejpeg let go of the interpreter's lock while they work.
+"""
 
 import asyncio
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.errors import ImageRejected, Overloaded
-from mlcd.images.decode import DecodeLimits
+from mlcd.errors import DeadlineExceeded, ImageRejected
+from mlcd.images.decode import DecodeLimits, num_pixels
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings
+from service.dispatch.admission import Admission
 from service.dispatch.batcher import MicroBatcher
+from service.dispatch.engine import Engine, down
 from service.observability.metrics import Metrics
+from service.problems import TooLarge
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds that the slowest image of a request spent in each stage."""
+
+    decode_s: float = 0.0
+    """The wait for a free decoder included."""
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    """Of the batch it rode in."""
+
+    def server_timing(self) -> str:
+        """The value of a Server-Timing header, in milliseconds."""
+        stages = {"decode": self.decode_s, "queue": self.queue_s, "inference": self.inference_s}
+        return ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in stages.items())
 
 
 @dataclass(frozen=True)
@@ -23,6 +46,13 @@ class Encoded:
     embeddings: Embeddings
     rows: list[int]
     errors: dict[int, ImageRejected]
+    timings: Timings = Timings()
+
+
+@dataclass(frozen=True)
+class _One:
+    embedding: NDArray[np.float32]
+    timings: Timings
 
 
 class Pipeline:
@@ -30,58 +60,118 @@ class Pipeline:
 
     def __init__(
         self,
+        engine: Engine,
         batcher: MicroBatcher,
-        decoders: ThreadPoolExecutor,
+        admission: Admission,
         *,
+        headers: Executor,
+        decoders: Executor,
+        num_decoders: int,
         preprocess: PreprocessSpec,
         dimension: int,
         limits: DecodeLimits,
-        max_admitted: int,
+        max_pixels: int,
         metrics: Metrics,
     ) -> None:
-        self._batcher, self._decoders = batcher, decoders
-        self._preprocess, self._dimension, self._limits = preprocess, dimension, limits
-        self._max_admitted, self._admitted = max_admitted, 0
+        """headers: where headers are read, apart from `decoders`: a refusal must not wait for other images.
+
+        max_pixels: of one request.
+        """
+        self._engine, self._batcher, self._admission = engine, batcher, admission
+        self._headers, self._decoders, self._num_decoders = headers, decoders, num_decoders
+        self._preprocess, self._dimension = preprocess, dimension
+        self._limits, self._max_pixels = limits, max_pixels
         self._metrics = metrics
 
-    async def encode(self, images: Sequence[bytes | ImageRejected]) -> Encoded:
+    async def encode(self, images: Sequence[bytes | ImageRejected], *, deadline: float) -> Encoded:
         """Every image on its own; an ImageRejected in `images` is passed through to `errors`.
 
-        Raises Overloaded when the server holds too many images already, Unavailable when the engine fails.
+        deadline: by the running loop's clock. Cancelled, it drops what is not decoded or not encoded yet.
+        Raises Overloaded when the server holds too much already, TooLarge for too many pixels in one request,
+        Unavailable while the engine is down or when it fails, DeadlineExceeded.
         """
-        if self._admitted + len(images) > self._max_admitted:
-            self._metrics.rejected("overloaded")
-            raise Overloaded(
-                f"the server holds its limit of {self._max_admitted} images", remedy="try again in a moment"
-            )
-        self._admitted += len(images)
+        loop = asyncio.get_running_loop()
+        if loop.time() > deadline:
+            raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once")
+        if not self._engine.up:
+            self._metrics.rejected("unavailable")
+            raise down()
+        with self._admission.images(len(images), deadline=deadline):
+            images, num = await loop.run_in_executor(self._headers, _read_headers, images, self._limits)
+            if num > self._max_pixels:
+                raise TooLarge(f"{num} pixels in one request, more than {self._max_pixels}", limit="max_queued_pixels")
+            with self._admission.pixels(num):
+                outcomes = await self._encode_all(images, deadline)
+        return self._joined(outcomes)
+
+    async def _encode_all(self, images: Sequence[bytes | ImageRejected], deadline: float) -> list[_One | ImageRejected]:
+        # A request with many images has a few at the decoders at a time: others come in between.
+        turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
+        tasks = [asyncio.ensure_future(self._encode_one(image, turn, deadline, request)) for image in images]
         try:
-            tasks = [asyncio.ensure_future(self._encode_one(image)) for image in images]
-            try:
-                outcomes = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
+            return await asyncio.gather(*tasks)
         finally:
-            self._admitted -= len(images)
+            for task in tasks:
+                task.cancel()
+
+    async def _encode_one(
+        self,
+        image: bytes | ImageRejected,
+        turn: asyncio.Semaphore,
+        deadline: float,
+        request: object,
+    ) -> _One | ImageRejected:
+        if isinstance(image, ImageRejected):
+            return image
+        started = time.perf_counter()
+        try:
+            pixels = await self._decode(image, turn)
+        except ImageRejected as rejection:
+            return rejection
+        except asyncio.CancelledError:
+            late = asyncio.get_running_loop().time() >= deadline
+            self._metrics.dropped("deadline" if late else "client_gone")
+            raise
+        decode_s = time.perf_counter() - started
+        row = await self._batcher.encode(pixels, deadline=deadline, request=request)
+        if not row.embedding.any():
+            return ImageRejected("no-embedding", "the model finds nothing in this image to describe")
+        return _One(row.embedding, Timings(decode_s, row.queue_s, row.inference_s))
+
+    async def _decode(self, image: bytes, turn: asyncio.Semaphore) -> NDArray[np.uint8]:
+        loop = asyncio.get_running_loop()
+        async with turn:
+            with self._batcher.announced(), self._metrics.decoding():
+                return await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
+
+    def _joined(self, outcomes: list[_One | ImageRejected]) -> Encoded:
         errors = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, ImageRejected)}
         for error in errors.values():
             self._metrics.rejected(error.reason)
+        found = [outcome for outcome in outcomes if isinstance(outcome, _One)]
         rows = [index for index in range(len(outcomes)) if index not in errors]
-        found = [outcome for outcome in outcomes if not isinstance(outcome, ImageRejected)]
-        embeddings = np.stack(found) if found else np.zeros((0, self._dimension), np.float32)
-        return Encoded(np.ascontiguousarray(embeddings), rows, errors)
+        embeddings = np.stack([one.embedding for one in found]) if found else np.zeros((0, self._dimension), np.float32)
+        return Encoded(np.ascontiguousarray(embeddings), rows, errors, _slowest([one.timings for one in found]))
 
-    async def _encode_one(self, image: bytes | ImageRejected) -> NDArray[np.float32] | ImageRejected:
-        if isinstance(image, ImageRejected):
-            return image
+
+def _read_headers(
+    images: Sequence[bytes | ImageRejected], limits: DecodeLimits
+) -> tuple[list[bytes | ImageRejected], int]:
+    """The images, those whose header says enough replaced by their rejection, and the pixels of the others."""
+    checked: list[bytes | ImageRejected] = []
+    total = 0
+    for image in images:
         try:
-            loop = asyncio.get_running_loop()
-            with self._batcher.announced(), self._metrics.decoding():
-                pixels = await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
+            total += 0 if isinstance(image, ImageRejected) else num_pixels(image, limits=limits)
+            checked.append(image)
         except ImageRejected as rejection:
-            return rejection
-        row = await self._batcher.encode(pixels)
-        if not row.any():
-            return ImageRejected("no-embedding", "the model finds nothing in this image to describe")
-        return row
+            checked.append(rejection)
+    return checked, total
+
+
+def _slowest(timings: list[Timings]) -> Timings:
+    return Timings(
+        max((one.decode_s for one in timings), default=0.0),
+        max((one.queue_s for one in timings), default=0.0),
+        max((one.inference_s for one in timings), default=0.0),
+    )

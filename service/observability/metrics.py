@@ -1,12 +1,15 @@
 """Prometheus metrics of one server process."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+_LAG_EVERY_S = 0.1
 
 
 class Metrics:
@@ -40,6 +43,19 @@ class Metrics:
             "mlcd_rejected_total", "Images or requests refused.", ["reason"], registry=self._registry
         )
         self._drops = Counter("mlcd_dropped_total", "Admitted images not encoded.", ["reason"], registry=self._registry)
+        self._held = Gauge(
+            "mlcd_held", "What requests being answered hold: images, pixels, bytes.", ["of"], registry=self._registry
+        )
+        self._engine_up = Gauge("mlcd_engine_up", "Whether the engine can take batches.", registry=self._registry)
+        self._restarts = Counter(
+            "mlcd_engine_restarts_total", "Times the engine's process was replaced.", registry=self._registry
+        )
+        self._lags = Histogram(
+            "mlcd_event_loop_lag_seconds",
+            "How late the event loop wakes a timer.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         info = Gauge(
             "mlcd_model_info",
             "The served model.",
@@ -67,6 +83,24 @@ class Metrics:
 
     def dropped(self, reason: str) -> None:
         self._drops.labels(reason).inc()
+
+    def held(self, of: str, amount: int) -> None:
+        self._held.labels(of).set(amount)
+
+    def engine_up(self, up: Callable[[], bool]) -> None:
+        """up: asked whenever the metrics are read."""
+        self._engine_up.set_function(up)
+
+    def engine_restarted(self) -> None:
+        self._restarts.inc()
+
+    async def watch_loop(self) -> None:
+        """Measure the event loop until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _LAG_EVERY_S
+            await asyncio.sleep(_LAG_EVERY_S)
+            self._lags.observe(loop.time() - due)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

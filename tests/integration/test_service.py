@@ -1,6 +1,5 @@
 """The real server with a model that was really trained, over real HTTP."""
 
-import base64
 import http.client
 import io
 import json
@@ -18,57 +17,9 @@ from openai import BadRequestError, OpenAI
 from PIL import Image
 
 from mlcd.clustering.centers import Centers
-from mlcd.embeddings import EmbeddingsArtifact
-from tests.conftest import free_port, run_mlcd, start_mlcd
-
-
-def wait_ready(url, process, timeout=60):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.stdout.read()
-        try:
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise TimeoutError(url)
-
-
-@pytest.fixture(scope="module")
-def server(journey):
-    port = free_port()
-    process = start_mlcd("serve", "--model", journey / "model", "--state", journey, "--port", port)
-    url = f"http://127.0.0.1:{port}"
-    wait_ready(url, process)
-    yield url
-    process.terminate()
-    process.communicate(timeout=10)
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with httpx.Client(base_url=server, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def stored(journey):
-    return EmbeddingsArtifact.open(journey / "embeddings")
-
-
-@pytest.fixture(scope="module")
-def picture(digits, stored):
-    """(key, bytes, embedding that `mlcd embed` gave)."""
-    key = stored.keys[17]
-    return key, (digits / key).read_bytes(), stored.load()[17]
-
-
-def data_uri(data):
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def files(*images):
-    return [("files", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
+from tests.conftest import free_port, run_mlcd
+from tests.integration.bodies import data_uri, files
+from tests.integration.running import Server
 
 
 def test_embedding_an_image_gives_what_mlcd_embed_gave(client, picture, journey):
@@ -326,11 +277,9 @@ def test_a_large_photograph_is_answered(client, photo):
 
 
 def test_sigterm_ends_it_within_five_seconds_while_clients_are_connected(journey, picture):
-    port = free_port()
-    process = start_mlcd("serve", "--model", journey / "model", "--state", journey, "--port", port)
-    url = f"http://127.0.0.1:{port}"
-    wait_ready(url, process)
-    with httpx.Client(base_url=url) as keep_alive:
+    running = Server(journey / "model", state_dir=journey).wait_ready()
+    process = running.process
+    with httpx.Client(base_url=running.url) as keep_alive:
         assert keep_alive.post("/v1/labels", files=files(picture[1])).status_code == 200
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)

@@ -1,48 +1,112 @@
 import asyncio
+import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mlcd.errors import DeadlineExceeded, ImageRejected, Overloaded
-from mlcd.images.decode import DecodeLimits
-from service.dispatch.pipeline import Pipeline
+from mlcd.errors import DeadlineExceeded, ImageRejected, Overloaded, Unavailable
 from service.middleware import within_deadline
-from service.observability.metrics import Metrics
-from tests.unit.service.test_batcher import FakeEncoder, batcher, run
-
-
-def pipeline(running, encoder, **options):
-    metrics = Metrics(model="fake", fingerprint="f", engine="fake", precision="fp32")
-    settings = {"max_admitted": 4, "limits": DecodeLimits()} | options
-    pool = ThreadPoolExecutor(2)
-    return Pipeline(running, pool, preprocess=encoder.preprocess, dimension=3, metrics=metrics, **settings)
+from service.problems import TooLarge
+from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, new_pipeline, run, sample
 
 
 def test_a_request_over_the_admission_limit_is_refused_and_the_place_is_given_back(photo):
-    encoder = FakeEncoder(latency_s=0.05)
-
     async def scenario():
-        async with batcher(encoder) as running:
-            pipe = pipeline(running, encoder)
-            first = asyncio.ensure_future(pipe.encode([photo] * 3))
+        engine = LocalEngine(latency_s=0.05)
+        async with new_batcher(engine) as batcher:
+            pipe = new_pipeline(engine, batcher, admission=new_admission(max_images=4))
+            first = asyncio.ensure_future(pipe.encode([photo] * 3, deadline=math.inf))
             await asyncio.sleep(0)
             with pytest.raises(Overloaded):
-                await pipe.encode([photo] * 2)
+                await pipe.encode([photo] * 2, deadline=math.inf)
             assert len((await first).rows) == 3
-            assert len((await pipe.encode([photo] * 4)).rows) == 4
+            assert len((await pipe.encode([photo] * 4, deadline=math.inf)).rows) == 4
 
     run(scenario())
 
 
-def test_a_bad_image_fails_alone(photo):
-    encoder = FakeEncoder()
-
+def test_pixels_are_counted_before_anything_is_decoded(photo):
     async def scenario():
-        async with batcher(encoder) as running:
-            given = [b"", photo, ImageRejected("unreadable", "no data-URI")]
-            encoded = await pipeline(running, encoder).encode(given)
+        engine, metrics = LocalEngine(latency_s=0.2), new_metrics()
+        async with new_batcher(engine) as batcher:
+            photo_pixels = 640 * 427
+            admission = new_admission(max_pixels=3 * photo_pixels)
+            pipe = new_pipeline(engine, batcher, metrics, admission=admission, max_pixels=3 * photo_pixels)
+            first = asyncio.ensure_future(pipe.encode([photo] * 2, deadline=math.inf))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Overloaded, match="pixels"):
+                await pipe.encode([photo] * 2, deadline=math.inf)
+            assert len((await pipe.encode([photo], deadline=math.inf)).rows) == 1
+            await first
+            with pytest.raises(TooLarge, match="pixels in one request"):
+                await pipe.encode([photo] * 4, deadline=math.inf)
+            assert sample(metrics, "mlcd_decode_duration_seconds_count") == 3
+
+    run(scenario())
+
+
+def test_a_bad_image_fails_alone_and_the_stages_are_timed(photo):
+    async def scenario():
+        engine = LocalEngine()
+        async with new_batcher(engine) as batcher:
+            given = [b"", photo, ImageRejected("unreadable", "no data-URI"), photo[:5000]]
+            encoded = await new_pipeline(engine, batcher).encode(given, deadline=math.inf)
             assert encoded.rows == [1]
-            assert {index: error.reason for index, error in encoded.errors.items()} == {0: "empty", 2: "unreadable"}
+            reasons = {index: error.reason for index, error in encoded.errors.items()}
+            assert reasons == {0: "empty", 2: "unreadable", 3: "undecodable"}
+            assert encoded.timings.inference_s == 0.02
+            assert encoded.timings.decode_s > 0
+            assert "inference;dur=20.0" in encoded.timings.server_timing()
+
+    run(scenario())
+
+
+def test_refused_at_once_while_the_engine_is_down_or_the_deadline_is_past(photo):
+    async def scenario():
+        engine = LocalEngine()
+        async with new_batcher(engine) as batcher:
+            pipe = new_pipeline(engine, batcher)
+            with pytest.raises(DeadlineExceeded):
+                await pipe.encode([photo], deadline=asyncio.get_running_loop().time() - 1)
+            engine.end()
+            with pytest.raises(Unavailable, match="started again"):
+                await pipe.encode([photo], deadline=math.inf)
+
+    run(scenario())
+
+
+def test_a_client_that_has_gone_is_dropped_before_decoding(photo):
+    async def scenario():
+        engine, metrics, held = LocalEngine(), new_metrics(), threading.Event()
+        with ThreadPoolExecutor(1) as headers, ThreadPoolExecutor(1) as decoders:
+            decoders.submit(held.wait)
+            async with new_batcher(engine) as batcher:
+                pipe = new_pipeline(engine, batcher, metrics, headers=headers, decoders=decoders)
+                gone = asyncio.ensure_future(pipe.encode([photo] * 3, deadline=math.inf))
+                await asyncio.sleep(0.05)
+                gone.cancel()
+                await asyncio.wait([gone])
+                held.set()
+                assert len((await pipe.encode([photo], deadline=math.inf)).rows) == 1
+        assert [len(batch) for batch in engine.batches] == [1]
+        assert sample(metrics, 'mlcd_dropped_total{reason="client_gone"}') == 3
+        assert sample(metrics, "mlcd_decode_duration_seconds_count") <= 4
+
+    run(scenario())
+
+
+def test_a_large_request_leaves_decoders_to_a_small_one(photo):
+    async def scenario():
+        engine = LocalEngine(latency_s=0.0)
+        async with new_batcher(engine) as batcher:
+            pipe = new_pipeline(engine, batcher)
+            large = asyncio.ensure_future(pipe.encode([photo] * 60, deadline=math.inf))
+            await asyncio.sleep(0.02)
+            await pipe.encode([photo], deadline=math.inf)
+            assert not large.done()
+            assert sum(len(batch) for batch in engine.batches) < 40
+            assert len((await large).rows) == 60
 
     run(scenario())
 
@@ -58,7 +122,7 @@ def test_the_deadline_cancels_the_work():
                 gone.set()
 
         with pytest.raises(DeadlineExceeded):
-            await within_deadline(slow(), 0.02)
+            await within_deadline(slow(), asyncio.get_running_loop().time() + 0.02)
         assert gone.is_set()
 
     run(scenario())

@@ -32,6 +32,21 @@ def test_a_wrong_setting_is_refused_with_a_hint(monkeypatch, name, value, messag
         read_settings({"model": "m"})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "hog", "engine": "fake"}, "go together only"),
+        ({"model": "fake:latency_ms=5"}, "go together only"),
+        ({"model": "hog", "limits": {"max_queued_bytes": 1}}, "max_queued_bytes must not be less than max_body_bytes"),
+        ({"model": "hog", "limits": {"max_queued_images": 3}}, "max_queued_images must not be less than max_images"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ConfigInvalid, match=message):
+        read_settings(settings)
+    assert read_settings({"model": "fake:latency_ms=5", "engine": "fake"}).engine == "fake"
+
+
 def test_a_missing_model_is_named():
     with pytest.raises(ConfigInvalid, match="MLCD_MODEL is not set"):
         read_settings({})

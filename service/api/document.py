@@ -1,0 +1,91 @@
+"""The OpenAPI document: what every route takes and every status it can give, errors in the dialect of the route."""
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from service.api.schemas.cohere import EmbedRequest
+from service.api.schemas.kserve import InferRequest
+from service.api.schemas.openai import EmbeddingsRequest
+from service.api.schemas.own import QueryRequest, SearchRequest
+from service.dialects import DIALECTS, dialect_of
+from service.problems import COMES_BACK, TITLES
+
+_REFERENCE: Final = "#/components/schemas/{model}"
+_REQUESTS: Final = (EmbeddingsRequest, EmbedRequest, InferRequest, QueryRequest, SearchRequest)
+_OF_BODIES: Final = (400, 413, 415, 422, 429, 503, 504)
+_OF_PARAMETERS: Final = (400,)
+_OF_ALL: Final = (500,)
+_METHODS: Final = ("get", "post", "put", "delete", "patch")
+_FIRST_ERROR: Final = 400
+BINARY: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
+_FORM: Final[dict[str, Any]] = {
+    "schema": {
+        "type": "object",
+        "required": ["files"],
+        "properties": {"files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}},
+    }
+}
+_HEADERS: Final[dict[str, Any]] = {
+    "X-Request-Id": {"description": "yours, if you sent a harmless one", "schema": {"type": "string"}},
+    "Server-Timing": {"description": "milliseconds, by stage", "schema": {"type": "string"}},
+}
+_RETRY_AFTER: Final[dict[str, Any]] = {
+    "Retry-After": {"description": "seconds", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+}
+
+
+def reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(model=model.__name__)}
+
+
+def json_body(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads JSON; others: further media types with their schemas."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}, **others}}}
+
+
+def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads a form, one raw image and, with `model`, JSON."""
+    content = {"multipart/form-data": _FORM, "image/*": BINARY, "application/octet-stream": BINARY}
+    if model is not None:
+        content["application/json"] = {"schema": reference(model)}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody here speaks
+        schemas.pop(unused, None)
+    requests: list[type[BaseModel]] = list(_REQUESTS)
+    errors = [dialect.schema for dialect in DIALECTS]
+    _, models = models_json_schema([(model, "validation") for model in requests + errors], ref_template=_REFERENCE)
+    schemas.update(models["$defs"])
+    for path, item in document["paths"].items():
+        for method in _METHODS:
+            if method in item:
+                _complete(path, item[method])
+    return document
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    if "HTTPValidationError" in str(responses.get("422", "")):
+        del responses["422"]
+    statuses = [
+        *_OF_ALL,
+        *(_OF_BODIES if "requestBody" in operation else ()),
+        *(_OF_PARAMETERS if operation.get("parameters") else ()),
+    ]
+    for status in statuses:
+        responses.setdefault(str(status), {})
+    for status, response in responses.items():
+        response["headers"] = {**_HEADERS, **(_RETRY_AFTER if int(status) in COMES_BACK else {})}
+        if int(status) >= _FIRST_ERROR:
+            dialect = dialect_of(path)
+            response["description"] = TITLES[int(status)]
+            response.setdefault("content", {dialect.media_type: {"schema": reference(dialect.schema)}})
+    operation["responses"] = dict(sorted(responses.items()))

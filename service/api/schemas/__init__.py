@@ -1,0 +1,1 @@
+"""Wire models: one file per dialect."""

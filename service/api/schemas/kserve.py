@@ -1,0 +1,154 @@
+"""Wire models of KServe's Open Inference Protocol (v2) over HTTP."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from service.api.schemas.example import EXAMPLE_IMAGE
+
+Datatype = Literal["BYTES", "UINT8", "FP32", "INT32"]
+
+
+class LiveAnswer(BaseModel):
+    """Whether the process answers."""
+
+    live: bool
+
+
+class ReadyAnswer(BaseModel):
+    """Whether it can serve."""
+
+    ready: bool
+
+
+class ModelReadyAnswer(ReadyAnswer):
+    """Whether this model can serve."""
+
+    name: str
+
+
+class ServerMetadata(BaseModel):
+    """The server and what it speaks beyond the protocol."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """-1: any size."""
+
+    name: str
+    datatype: Datatype
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """Inputs are alternatives: a request carries one of them."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: dict[str, str]
+
+
+class InputParameters(BaseModel):
+    """binary_data_size: bytes of this tensor after the JSON part."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    binary_data_size: Annotated[StrictInt, Field(ge=0)] | None = None
+
+
+class InputTensor(BaseModel):
+    """`image`: BYTES [n], encoded images, in JSON as base64; `image_u8`: UINT8 [n, 3, S, S], prepared pixels."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    shape: list[Annotated[StrictInt, Field(ge=0)]]
+    datatype: str
+    parameters: InputParameters = InputParameters()
+    data: Any = None
+
+
+class OutputParameters(BaseModel):
+    """binary_data: this output after the JSON part."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    binary_data: StrictBool | None = None
+
+
+class RequestedOutput(BaseModel):
+    """embedding, label_ids or label_scores."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferParameters(BaseModel):
+    """binary_data_output: every output after the JSON part. top: labels per image."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    binary_data_output: StrictBool = False
+    top: Annotated[StrictInt, Field(ge=1)] = 8
+
+
+class InferRequest(BaseModel):
+    """One input; without `outputs` every output comes back."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "1",
+                    "inputs": [
+                        {
+                            "name": "image",
+                            "shape": [1],
+                            "datatype": "BYTES",
+                            "data": [EXAMPLE_IMAGE.partition(",")[2]],
+                        }
+                    ],
+                    "outputs": [{"name": "embedding"}],
+                }
+            ]
+        },
+    )
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    parameters: InferParameters = InferParameters()
+    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=1)]
+    outputs: list[RequestedOutput] | None = None
+
+
+class OutputTensor(BaseModel):
+    """`data` row by row, or parameters.binary_data_size bytes after the JSON part."""
+
+    name: str
+    shape: list[int]
+    datatype: Datatype
+    data: list[float] | list[int] | None = None
+    parameters: dict[str, int] | None = None
+
+
+class InferResponse(BaseModel):
+    """embedding FP32 [n, D]; with centers also label_ids INT32 and label_scores FP32 [n, L], best first."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[OutputTensor]
+
+
+class KServeError(BaseModel):
+    """The protocol's shape of a refusal."""
+
+    error: str

@@ -1,0 +1,111 @@
+"""How much the server takes on at a time: images, their pixels, the bytes of bodies. More is refused at once."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from mlcd.errors import Overloaded
+from service.observability.metrics import Metrics
+
+_MIN_RETRY_S: Final = 1
+_MAX_RETRY_S: Final = 30
+_MEMORY_S: Final = 2.0
+"""Of the measured rate: what was long ago says little."""
+_MARGIN: Final = 0.75
+"""Of the time left: the rate is a measurement, and what is admitted shall be answered in time."""
+
+
+class DrainRate:
+    """Images finished per second of work, lately."""
+
+    def __init__(self) -> None:
+        self._images = self._busy_s = 0.0
+        self._since: float | None = None
+
+    def working(self, now: float) -> None:
+        """Work starts, where there was none."""
+        self._since = now if self._since is None else self._since
+
+    def finished(self, num: int, now: float, *, idle: bool) -> None:
+        """idle: that was all the work there was."""
+        elapsed = now - (self._since if self._since is not None else now)
+        decay = math.exp(-elapsed / _MEMORY_S)
+        self._images = self._images * decay + num
+        self._busy_s = self._busy_s * decay + elapsed
+        self._since = None if idle else now
+
+    def seconds_for(self, num: int) -> float:
+        """0 before anything was measured."""
+        return num * self._busy_s / self._images if self._images else 0.0
+
+
+class Admission:
+    """Shared by all requests of a server; use from one event loop."""
+
+    def __init__(self, *, max_images: int, max_pixels: int, max_bytes: int, metrics: Metrics) -> None:
+        self._max_images, self._max_pixels, self._max_bytes = max_images, max_pixels, max_bytes
+        self._images = self._pixels = self._bytes = 0
+        self._rate = DrainRate()
+        self._metrics = metrics
+
+    @property
+    def full(self) -> bool:
+        """Whether no further image would be admitted."""
+        return self._images >= self._max_images
+
+    @property
+    def retry_after_s(self) -> int:
+        """When about half of what is held will be done, by the measured rate: whole seconds, 1 to 30."""
+        return bounded_retry_s(self._rate.seconds_for(self._images) / 2)
+
+    @contextlib.contextmanager
+    def images(self, num: int, *, deadline: float) -> Iterator[None]:
+        """A place for so many images. Raises Overloaded where there is none, or none that would be served in time."""
+        now = asyncio.get_running_loop().time()
+        if self._images + num > self._max_images:
+            raise self.refusal("images")
+        if self._images and self._rate.seconds_for(self._images + num) > _MARGIN * (deadline - now):
+            raise self.refusal("images")
+        self._rate.working(now)
+        self._images += num
+        self._metrics.held("images", self._images)
+        try:
+            yield
+        finally:
+            self._images -= num
+            self._metrics.held("images", self._images)
+            self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._images)
+
+    @contextlib.contextmanager
+    def pixels(self, num: int) -> Iterator[None]:
+        """A place for images of so many pixels together, by their headers."""
+        if self._pixels + num > self._max_pixels:
+            raise self.refusal("pixels")
+        self._pixels += num
+        self._metrics.held("pixels", self._pixels)
+        try:
+            yield
+        finally:
+            self._pixels -= num
+            self._metrics.held("pixels", self._pixels)
+
+    def take_bytes(self, num: int) -> None:
+        """A place for bytes of a body, given back by `give_bytes`."""
+        if self._bytes + num > self._max_bytes:
+            raise self.refusal("bytes")
+        self._bytes += num
+        self._metrics.held("bytes", self._bytes)
+
+    def give_bytes(self, num: int) -> None:
+        self._bytes -= num
+        self._metrics.held("bytes", self._bytes)
+
+    def refusal(self, of: str) -> Overloaded:
+        self._metrics.rejected("overloaded")
+        return Overloaded(f"the server holds as many {of} as it may", remedy="try again in a moment")
+
+
+def bounded_retry_s(seconds: float) -> int:
+    return min(_MAX_RETRY_S, max(_MIN_RETRY_S, math.ceil(seconds)))

@@ -1,0 +1,50 @@
+"""Whether the server can serve: it is not stopping, its engine is up, and an inference succeeded lately."""
+
+import asyncio
+import contextlib
+from typing import Final
+
+import numpy as np
+
+from mlcd.errors import MlcdError
+from service.dispatch.batcher import MicroBatcher
+from service.dispatch.engine import SupervisedEngine
+
+_FRESH_S: Final = 1.0
+"""A success says so much about the present; older than that, an inference is tried."""
+
+
+class Readiness:
+    """Asked by probes: however many come, one inference is tried at a time, and at most one a second."""
+
+    def __init__(self, engine: SupervisedEngine, batcher: MicroBatcher) -> None:
+        self._engine, self._batcher = engine, batcher
+        self._trial: asyncio.Task[None] | None = None
+        self._tried = -np.inf
+        self.draining = False
+
+    async def check(self) -> bool:
+        """Answers within the time after which an inference is in doubt: a second, or three of the largest batch."""
+        if self.draining or not self._engine.up or self._engine.overdue:
+            return False
+        if self._age > _FRESH_S or self._engine.failing:
+            await self._try()
+        return not self._engine.failing and self._engine.up and self._age <= _FRESH_S + self._engine.overdue_s
+
+    @property
+    def _age(self) -> float:
+        return asyncio.get_running_loop().time() - self._engine.last_success
+
+    async def _try(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._trial is None or self._trial.done():
+            if now - self._tried < _FRESH_S:
+                return
+            self._tried = now
+            self._trial = asyncio.create_task(self._infer(), name="readiness-trial")
+        await asyncio.wait([self._trial], timeout=self._engine.overdue_s)
+
+    async def _infer(self) -> None:
+        crop = self._engine.served.preprocess.crop
+        with contextlib.suppress(MlcdError):
+            await self._batcher.encode(np.zeros((3, crop, crop), np.uint8))

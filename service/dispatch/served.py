@@ -1,0 +1,58 @@
+"""What is served: the encoder as its worker opened it, and how to open it again."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mlcd.encoders.base import EngineName, Precision
+from mlcd.images.decode import ExifPolicy
+from mlcd.images.transform import DecodeMode, PreprocessSpec
+from mlcd.types import Fingerprint
+
+
+@dataclass(frozen=True)
+class Opening:
+    """All that a worker needs to open the encoder; the arguments of `mlcd.encoders.open_encoder`."""
+
+    spec: str
+    max_batch: int
+    precision: Precision = "fp32"
+    engine: EngineName | Literal["fake"] = "auto"
+    num_threads: int = 0
+    exif: ExifPolicy | None = None
+    decode: DecodeMode | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class ServedEncoder:
+    """The encoder that a worker has opened, without its weights: those are in the worker."""
+
+    name: str
+    fingerprint: Fingerprint
+    dimension: int
+    engine: str
+    precision: str
+    preprocess: PreprocessSpec
+    max_batch: int
+    shortest_s: float
+    """Seconds of one image, when the engine was warm."""
+    longest_s: float
+    """Seconds of `max_batch` images, the first time."""
+
+    def batch_within(self, seconds: float) -> int:
+        """The largest batch that takes so long, or twice as long as one image, by the times at start."""
+        allowed_s = max(seconds, 2 * self.shortest_s)
+        if self.longest_s <= allowed_s:
+            return self.max_batch
+        each_s = (self.longest_s - self.shortest_s) / (self.max_batch - 1)
+        return 1 + int((allowed_s - self.shortest_s) / each_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "ServedEncoder":
+        return cls(**{**fields, "preprocess": PreprocessSpec.from_dict(fields["preprocess"])})

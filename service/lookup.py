@@ -1,0 +1,88 @@
+"""The nearest class centers of embeddings: exactly, or approximately with an audit made at start."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from mlcd.clustering.approximate import ApproximateScan, audit, divide, fewest_probes
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.nearest import CenterScan
+from mlcd.collections.snapshot import Snapshot
+from mlcd.errors import ConfigInvalid
+from mlcd.randomness import hash_counters
+from mlcd.types import Embeddings, Neighbors
+
+LookupMode = Literal["exact", "approximate"]
+_AUDITED_TOP: Final = 8  # what /v1/labels gives unless asked otherwise
+_AUDITED_ROWS: Final = 2000
+_LEAST_ROWS: Final = 500  # fewer cannot show a recall of 0.99
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """audit: recall, low, high, rows, top, cells and probes, as answers show it."""
+
+    scan: ApproximateScan
+    probes: int
+    audit: dict[str, Any]
+
+    @classmethod
+    def build(cls, centers: Centers, exact: CenterScan, collections: Iterable[Snapshot]) -> "Approximation":
+        """Cells of the centers, as few probes as recall allows, and the audit on other rows than chose them.
+
+        Raises ConfigInvalid for too few centers, too few indexed images, or where no number of probes is enough.
+        """
+        rows = centers.align(_sample(collections, 2 * _AUDITED_ROWS))
+        top = min(_AUDITED_TOP, len(centers.vectors))
+        scan = ApproximateScan(centers.vectors, divide(centers.vectors))
+        true = exact.nearest(rows, top).ids
+        probes = fewest_probes(scan, rows[::2], true[::2])
+        found = audit(scan, rows[1::2], true[1::2], probes)
+        seen = {"recall": found.recall, "low": found.low, "high": found.high, "rows": found.rows}
+        return cls(scan, probes, {**seen, "top": top, "cells": scan.num_cells, "probes": probes})
+
+
+class Lookup:
+    """Centers made ready once."""
+
+    def __init__(self, centers: Centers) -> None:
+        self.centers = centers
+        # numpy: the service never loads torch, and the labels are the same by any arithmetic.
+        self.scan = CenterScan(centers.vectors, products="numpy")
+        self.approximation: Approximation | None = None
+
+    def approximate(self, collections: Iterable[Snapshot]) -> None:
+        """Make the approximate mode ready, audited on what is indexed; see `Approximation.build`."""
+        try:
+            self.approximation = Approximation.build(self.centers, self.scan, collections)
+        except ConfigInvalid as error:
+            remedy = "leave MLCD_APPROXIMATE out: labels are then exact"
+            raise ConfigInvalid(error.message, remedy=remedy) from error
+
+    @property
+    def modes(self) -> list[LookupMode]:
+        return ["exact"] if self.approximation is None else ["exact", "approximate"]
+
+    def nearest(
+        self, embeddings: Embeddings, top: int, threshold: float | None = None, *, mode: LookupMode = "exact"
+    ) -> Neighbors:
+        """The `top` nearest centers of unit rows as the model gives them; at most as many as there are."""
+        rows, top = self.centers.align(embeddings), min(top, len(self.centers.vectors))
+        if mode == "exact":
+            return self.scan.nearest(rows, top, threshold)
+        assert self.approximation is not None
+        return self.approximation.scan.nearest(rows, top, threshold, probes=self.approximation.probes)
+
+
+def _sample(collections: Iterable[Snapshot], num: int) -> Embeddings:
+    """At most `num` indexed rows, [n, D], drawn by the hash of their places."""
+    places = [(snapshot, row) for snapshot in collections for row in range(snapshot.index.num_rows)]
+    if len(places) < 2 * _LEAST_ROWS:
+        raise ConfigInvalid(
+            f"approximate labels are audited on {2 * _LEAST_ROWS} indexed images or more (--state), and there are"
+            f" {len(places)}"
+        )
+    chosen = np.argsort(hash_counters(np.arange(len(places))), kind="stable")[:num]
+    return np.concatenate([places[place][0].index.reconstruct(places[place][1]) for place in chosen])

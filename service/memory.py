@@ -1,0 +1,18 @@
+"""What the allocator does with memory that is free again."""
+
+import ctypes
+from typing import Final
+
+_M_MMAP_THRESHOLD: Final = -3  # <malloc.h>
+_LARGE_BYTES: Final = 2**20
+
+
+def return_large_blocks() -> None:
+    """Give blocks of a mebibyte and more back to the system as soon as they are free, as long as the process lives.
+
+    glibc begins like that, but stops after the first large picture: 489 MiB stayed after decoding twelve pictures of
+    up to 48 megapixels, 63 with this, in no more time (docs/explanation/pipeline.md). Other C libraries are left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

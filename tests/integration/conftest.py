@@ -1,0 +1,36 @@
+"""One real server with a model that was really trained, for all tests that only ask."""
+
+import httpx
+import pytest
+
+from mlcd.embeddings import EmbeddingsArtifact
+from tests.integration.running import serving
+
+
+@pytest.fixture(scope="session")
+def server(journey):
+    with serving(journey / "model", state_dir=journey) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    with httpx.Client(base_url=server, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def model(client):
+    return client.get("/v1/models").json()["data"][0]["id"]
+
+
+@pytest.fixture(scope="session")
+def stored(journey):
+    return EmbeddingsArtifact.open(journey / "embeddings")
+
+
+@pytest.fixture(scope="session")
+def picture(digits, stored):
+    """(key, bytes, embedding that `mlcd embed` gave)."""
+    key = stored.keys[17]
+    return key, (digits / key).read_bytes(), stored.load()[17]

@@ -1,0 +1,246 @@
+"""What becomes of a real server and its clients when the engine is killed, hangs or raises, and when clients leave."""
+
+import contextlib
+import io
+import os
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.integration.running import Server, exists, serving, until
+
+FLIP_S = 2.0
+
+
+def png(color, side=8):
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), color).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+GRAY, WHITE = png((100, 100, 100)), png((255, 255, 255))
+
+
+def ask(server, image=GRAY):
+    return httpx.post(f"{server.url}/v1/images/embed", content=image, headers={"Content-Type": "image/png"}, timeout=30)
+
+
+def request_head(length, path="/v1/images/embed"):
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {length}\r\n\r\n"
+    return head.encode()
+
+
+def connect(server):
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def test_an_engine_that_is_killed_fails_its_waiters_and_is_back_within_seconds():
+    with serving("fake:latency_ms=400", engine="fake", max_batch=4) as server, ThreadPoolExecutor(10) as pool:
+        killed = server.worker()
+        waiting = [pool.submit(ask, server) for _ in range(10)]
+        until(lambda: server.metric('mlcd_held{of="images"}') == 10, 5)
+        time.sleep(0.1)
+        os.kill(killed, signal.SIGKILL)
+        assert until(lambda: not server.ready(), 5) < FLIP_S
+        answers = [future.result(timeout=20) for future in waiting]
+        statuses = [answer.status_code for answer in answers]
+        # At the engine were two batches of at most four; the others were queued, for the next engine.
+        assert set(statuses) == {200, 503}
+        assert 1 <= statuses.count(503) <= 8
+        for answer in answers:
+            if answer.status_code == 503:
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert 1 <= int(answer.headers["retry-after"]) <= 30
+        until(server.ready, 10)
+        assert server.worker() not in (None, killed)
+        assert ask(server).status_code == 200
+        assert server.metric("mlcd_engine_restarts_total") == 1
+        assert server.metric('mlcd_held{of="images"}') == 0
+
+
+def test_requests_are_refused_at_once_while_the_engine_opens_again():
+    # It opens for two seconds: two blank batches come first.
+    with serving("fake:latency_ms=1000", engine="fake") as server:
+        os.kill(server.worker(), signal.SIGKILL)
+        until(lambda: not server.ready(), FLIP_S)
+        started = time.monotonic()
+        answer = ask(server)
+        assert (answer.status_code, time.monotonic() - started < 0.5) == (503, True)
+        assert 1 <= int(answer.headers["retry-after"]) <= 30
+        until(server.ready, 15)
+        assert ask(server).status_code == 200
+
+
+def test_an_engine_that_hangs_is_noticed_without_traffic_and_replaced():
+    with serving("fake:latency_ms=5", engine="fake", batch_timeout_s=2) as server:
+        hung = server.worker()
+        os.kill(hung, signal.SIGSTOP)
+        assert until(lambda: not server.ready(), 5) < FLIP_S
+        until(server.ready, 15)
+        assert server.worker() not in (None, hung)
+        assert ask(server).status_code == 200
+
+
+def test_requests_at_an_engine_that_hangs_get_an_error_in_time():
+    with serving("fake:latency_ms=5", engine="fake", batch_timeout_s=1) as server, ThreadPoolExecutor(5) as pool:
+        os.kill(server.worker(), signal.SIGSTOP)
+        started = time.monotonic()
+        statuses = {answer.status_code for answer in pool.map(lambda _: ask(server), range(5))}
+        assert statuses <= {200, 503}
+        assert 503 in statuses
+        assert time.monotonic() - started < 5
+
+
+def test_an_engine_that_raises_is_not_ready_until_it_has_succeeded_again():
+    with serving("fake:latency_ms=5,sick_s=2", engine="fake") as server:
+        answer = ask(server, WHITE)
+        assert answer.status_code == 503
+        assert "told to fail" not in answer.text
+        assert until(lambda: not server.ready(), 5) < FLIP_S
+        until(server.ready, 15)
+        assert ask(server).status_code == 200
+
+
+def leave_during_upload(server, photo):
+    with connect(server) as client:
+        client.sendall(request_head(len(photo)) + photo[: len(photo) // 2])
+        time.sleep(0.05)
+
+
+def leave_during_decoding(server, photo):
+    with connect(server) as client:
+        client.sendall(request_head(len(photo)) + photo)
+        time.sleep(0.005)
+
+
+def leave_during_inference(server, photo):
+    with connect(server) as client:
+        client.sendall(request_head(len(photo)) + photo)
+        time.sleep(0.3)
+
+
+def leave_while_reading(server, photo):
+    with connect(server) as client:
+        client.sendall(request_head(len(photo)) + photo)
+        client.recv(10)
+
+
+@pytest.mark.parametrize(
+    "leave", [leave_during_upload, leave_during_decoding, leave_during_inference, leave_while_reading]
+)
+def test_clients_that_leave_ten_at_once_leave_nothing_behind(leaving_from, photo, leave):
+    server = leaving_from
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(lambda _: leave(server, photo), range(10)))
+    until(lambda: server.metric('mlcd_held{of="images"}') == server.metric('mlcd_held{of="bytes"}') == 0, 10)
+    started = time.monotonic()
+    assert ask(server, photo).status_code == 200
+    assert time.monotonic() - started < 5
+
+
+@pytest.fixture(scope="module")
+def leaving_from():
+    with serving("fake:latency_ms=400", engine="fake", max_batch=4) as server:
+        yield server
+
+
+def test_who_left_is_not_encoded(leaving_from, photo):
+    server = leaving_from
+    before = server.metric("mlcd_batch_size_sum")
+    with ThreadPoolExecutor(10) as pool:
+        first = pool.submit(ask, server, photo)
+        time.sleep(0.1)
+        list(pool.map(lambda _: leave_during_decoding(server, photo), range(9)))
+        assert first.result(timeout=20).status_code == 200
+    until(lambda: server.metric('mlcd_held{of="images"}') == 0, 10)
+    assert ask(server, photo).status_code == 200
+    assert server.metric("mlcd_batch_size_sum") - before < 11
+    assert server.metric('mlcd_dropped_total{reason="client_gone"}') > 0
+
+
+def test_a_body_that_trickles_past_the_deadline_is_answered_504_and_the_connection_closed():
+    with serving("fake:latency_ms=5", engine="fake", limits__deadline_s=0.7) as server, connect(server) as client:
+        client.sendall(request_head(1000))
+        received, started = b"", time.monotonic()
+        client.settimeout(0.1)
+        while time.monotonic() - started < 10:
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                chunk = client.recv(4096)
+                if not chunk and received:
+                    break
+                received += chunk
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"x")
+        assert 0.6 < time.monotonic() - started < 3
+        assert received.startswith(b"HTTP/1.1 504")
+        assert b"connection: close" in received.lower()
+
+
+def test_memory_comes_back_after_large_requests(photo):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (3000, 4000, 3), dtype=np.uint8))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=50)
+    large = [("files", (f"{i}.jpg", buffer.getvalue(), "image/jpeg")) for i in range(8)]
+    with serving("fake:latency_ms=5", engine="fake") as server:
+        assert ask(server, photo).status_code == 200
+        before = server.resident_mib()
+        for _ in range(2):
+            answer = httpx.post(f"{server.url}/v1/images/embed", files=large, timeout=60)
+            assert len(answer.json()["results"]) == 8
+        # Without returning large blocks: 200 MiB and more.
+        until(lambda: server.resident_mib() < before + 40, 5)
+
+
+def test_sigterm_serves_on_for_a_while_finishes_what_is_in_flight_and_leaves_no_orphan():
+    server = Server("fake:latency_ms=1500", engine="fake", drain_s=1).wait_ready()
+    worker = server.worker()
+    with ThreadPoolExecutor(2) as pool, httpx.Client(base_url=server.url) as keep_alive:
+        assert keep_alive.get("/health/live").status_code == 200
+        in_flight = pool.submit(ask, server)
+        until(lambda: server.metric('mlcd_held{of="images"}') == 1, 5)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: not server.ready(), 1)
+        late = pool.submit(ask, server)  # a balancer that has not noticed yet
+        assert keep_alive.get("/health/ready").status_code == 503
+        assert in_flight.result(timeout=20).status_code == 200
+        assert late.result(timeout=20).status_code == 200
+        output, _ = server.process.communicate(timeout=15)
+    assert server.process.returncode == 0
+    assert "Traceback" not in output
+    assert not exists(worker)
+
+
+def test_the_end_is_bounded_and_a_second_signal_ends_at_once():
+    for signals, least, most in (([signal.SIGTERM], 1.0, 7.0), ([signal.SIGTERM, signal.SIGTERM], 0.0, 1.0)):
+        server = Server("fake:latency_ms=1", engine="fake", drain_s=0, grace_s=1, batch_timeout_s=60).wait_ready()
+        worker = server.worker()
+        os.kill(worker, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            never = pool.submit(ask, server)
+            until(lambda server=server: server.metric('mlcd_held{of="images"}') == 1, 5)
+            started = time.monotonic()
+            for number in signals:
+                server.process.send_signal(number)
+                time.sleep(0.05)
+            server.process.communicate(timeout=15)
+            assert least <= time.monotonic() - started < most
+            with contextlib.suppress(httpx.TransportError):
+                assert never.result(timeout=5).status_code >= 500
+        until(lambda worker=worker: not exists(worker), 2)
+
+
+def test_sigterm_is_heard_while_the_model_is_loaded():
+    server = Server("fake:latency_ms=20000", engine="fake")
+    until(lambda: server.worker() is not None, 20, server)
+    worker = server.worker()
+    started = time.monotonic()
+    status, output = server.stop()
+    assert (status, "Traceback" in output) == (0, False)
+    assert time.monotonic() - started < 5
+    until(lambda: not exists(worker), 2)

@@ -1,0 +1,107 @@
+"""An engine in this process, and what is needed to stand a pipeline on it."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from mlcd.errors import Unavailable
+from mlcd.images.decode import DecodeLimits
+from mlcd.images.transform import PreprocessSpec
+from service.dispatch.admission import Admission
+from service.dispatch.batcher import MicroBatcher
+from service.dispatch.pipeline import Pipeline
+from service.dispatch.process import EngineFailed, Inference
+from service.observability.metrics import Metrics
+
+
+class LocalEngine:
+    """The `Engine` protocol with a fixed latency, one batch at a time; `batches` are the values seen in each."""
+
+    def __init__(self, latency_s=0.02):
+        self.latency_s, self.failing, self.batches = latency_s, False, []
+        self._turn = asyncio.Lock()
+        self._up = asyncio.Event()
+        self._up.set()
+        self.given = 0
+        self.most_given = 0
+
+    @property
+    def up(self):
+        return self._up.is_set()
+
+    def end(self):
+        self._up.clear()
+
+    def start(self):
+        self._up.set()
+
+    async def wait_up(self):
+        await self._up.wait()
+
+    async def encode(self, images):
+        if not self.up:
+            raise Unavailable("down")
+        self.given += 1
+        self.most_given = max(self.most_given, self.given)
+        try:
+            async with self._turn:
+                await asyncio.sleep(self.latency_s)
+                if self.failing:
+                    raise EngineFailed("the engine failed")
+                self.batches.append([int(image[0, 0, 0]) for image in images])
+                rows = np.stack([image[:, 0, 0].astype(np.float32) for image in images])
+                return Inference(rows, self.latency_s)
+        finally:
+            self.given -= 1
+
+
+def picture(value):
+    return np.full((3, 4, 4), value, np.uint8)
+
+
+def new_metrics():
+    return Metrics(model="fake", fingerprint="f", engine="fake", precision="fp32")
+
+
+def sample(metrics, name):
+    """The value of one line of the exposition, 0 where it is not there yet."""
+    lines = (line.rpartition(" ") for line in metrics.exposition().decode().splitlines())
+    return next((float(value) for found, _, value in lines if found == name), 0.0)
+
+
+def new_batcher(engine, metrics=None, **options):
+    return MicroBatcher(engine, **({"max_batch": 8, "max_queued": 100} | options), metrics=metrics or new_metrics())
+
+
+def new_admission(metrics=None, **options):
+    settings = {"max_images": 100, "max_pixels": 10**9, "max_bytes": 10**6} | options
+    return Admission(**settings, metrics=metrics or new_metrics())
+
+
+def new_pipeline(engine, batcher, metrics=None, *, headers=None, decoders=None, admission=None, **options):
+    pool = decoders or ThreadPoolExecutor(2)
+    settings = {"limits": DecodeLimits(), "max_pixels": 10**9, "num_decoders": 2} | options
+    return Pipeline(
+        engine,
+        batcher,
+        admission or new_admission(metrics),
+        headers=headers or pool,
+        decoders=pool,
+        preprocess=PreprocessSpec(4, 4),
+        dimension=3,
+        metrics=metrics or new_metrics(),
+        **settings,
+    )
+
+
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario, 20))
+
+
+async def until(condition, timeout_s=10):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        await asyncio.sleep(0.001)

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.nearest import nearest_centers
+from mlcd.collections.snapshot import Snapshot
+from mlcd.errors import ConfigInvalid
+from mlcd.indexes.exact import ExactIndex
+from mlcd.types import unit_rows
+from service.lookup import Lookup
+
+
+def random_centers(num, seed=0, mean=None):
+    vectors = unit_rows(np.random.default_rng(seed).standard_normal((num, 16)))
+    return Centers(vectors, np.ones(num, np.int64), "f" * 64, mean=mean)
+
+
+def indexed(rows):
+    return Snapshot(None, ExactIndex(rows), [str(i) for i in range(len(rows))], [None] * len(rows))
+
+
+def near(centers, num, seed=1):
+    generator = np.random.default_rng(seed)
+    chosen = centers.vectors[generator.integers(0, len(centers.vectors), num)]
+    return unit_rows(chosen + 0.3 * generator.standard_normal(chosen.shape).astype(np.float32))
+
+
+def test_exact_is_the_exact_scan_after_the_mean_is_taken_away():
+    mean = np.full(16, 0.05, np.float32)
+    centers = random_centers(50, mean=mean)
+    rows = near(centers, 7)
+    found = Lookup(centers).nearest(rows, 99)
+    assert (found.ids == nearest_centers(unit_rows(rows - mean), centers.vectors, 50).ids).all()
+    assert Lookup(centers).modes == ["exact"]
+
+
+def test_the_audit_of_the_approximation_is_true_of_other_rows():
+    centers = random_centers(1500)
+    lookup = Lookup(centers)
+    lookup.approximate([indexed(near(centers, 2500))])
+    assert lookup.modes == ["exact", "approximate"]
+    audit = lookup.approximation.audit
+    assert audit["low"] >= 0.98
+    assert audit["low"] <= audit["recall"] <= audit["high"]
+    assert (audit["rows"], audit["top"]) == (1250, 8)
+    others = near(centers, 1000, seed=2)
+    exact = lookup.nearest(others, 8).ids
+    found = lookup.nearest(others, 8, mode="approximate").ids
+    recall = np.mean([len(set(a) & set(b)) / 8 for a, b in zip(exact, found, strict=True)])
+    assert abs(recall - audit["recall"]) < 0.01
+
+
+def test_what_cannot_be_approximated_or_audited_is_refused():
+    with pytest.raises(ConfigInvalid, match=r"1000 indexed images or more .* there are 999"):
+        Lookup(random_centers(1500)).approximate([indexed(near(random_centers(9), 999))])
+    with pytest.raises(ConfigInvalid, match=r"900 centers are too few .* leave MLCD_APPROXIMATE out"):
+        Lookup(random_centers(900)).approximate([indexed(near(random_centers(9), 1000))])

@@ -1,0 +1,138 @@
+import asyncio
+import json
+import logging
+
+import pytest
+from fastapi import Request
+from pydantic import ValidationError
+
+import mlcd.errors
+from mlcd.errors import ImageRejected, MlcdError, NotFound
+from service import problems
+from service.api.schemas.cohere import EmbedRequest
+from service.api.schemas.kserve import InferRequest
+from service.api.schemas.openai import EmbeddingsRequest
+from service.problems import STATUS, StrictBatch, TooLarge, bad_field, handle_mlcd_error, handle_unexpected
+
+SECRET = "SECRET-OF-THE-CLIENT"
+
+
+def request(path):
+    return Request({"type": "http", "path": path, "headers": [], "state": {"request_id": "r7"}, "query_string": b""})
+
+
+def answer(path, error, handle=handle_mlcd_error):
+    response = asyncio.run(handle(request(path), error))
+    return response.status_code, response.media_type, json.loads(response.body)
+
+
+def subclasses(cls):
+    return {cls, *(below for child in cls.__subclasses__() for below in subclasses(child))}
+
+
+def test_every_error_has_a_status_of_its_own_or_of_its_kind():
+    known = {cls for cls in subclasses(MlcdError) if cls.__module__ in (mlcd.errors.__name__, problems.__name__)}
+    decided_by_reason = {ImageRejected, StrictBatch}
+    assert known - set(STATUS) == decided_by_reason
+    assert set(STATUS.values()) <= set(problems.TITLES)
+
+
+def test_each_dialect_speaks_its_own_shape():
+    error = NotFound("there is no such model", remedy="use m")
+    text = "there is no such model: use m"
+    openai = {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": "not-found"}}
+    for path in ("/v1/embeddings", "/embeddings", "/v1/models", "/v1/models/x"):
+        assert answer(path, error) == (404, "application/json", openai)
+    assert answer("/v2/embed", error) == (404, "application/json", {"id": "r7", "message": text})
+    for path in ("/v2", "/v2/models/x/infer", "/v2/embedx", "/v2/nothing"):
+        assert answer(path, error) == (404, "application/json", {"error": text})
+    own = {
+        "type": "urn:mlcd:problem:not-found",
+        "title": "Not found",
+        "status": 404,
+        "detail": text,
+        "instance": "/v1/labels",
+        "request_id": "r7",
+    }
+    assert answer("/v1/labels", error) == (404, "application/problem+json", own)
+    assert answer("/embeddingsx", error)[1] == "application/problem+json"
+
+
+def test_limit_and_index_are_named_where_they_apply():
+    _, _, problem = answer("/v1/labels", TooLarge("too many", limit="max_images"))
+    assert (problem["status"], problem["limit"]) == (413, "max_images")
+    rejected = ImageRejected("too-many-pixels", "9 pixels")
+    strict = StrictBatch.first_of({5: rejected, 3: rejected}, param="input[{index}]")
+    _, _, problem = answer("/v1/images/embed", strict)
+    assert (problem["status"], problem["index"], problem["limit"]) == (413, 3, "max_pixels")
+    assert problem["type"] == "urn:mlcd:problem:too-many-pixels"
+    assert answer("/v1/embeddings", strict)[2]["error"]["param"] == "input[3]"
+
+
+@pytest.mark.parametrize(
+    ("model", "content"),
+    [
+        (EmbeddingsRequest, {"model": "m", "input": "x", SECRET + " {0} %s": 1}),
+        (EmbeddingsRequest, {"model": "m", "input": 7, "messages": SECRET}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "encoding_format": SECRET}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "modality": [SECRET]}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "dimensions": SECRET}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "dimensions": -1}),
+        (EmbeddingsRequest, {"model": {SECRET: 1}, "input": "x"}),
+        (EmbedRequest, {"model": "m", "embedding_types": []}),
+        (EmbedRequest, {"model": "m", "embedding_types": [SECRET]}),
+        (InferRequest, {"inputs": [{"name": SECRET, "shape": [SECRET], "datatype": "BYTES"}]}),
+        (InferRequest, {"inputs": [], "id": SECRET * 100}),
+        (InferRequest, {"inputs": [SECRET]}),
+        (InferRequest, {"inputs": [{"name": "image", "shape": [-1], "datatype": "BYTES"}] * 2}),
+    ],
+)
+def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(content)
+    found = bad_field(caught.value.errors())
+    assert SECRET not in str(found)
+    assert not any(mark in str(found) for mark in ("{", "pydantic", "Input should"))
+    assert str(found).count(" ") >= 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "param"),
+    [
+        ({}, "model is required", "model"),
+        ({"model": "m", "input": 7}, "input is not what it can be", "input"),
+        ({"model": "m", "modality": ["audio"]}, "modality is not what it can be", "modality"),
+        ({"model": "m", "dimensions": 0}, "dimensions must be at least 1", "dimensions"),
+        (
+            {"model": "m", "encoding_format": "x"},
+            "encoding_format must be one of 'float' or 'base64'",
+            "encoding_format",
+        ),
+        ({"model": "m", "inputs": 1}, "inputs is not known here", "inputs"),
+        ({"model": "m", "in puts": 1}, "a field is not what it can be", None),
+    ],
+)
+def test_a_refusal_says_which_field_and_what_is_wrong_with_it(content, message, param):
+    with pytest.raises(ValidationError) as caught:
+        EmbeddingsRequest.model_validate(content)
+    found = bad_field(caught.value.errors())
+    assert (str(found), found.param) == (message, param)
+
+
+def test_what_nobody_expected_is_logged_by_place_and_not_by_text(caplog):
+    def fail():
+        try:
+            {}[SECRET]
+        except KeyError as error:
+            raise RuntimeError(SECRET) from error
+
+    try:
+        fail()
+    except RuntimeError as error:
+        with caplog.at_level(logging.ERROR):
+            status, _, problem = answer("/v1/labels", error, handle_unexpected)
+    assert status == 500
+    assert SECRET not in json.dumps(problem) + caplog.text
+    assert "request r7 failed: RuntimeError" in caplog.text
+    assert f"{__name__}:" in caplog.text
+    assert "KeyError" in caplog.text
