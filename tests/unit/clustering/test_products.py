@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+
+from mlcd.clustering.nearest import open_products
+from mlcd.types import unit_rows
+
+ROWS = unit_rows(np.random.default_rng(0).standard_normal((9, 16)))
+CENTERS = unit_rows(np.random.default_rng(1).standard_normal((200, 16)))  # three groups of 64, and a bit
+
+
+@pytest.fixture(params=["numpy", "torch-fp32", "torch-bf16"])
+def products(request):
+    return open_products(request.param, CENTERS)
+
+
+@pytest.fixture
+def product(products):
+    return products.multiply(products.load(ROWS), 0, len(CENTERS))
+
+
+def as_float32(product):
+    return product if isinstance(product, np.ndarray) else product.float().numpy()
+
+
+@pytest.mark.parametrize("threshold", [-np.inf, -0.4, -1e-30, -0.0, 0.0, 1e-30, 0.3, 2.0, "a product", "mixed"])
+def test_hits_are_all_products_above_the_threshold(products, product, threshold):
+    values = as_float32(product)
+    thresholds = np.full(len(ROWS), 0.1 if isinstance(threshold, str) else threshold, dtype=np.float32)
+    if threshold == "a product":
+        thresholds = values[:, 77].copy()
+    elif threshold == "mixed":
+        thresholds[::2] = -0.2
+    hits = products.above(product, thresholds)
+    rows, columns = np.nonzero(values > thresholds[:, None])
+    order = np.lexsort((hits.columns, hits.rows))
+    assert hits.rows[order].tolist() == rows.tolist()
+    assert hits.columns[order].tolist() == columns.tolist()
+    assert hits.scores[order].tolist() == values[rows, columns].tolist()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("k", [1, 3, 4, 200])
+def test_at_least_k_products_reach_the_bound_of_the_kth_best(products, k, sign):
+    product = products.multiply(products.load(sign * np.abs(ROWS)), 0, len(CENTERS))
+    bound = products.kth_best_bound(product, k)
+    assert ((as_float32(product) >= bound[:, None]).sum(axis=1) >= k).all()
