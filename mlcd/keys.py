@@ -1,8 +1,7 @@
 """Sample keys: which of them are held out for evaluation."""
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +12,22 @@ from mlcd.types import SampleKey
 HELD_OUT_FRACTION = 0.2
 
 
-def split_positions(keys: Sequence[SampleKey], class_names: Sequence[str | None]) -> NDArray[np.float64]:
+def split_positions(keys: Iterable[SampleKey], class_names: Iterable[str | None]) -> NDArray[np.float64]:
     """[N] in (0, 1): where each key stands in its class (or overall where no class is known), by SHA-256.
 
     To be taken over everything that a source lists, so that every step finds the same split, whichever images
     it could use.
     """
-    rows_of_class: dict[str | None, list[int]] = defaultdict(list)
-    for row, class_name in enumerate(class_names):
-        rows_of_class[class_name].append(row)
-    positions = np.zeros(len(keys), dtype=np.float64)
-    for rows in rows_of_class.values():
-        by_hash = sorted(rows, key=lambda row: hashlib.sha256(keys[row].encode()).digest())
-        positions[by_hash] = (np.arange(len(rows)) + 0.5) / len(rows)
+    # The first half of the digests orders keys as the whole would: no two keys are known to agree in it.
+    halves = np.fromiter((hashlib.sha256(key.encode()).digest()[:16] for key in keys), dtype="S16")
+    number_of: dict[str | None, int] = {}
+    classes = np.fromiter((number_of.setdefault(name, len(number_of)) for name in class_names), dtype=np.int64)
+    high, low = halves.view(">u8").reshape(-1, 2).T
+    by_hash = np.lexsort((low, high, classes))
+    sizes = np.bincount(classes)
+    starts = np.cumsum(sizes) - sizes
+    positions = np.empty(len(classes), dtype=np.float64)
+    positions[by_hash] = (np.arange(len(classes)) - np.repeat(starts, sizes) + 0.5) / np.repeat(sizes, sizes)
     return positions
 
 

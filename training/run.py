@@ -196,7 +196,7 @@ def _store(
     return CheckpointStore(run, config.checkpoint, processes, parents=parents, names=dataset.names, sizes=sizes)
 
 
-def _first_label_counts(labels: NDArray[np.int64], num_centers: int) -> NDArray[np.int64]:
+def _first_label_counts(labels: NDArray[np.int32], num_centers: int) -> NDArray[np.int64]:
     first = labels[:, 0]
     return np.bincount(first[first >= 0], minlength=num_centers).astype(np.int64)
 

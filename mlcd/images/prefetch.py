@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ImageRejected
-from mlcd.images.sources import Entry, Source
+from mlcd.images.entries import Entry
+from mlcd.images.sources import Source
 from mlcd.images.transform import PreprocessSpec
 
 

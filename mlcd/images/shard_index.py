@@ -20,23 +20,17 @@ _VERSION: Final = "1"  # of the rules by which members are listed
 _WORTH_KEEPING: Final = 1000  # images; fewer are listed in a fraction of a second
 _STATE: Final = b"state"
 _CHANGES_SHOW_IN: Final = ("mtime", "ETag", "etag")
-
-
-@dataclass(frozen=True)
-class Member:
-    """One image of a shard: its bytes are `size_bytes` from `offset` on."""
-
-    name: str
-    class_name: str | None
-    offset: int
-    size_bytes: int
+MEMBERS: Final = pa.schema(
+    [("name", pa.string()), ("class_name", pa.string()), ("offset", pa.int64()), ("size_bytes", pa.int64())]
+)
+"""An image's bytes are `size_bytes` from `offset` on."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """damaged: the shard could be read up to some point only."""
+    """members: the images of a shard, columns `MEMBERS`. damaged: it could be read up to some point only."""
 
-    members: list[Member]
+    members: pa.Table
     damaged: bool
 
 
@@ -70,31 +64,22 @@ def _state(filesystem: Any, path: str) -> bytes | None:
     return hashlib.sha256(f"{_VERSION} {sorted(info.items())}".encode(errors="replace")).hexdigest().encode()
 
 
-def _read(index: Path, state: bytes) -> list[Member] | None:
+def _read(index: Path, state: bytes) -> pa.Table | None:
     try:
         table = pq.read_table(index)
     except (OSError, pa.ArrowException):
         return None
     if (table.schema.metadata or {}).get(_STATE) != state:
         return None
-    columns = (table.column(name).to_pylist() for name in ("name", "class_name", "offset", "size_bytes"))
-    return [Member(*row) for row in zip(*columns, strict=True)]
+    return table.replace_schema_metadata(None)
 
 
-def _write(index: Path, state: bytes, members: list[Member]) -> None:
-    table = pa.table(
-        {
-            "name": pa.array([member.name for member in members], pa.string()),
-            "class_name": pa.array([member.class_name for member in members], pa.string()),
-            "offset": pa.array([member.offset for member in members], pa.int64()),
-            "size_bytes": pa.array([member.size_bytes for member in members], pa.int64()),
-        }
-    )
+def _write(index: Path, state: bytes, members: pa.Table) -> None:
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=index.parent)
         with os.fdopen(descriptor, "wb") as file:
-            pq.write_table(table.replace_schema_metadata({_STATE: state}), file)
+            pq.write_table(members.replace_schema_metadata({_STATE: state}), file)
         Path(temporary).replace(index)
     except OSError:
         return  # no room or no right to write: the next start lists again

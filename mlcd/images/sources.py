@@ -11,20 +11,22 @@ import threading
 import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePosixPath
 from typing import Any, Final, cast
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mlcd.errors import ImageRejected, InvalidInput, MlcdError, NotFound
 from mlcd.images.decode import DEFAULT_LIMITS
-from mlcd.images.shard_index import Listing, Member, list_once
+from mlcd.images.entries import Entries, Entry
+from mlcd.images.shard_index import MEMBERS, Listing, list_once
 from mlcd.types import SampleKey
 
 # Files that stand beside images and are none; every other file is tried, and listed when it fails.
@@ -62,16 +64,6 @@ _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One image of a source. `locator` is the source's own way to find its bytes."""
-
-    key: SampleKey
-    class_name: str | None
-    size_bytes: int
-    locator: Any
-
-
-@dataclass(frozen=True)
 class Problem:
     """A whole shard, or a part of it, that could not be listed."""
 
@@ -87,16 +79,11 @@ class Source(ABC):
         self.problems: list[Problem] = []
 
     @cached_property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Entries:
         """All images in a stable order; raises InvalidInput when two share a key."""
-        entries = self._list()
-        seen: set[SampleKey] = set()
-        for entry in entries:
-            if entry.key in seen:
-                raise InvalidInput(
-                    f"{self.location} has two images named {entry.key}", remedy="make the names distinct"
-                )
-            seen.add(entry.key)
+        entries = Entries.of(self._list())
+        if (key := entries.repeated_key()) is not None:
+            raise InvalidInput(f"{self.location} has two images named {key}", remedy="make the names distinct")
         return entries
 
     def read(self, entry: Entry) -> bytes:
@@ -107,7 +94,8 @@ class Source(ABC):
         return self._read(entry)
 
     @abstractmethod
-    def _list(self) -> Sequence[Entry]: ...
+    def _list(self) -> Iterator[pa.Table]:
+        """Tables for `Entries.of`, one for each file or so, so that Python objects of a part only exist at a time."""
 
     @abstractmethod
     def _read(self, entry: Entry) -> bytes: ...
@@ -115,8 +103,8 @@ class Source(ABC):
     def listing_digest(self) -> str:
         """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
         sha256 = hashlib.sha256()
-        for entry in self.entries:
-            sha256.update(f"{entry.key}\0{entry.size_bytes}\0".encode())
+        for key, size_bytes in zip(self.entries.keys(), self.entries.sizes_bytes(), strict=True):
+            sha256.update(f"{key}\0{size_bytes}\0".encode())
         return sha256.hexdigest()
 
 
@@ -166,20 +154,37 @@ class FolderSource(Source):
         super().__init__(location)
         self._filesystem, self._root = filesystem, root.rstrip("/")
 
-    def _list(self) -> Sequence[Entry]:
-        found = self._filesystem.find(self._root, detail=True)
-        entries = []
-        for path, info in found.items():
-            relative = PurePosixPath(path[len(self._root) + 1 :])
+    def _list(self) -> Iterator[pa.Table]:
+        walked = self._filesystem.walk(self._root, detail=True)
+        folders = [self._list_folder(files.values()) for _, _, files in walked]
+        if folders:
+            table = pa.concat_tables(folders).sort_by("key")
+            class_names = pc.struct_field(pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent")
+            yield table.add_column(1, "class_name", class_names)
+
+    def _list_folder(self, files: Iterable[dict[str, Any]]) -> pa.Table:
+        """Without classes. path: where the name is not the key, as it is not valid UTF-8."""
+        keys, sizes, paths = [], [], []
+        for info in files:
+            name = info["name"][len(self._root) + 1 :]
+            relative = PurePosixPath(name)
             if info["type"] == "file" and _is_candidate(relative):
-                parent = relative.parent.as_posix()
-                class_name = None if parent == "." else _printable(parent)
-                entries.append(Entry(_printable(relative.as_posix()), class_name, int(info["size"]), path))
-        return sorted(entries, key=lambda entry: entry.key)
+                keys.append(_printable(relative.as_posix()))
+                sizes.append(int(info["size"]))
+                paths.append(None if name == keys[-1] else _encoded(name))
+        return pa.table(
+            {
+                "key": pa.array(keys, pa.large_string()),
+                "size_bytes": pa.array(sizes, pa.int64()),
+                "path": pa.array(paths, pa.large_binary()),
+            }
+        )
 
     def _read(self, entry: Entry) -> bytes:
+        (path,) = entry.locator
+        name = entry.key if path is None else _decoded(path)
         try:
-            return cast(bytes, self._filesystem.cat_file(entry.locator))
+            return cast(bytes, self._filesystem.cat_file(f"{self._root}/{name}"))
         except (OSError, ValueError) as error:
             raise ImageRejected("unreadable", "the file cannot be read") from error
 
@@ -204,57 +209,60 @@ class _FilesSource(Source):
 class TarSource(_FilesSource):
     """Uncompressed tar shards in webdataset layout; members are read by offset, without unpacking."""
 
-    def _list(self) -> Sequence[Entry]:
-        return [entry for path, shard in self._names() for entry in self._list_shard(path, shard)]
-
-    def _list_shard(self, path: str, shard: str) -> list[Entry]:
-        listing = list_once(self._filesystem, path, lambda: self._list_members(path))
-        if listing.damaged:
-            self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
-        return [
-            Entry(
-                f"{shard}/{member.name}", member.class_name, member.size_bytes, (path, member.offset, member.size_bytes)
+    def _list(self) -> Iterator[pa.Table]:
+        for path, shard in self._names():
+            listing = list_once(self._filesystem, path, partial(self._list_members, path))
+            if listing.damaged:
+                self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
+            members = listing.members
+            yield pa.table(
+                {
+                    "key": pc.binary_join_element_wise(shard, members["name"], "/"),
+                    "class_name": members["class_name"],
+                    "size_bytes": members["size_bytes"],
+                    "path": _constant(_encoded(path), len(members)),
+                    "offset": members["offset"],
+                }
             )
-            for member in listing.members
-        ]
 
     def _list_members(self, path: str) -> Listing:
-        images: list[tuple[PurePosixPath, tarfile.TarInfo]] = []
+        names: list[PurePosixPath] = []
+        offsets: list[int] = []
+        sizes: list[int] = []
         class_of: dict[str, str] = {}
         damaged = False
         try:
             with self._filesystem.open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
                 for member in archive:
+                    archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all, a kilobyte each
                     name = PurePosixPath(member.name)
                     if member.isreg() and name.suffix == ".cls" and (text := archive.extractfile(member)):
                         class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
                     elif member.isreg() and _is_candidate(name):
-                        images.append((name, member))
+                        names.append(name)
+                        offsets.append(member.offset_data)
+                        sizes.append(member.size)
                 # tarfile takes anything that is no header for the end; only zeros are.
                 raw.seek(archive.offset)
                 damaged = raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
         except (OSError, tarfile.TarError, EOFError):
             damaged = True
-        samples = [_sample(name) for name, _ in images]
+        samples = [_sample(name) for name in names]
         num_images = Counter(samples)
-        members = [
-            Member(
-                _printable(sample if num_images[sample] == 1 else name.as_posix()),
-                class_of.get(sample),
-                member.offset_data,
-                member.size,
-            )
-            for (name, member), sample in zip(images, samples, strict=True)
+        keys = [
+            _printable(sample if num_images[sample] == 1 else name.as_posix())
+            for sample, name in zip(samples, names, strict=True)
         ]
-        return Listing(members, damaged)
+        class_names = [class_of.get(sample) for sample in samples]
+        return Listing(pa.table([keys, class_names, offsets, sizes], schema=MEMBERS), damaged)
 
     def _read(self, entry: Entry) -> bytes:
-        path, offset, size = entry.locator
+        path, offset = entry.locator
         try:
-            data = cast(bytes, self._filesystem.cat_file(path, start=offset, end=offset + size))
+            data = cast(bytes, self._filesystem.cat_file(_decoded(path), start=offset, end=offset + entry.size_bytes))
         except OSError as error:
             raise ImageRejected("unreadable", "the shard cannot be read") from error
-        if len(data) != size:
+        if len(data) != entry.size_bytes:
             raise ImageRejected("unreadable", "the shard ends inside this image")
         return data
 
@@ -267,8 +275,7 @@ class ZipSource(_FilesSource):
         self._lock = threading.Lock()
         self._archives: dict[str, zipfile.ZipFile] = {}
 
-    def _list(self) -> Sequence[Entry]:
-        entries = []
+    def _list(self) -> Iterator[pa.Table]:
         for path, name in self._names():
             prefix = f"{name}/" if len(self._paths) > 1 else ""
             try:
@@ -277,17 +284,21 @@ class ZipSource(_FilesSource):
             except (OSError, zipfile.BadZipFile):
                 self.problems.append(Problem(name, "the zip file is damaged or cut short"))
                 continue
-            for member in sorted(members, key=lambda member: member.filename):
-                relative = PurePosixPath(member.filename)
-                if _is_candidate(relative):
-                    parent = relative.parent.as_posix()
-                    class_name = None if parent == "." else _printable(parent)
-                    key = prefix + _printable(relative.as_posix())
-                    entries.append(Entry(key, class_name, member.file_size, (path, member.filename)))
-        return entries
+            images = [member for member in members if _is_candidate(PurePosixPath(member.filename))]
+            images.sort(key=lambda member: member.filename)
+            relative = [PurePosixPath(member.filename) for member in images]
+            yield pa.table(
+                {
+                    "key": [prefix + _printable(each.as_posix()) for each in relative],
+                    "class_name": pa.array([_folder(each) for each in relative], pa.string()),
+                    "size_bytes": [member.file_size for member in images],
+                    "path": _constant(_encoded(path), len(images)),
+                    "member": pa.array([member.filename for member in images], pa.large_string()),
+                }
+            )
 
     def _read(self, entry: Entry) -> bytes:
-        path, name = entry.locator
+        path, name = _decoded(entry.locator[0]), entry.locator[1]
         try:
             with self._lock:
                 if path not in self._archives:
@@ -305,35 +316,48 @@ class ParquetSource(_FilesSource):
         self._lock = threading.Lock()
         self._group: tuple[tuple[str, int], list[bytes | None]] | None = None
 
-    def _list(self) -> Sequence[Entry]:
-        entries: list[Entry] = []
+    def _list(self) -> Iterator[pa.Table]:
         for path, name in self._names():
             try:
                 with self._filesystem.open(path, "rb") as raw:
-                    entries.extend(self._list_file(pq.ParquetFile(raw), path, name))
+                    yield self._list_file(pq.ParquetFile(raw), path, name)
             except (OSError, pa.ArrowException):
                 self.problems.append(Problem(name, "the parquet file is damaged or cut short"))
-        return entries
 
-    def _list_file(self, file: Any, path: str, name: str) -> list[Entry]:
+    def _list_file(self, file: Any, path: str, name: str) -> pa.Table:
         columns = file.schema_arrow.names
         image = next((column for column in _IMAGE_COLUMNS if column in columns), None)
         if image is None:
             raise InvalidInput(f"{path} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}")
         class_column = next((column for column in _CLASS_COLUMNS if column in columns), None)
         wanted = [column for column in ("key", class_column) if column in columns]
-        entries: list[Entry] = []
+        keys: list[str] = []
+        class_names: list[str | None] = []
+        sizes: list[int] = []
+        rows: list[int] = []
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=[*wanted, image])
-            data = _image_bytes(table.column(image))
-            for row in range(table.num_rows):
-                key = _text(table, "key" if "key" in columns else None, row) or f"{name}/{len(entries):08d}"
-                class_name = _text(table, class_column, row)
-                entries.append(Entry(key, class_name, len(data[row] or b""), (path, image, group, row)))
-        return entries
+            stated = _texts(table, "key" if "key" in columns else None)
+            keys += [key or f"{name}/{place:08d}" for place, key in enumerate(stated, start=len(keys))]
+            class_names += _texts(table, class_column)
+            sizes += pc.fill_null(pc.binary_length(_image_bytes(table.column(image))), 0).to_pylist()
+            rows.append(table.num_rows)
+        groups, row_numbers = np.repeat(np.arange(len(rows)), rows), [np.arange(number) for number in rows]
+        return pa.table(
+            {
+                "key": pa.array(keys, pa.large_string()),
+                "class_name": pa.array(class_names, pa.string()),
+                "size_bytes": pa.array(sizes, pa.int64()),
+                "path": _constant(_encoded(path), len(keys)),
+                "column": _constant(image.encode(), len(keys)),
+                "group": pa.array(groups, pa.int32()),
+                "row": pa.array(np.concatenate([*row_numbers, np.zeros(0, np.int64)]), pa.int32()),
+            }
+        )
 
     def _read(self, entry: Entry) -> bytes:
-        path, column, group, row = entry.locator
+        path, column = _decoded(entry.locator[0]), _decoded(entry.locator[1])
+        group, row = entry.locator[2:]
         with self._lock:
             if self._group is None or self._group[0] != (path, group):
                 try:
@@ -341,22 +365,21 @@ class ParquetSource(_FilesSource):
                         table = pq.ParquetFile(raw).read_row_group(group, columns=[column])
                 except (OSError, pa.ArrowException) as error:
                     raise ImageRejected("unreadable", "the row group cannot be read") from error
-                self._group = ((path, group), _image_bytes(table.column(column)))
+                self._group = ((path, group), _image_bytes(table.column(column)).to_pylist())
             return self._group[1][row] or b""
 
 
-def _text(table: Any, column: str | None, row: int) -> str | None:
-    value = None if column is None else table.column(column)[row].as_py()
-    return None if value is None else str(value)
+def _texts(table: Any, column: str | None) -> list[str | None]:
+    values = [None] * table.num_rows if column is None else table.column(column).to_pylist()
+    return [None if value is None else str(value) for value in values]
 
 
-def _image_bytes(column: Any) -> list[bytes | None]:
+def _image_bytes(column: Any) -> Any:
     if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pc.struct_field(column, "bytes")
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         raise InvalidInput(f"the image column holds {column.type}", remedy="it must hold the encoded files, as binary")
-    values: list[bytes | None] = column.to_pylist()
-    return values
+    return column
 
 
 def _is_candidate(path: PurePosixPath) -> bool:
@@ -372,3 +395,23 @@ def _sample(name: PurePosixPath) -> str:
 def _printable(name: str) -> str:
     """Names that are not valid UTF-8 still become unique, storable keys."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _folder(relative: PurePosixPath) -> str | None:
+    """The class that a path states."""
+    parent = relative.parent.as_posix()
+    return None if parent == "." else _printable(parent)
+
+
+def _encoded(path: str) -> bytes:
+    """File names need not be valid UTF-8, and columns of text must be."""
+    return path.encode("utf-8", "surrogateescape")
+
+
+def _decoded(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def _constant(value: bytes, num: int) -> pa.DictionaryArray:
+    """The same value in `num` rows, in a byte each."""
+    return pa.DictionaryArray.from_arrays(np.zeros(num, dtype=np.int8), pa.array([value], pa.binary()))

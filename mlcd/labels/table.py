@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -19,10 +20,11 @@ from mlcd.artifact import Artifact, Draft, open_artifact
 from mlcd.types import Neighbors, SampleKey
 
 NAMES = "names.json"
+DIGEST_BYTES = 32  # of SHA-256
 SCHEMA = pa.schema(
     [
         ("key", pa.string()),
-        ("sha256", pa.binary(32)),
+        ("sha256", pa.binary(DIGEST_BYTES)),
         ("ids", pa.list_(pa.int32())),
         ("scores", pa.list_(pa.float16())),
     ]
@@ -39,7 +41,10 @@ def write_part(
     scores = pa.ListArray.from_arrays(offsets, neighbors.scores[present].astype(np.float16))
     with draft.write(part_name(part)) as path:
         pq.write_table(
-            pa.table([pa.array(keys, pa.string()), pa.array(image_sha256, pa.binary(32)), ids, scores], schema=SCHEMA),
+            pa.table(
+                [pa.array(keys, pa.string()), pa.array(image_sha256, pa.binary(DIGEST_BYTES)), ids, scores],
+                schema=SCHEMA,
+            ),
             path,
         )
 
@@ -71,19 +76,14 @@ class LabelTable:
         return names
 
     @cached_property
-    def _table(self) -> pa.Table:
-        names = sorted(name for name in self.artifact.files if name.endswith(".parquet"))
-        return pa.concat_tables([pq.read_table(self.artifact.path / name) for name in names])
-
-    @cached_property
     def keys(self) -> list[SampleKey]:
-        keys: list[SampleKey] = self._table.column("key").to_pylist()
+        keys: list[SampleKey] = self._column("key").to_pylist()
         return keys
 
     @cached_property
     def image_sha256(self) -> list[bytes]:
         """Of the image that each row was labeled from: another image under the same key is not that sample."""
-        digests: list[bytes] = self._table.column("sha256").to_pylist()
+        digests: list[bytes] = self._column("sha256").to_pylist()
         return digests
 
     def image_digests(self) -> Iterator[tuple[SampleKey, bytes]]:
@@ -92,11 +92,41 @@ class LabelTable:
     @cached_property
     def ids(self) -> NDArray[np.int32]:
         """[N, L] int32, padded with -1 where a sample has fewer than L labels."""
-        column = self._table.column("ids").combine_chunks()
-        lengths = np.diff(column.offsets.to_numpy())
-        padded = np.full((len(lengths), max(1, lengths.max(initial=0))), -1, dtype=np.int32)
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = column.flatten().to_numpy()
-        return padded
+        return _padded(self._column("ids"))
 
     def row_of_key(self) -> dict[SampleKey, int]:
         return {key: row for row, key in enumerate(self.keys)}
+
+    def labeled_keys(self) -> pa.ChunkedArray:
+        """[n] large_string: the keys of the samples that have labels, in order. Read anew each time, and not kept."""
+        parts = [self._labeled(part, "key")["key"].cast(pa.large_string()) for part in self._parts]
+        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.large_string())
+
+    def labeled_rows(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+        """Of the same samples, part by part: ids int32 [m, L], padded with -1, and SHA-256 of the images uint8 [m, 32].
+
+        L differs from part to part.
+        """
+        for part in self._parts:
+            table = self._labeled(part, "sha256")
+            digests = b"".join(table["sha256"].to_pylist())
+            yield _padded(table["ids"]), np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+    @property
+    def _parts(self) -> list[Path]:
+        return [self.artifact.path / name for name in sorted(self.artifact.files) if name.endswith(".parquet")]
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        return pa.concat_tables([pq.read_table(part, columns=[name]) for part in self._parts])[name]
+
+    def _labeled(self, part: Path, column: str) -> pa.Table:
+        table = pq.read_table(part, columns=[column, "ids"])
+        return table.filter(pc.greater(pc.list_value_length(table["ids"]), 0))
+
+
+def _padded(ids: pa.ChunkedArray) -> NDArray[np.int32]:
+    column = ids.combine_chunks()
+    lengths = np.diff(column.offsets.to_numpy())
+    padded = np.full((len(lengths), max(1, lengths.max(initial=0))), -1, dtype=np.int32)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = column.flatten().to_numpy()
+    return padded

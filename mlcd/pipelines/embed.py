@@ -1,7 +1,6 @@
 """Images to the embeddings artifact."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,8 @@ from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
 from mlcd.cores import available_cores
 from mlcd.embeddings import KEY_SCHEMA, keys_name, part_name
 from mlcd.encoders.base import Encoder
-from mlcd.images.sources import Entry, Source
+from mlcd.images.entries import Entries
+from mlcd.images.sources import Source
 from mlcd.keys import split_positions
 from mlcd.pipelines.encoded import (
     BATCH,
@@ -51,12 +51,12 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
         return done
     num_parts = -(-len(entries) // PART_ENTRIES)
     with Draft(out, request) as draft:
-        splits = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
+        splits = split_positions(entries.keys(), entries.class_names())
         finished = next((part for part in range(num_parts) if not draft.has(errors_name(part))), num_parts)
         with reporter.stage("embed", len(entries), done=min(finished * PART_ENTRIES, len(entries))) as meter:
             for part in range(finished, num_parts):
                 chosen = slice(part * PART_ENTRIES, (part + 1) * PART_ENTRIES)
-                split_of = {e.key: split for e, split in zip(entries[chosen], splits[chosen].tolist(), strict=True)}
+                split_of = dict(zip(entries[chosen].keys(), splits[chosen].tolist(), strict=True))
                 _embed_part(draft, part, source, entries[chosen], split_of, encoder, meter)
         errors = merge_errors(draft, num_parts, source)
         num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts))
@@ -82,7 +82,7 @@ def _embed_part(
     draft: Draft,
     index: int,
     source: Source,
-    entries: Sequence[Entry],
+    entries: Entries,
     split_of: dict[SampleKey, float],
     encoder: Encoder,
     meter: Meter,

@@ -16,8 +16,9 @@ from mlcd.artifact import Draft
 from mlcd.embeddings import ERRORS
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
-from mlcd.images.sources import Entry, Source
+from mlcd.images.sources import Source
 from mlcd.types import Embeddings
 
 PART_ENTRIES: Final = 2048

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ArtifactInvalid, ImageRejected, NotFound
@@ -92,15 +94,13 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
         source = open_source(location)
     except NotFound:
         return Finding(parent.path, "images", False, "not on this machine, not checked")
-    entries = {entry.key: entry for entry in source.entries}
-    num_images = 0
     table = (LabelTable if artifact.kind == "labels" else EmbeddingsArtifact).open(artifact.path)
-    for key, digest in table.image_digests():
+    places = source.entries.find(pa.chunked_array([table.keys], pa.large_string()))
+    for place, (key, digest) in zip(places.tolist(), table.image_digests(), strict=True):
         try:
-            intact = key in entries and hashlib.sha256(source.read(entries[key])).digest() == digest
+            intact = place >= 0 and hashlib.sha256(source.read(source.entries[place])).digest() == digest
         except ImageRejected:
             intact = False
         if not intact:
             raise ArtifactInvalid(f"{Path(location) / key} is not the image that {artifact.path} was made from")
-        num_images += 1
-    return Finding(location, "images", True, f"{num_images} images")
+    return Finding(location, "images", True, f"{len(places)} images")

@@ -1,3 +1,4 @@
+import hashlib
 import inspect
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_held_out_takes_its_share_of_every_class_whatever_the_order():
     order = np.random.default_rng(0).permutation(100)
     again = held_out(split_positions([keys[i] for i in order], [classes[i] for i in order]), 0.2)
     assert (again == mask[order]).all()
+
+
+@given(st.lists(st.tuples(st.text(), st.none() | st.sampled_from("abc")), unique_by=lambda pair: pair[0]))
+def test_a_key_stands_in_its_class_where_its_sha256_does(named):
+    """Sorted one class after the other, as Python objects: the split of every artifact that was ever made."""
+    keys, classes = [key for key, _ in named], [name for _, name in named]
+    expected = np.zeros(len(keys))
+    for name in set(classes):
+        rows = [row for row, other in enumerate(classes) if other == name]
+        by_hash = sorted(rows, key=lambda row: hashlib.sha256(keys[row].encode()).digest())
+        expected[by_hash] = (np.arange(len(rows)) + 0.5) / len(rows)
+    assert split_positions(keys, classes).tolist() == expected.tolist()
 
 
 def test_held_out_without_classes_takes_its_share_overall():

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
-from mlcd.images.sources import Entry, Source, open_source
+from mlcd.images.sources import Source, open_source
 from mlcd.keys import held_out, split_positions
-from mlcd.labels.table import LabelTable
+from mlcd.labels.table import DIGEST_BYTES, LabelTable
 from training.config import MixedSource, RunConfig
 from training.data.order import block_shares
 
@@ -22,12 +23,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """The samples of one data set. labels: int64 [n, L], best first, -1 for none. entries, sha256 of the image: n."""
+    """The n samples of one data set, in columns, as there may be many millions.
+
+    labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], of the images that were labeled.
+    """
 
     source: Source
-    entries: Sequence[Entry]
-    labels: NDArray[np.int64]
-    sha256: list[bytes]
+    entries: Entries
+    labels: NDArray[np.int32]
+    sha256: NDArray[np.uint8]
     weight: float
 
     def __len__(self) -> int:
@@ -92,24 +96,40 @@ def _join(mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: f
         _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
     if not entries:
         raise InvalidInput(f"there are no images in {mixed.images}", remedy="is it the folder or shards you meant?")
-    row_of_key = {key: row for key, row in table.row_of_key().items() if table.ids[row, 0] >= 0}
-    splits = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
-    kept_out = held_out(splits, hold_out)
-    offered = [entry for entry, out in zip(entries, kept_out, strict=True) if not out]
-    chosen = [entry for entry in offered if entry.key in row_of_key]
-    if not chosen:
+    kept_out = held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
+    row_of_label = entries.find(table.labeled_keys())
+    labeled = np.zeros(len(entries), dtype=np.bool_)
+    labeled[row_of_label[row_of_label >= 0]] = True
+    rows = np.flatnonzero(labeled & ~kept_out)
+    if not len(rows):
         raise InvalidInput(
             f"no image of {mixed.images} has labels in {mixed.labels}", remedy="were the labels made from these images?"
         )
-    rows = [row_of_key[entry.key] for entry in chosen]
-    labels = np.full((len(rows), num_labels), -1, dtype=np.int64)
-    stored = table.ids[rows][:, :num_labels]
-    labels[:, : stored.shape[1]] = stored
-    part = Part(source, chosen, labels, [table.image_sha256[row] for row in rows], mixed.weight)
-    num_missing = len(row_of_key) - sum(entry.key in row_of_key for entry in entries)
+    place_of_row = np.full(len(entries) + 1, -1, dtype=np.int64)  # the last: of what is no row
+    place_of_row[rows] = np.arange(len(rows))
+    labels, sha256 = _labels_at(place_of_row[row_of_label], table, len(rows), num_labels)
+    num_missing = int((row_of_label < 0).sum())
     if num_missing:
         _log.warning("%d images labeled in %s are not in %s", num_missing, mixed.labels, mixed.images)
-    return part, len(offered) - len(chosen), num_missing
+    part = Part(source, entries.select(rows), labels, sha256, mixed.weight)
+    return part, int((~labeled & ~kept_out).sum()), num_missing
+
+
+def _labels_at(
+    places: NDArray[np.int64], table: LabelTable, num: int, num_labels: int
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """(ids int32 [num, num_labels], SHA-256 uint8 [num, 32]), each labeled row at its place; -1 is no place."""
+    labels = np.full((num, num_labels), -1, dtype=np.int32)
+    sha256 = np.empty((num, DIGEST_BYTES), dtype=np.uint8)
+    start = 0
+    for ids, digests in table.labeled_rows():
+        into = places[start : start + len(ids)]
+        start += len(ids)
+        used = into >= 0
+        width = min(num_labels, ids.shape[1])
+        labels[into[used], :width] = ids[used, :width]
+        sha256[into[used]] = digests[used]
+    return labels, sha256
 
 
 def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:

@@ -164,9 +164,13 @@ class Loader:
         _, indices = part_indices(positions, dataset.weights, self._config.seed)
         unchecked = indices < self._checked_until[parts]
         return [
-            Sample(part, row, dataset.parts[part].entries[row], dataset.parts[part].sha256[row] if check else None)
+            self._sample(part, row, check=check)
             for part, row, check in zip(parts.tolist(), rows.tolist(), unchecked.tolist(), strict=True)
         ]
+
+    def _sample(self, part: int, row: int, *, check: bool) -> Sample:
+        known = self._dataset.parts[part]
+        return Sample(part, row, known.entries[row], known.sha256[row].tobytes() if check else None)
 
     def _batch(self, planned: deque["_Plan"], decoded: Iterator[Squares]) -> Batch:
         # Only when a chunk has come back is the batch that it belongs to sure to be planned.

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.errors import ConfigInvalid
+from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
-from mlcd.images.sources import Entry, Source
+from mlcd.images.sources import Source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
 from mlcd.models.servable import Servable
@@ -35,7 +36,7 @@ class ImageSet:
     """The images of known class of a source. entries, splits (see mlcd.keys) and class_names: N each."""
 
     source: Source
-    entries: tuple[Entry, ...]
+    entries: Entries
     splits: NDArray[np.float64]
     class_names: tuple[str, ...]
 
@@ -47,15 +48,15 @@ class ImageSet:
     def of(cls, source: Source) -> Self:
         """Raises ConfigInvalid where no image has a known class."""
         entries = source.entries
-        splits = split_positions([entry.key for entry in entries], [entry.class_name for entry in entries])
-        known = [place for place, entry in enumerate(entries) if entry.class_name is not None]
-        if not known:
+        splits = split_positions(entries.keys(), entries.class_names())
+        known = np.flatnonzero([name is not None for name in entries.class_names()])
+        if not len(known):
             raise ConfigInvalid(
                 f"no image of {source.location} has a known class",
                 remedy="put the images into one sub-folder per class to evaluate",
             )
-        chosen = tuple(entries[place] for place in known)
-        return cls(source, chosen, splits[known], tuple(str(entry.class_name) for entry in chosen))
+        class_names = tuple(name for name in entries.class_names() if name is not None)
+        return cls(source, entries.select(known), splits[known], class_names)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class PreparedImages:
         if fits:
             self._kept[place] = kept
 
-    def _decoded(self, entries: tuple[Entry, ...], on_image: Callable[[], None]) -> Iterator[_Batch]:
+    def _decoded(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_Batch]:
         pixels: list[NDArray[np.uint8]] = []
         usable: list[bool] = []
         threads = torch.get_num_threads()  # this process's share of the cores

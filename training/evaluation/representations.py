@@ -112,7 +112,7 @@ def encoded(
         raise InvalidInput(f"no image of {images.location} can be decoded")
     return LabeledRows(
         rows,
-        [images.entries[place].key for place in kept],
+        list(images.entries.select(kept).keys()),
         images.splits[kept],
         [images.class_names[place] for place in kept],
     )

@@ -5,17 +5,25 @@ import os
 import tarfile
 
 import fsspec
+import pyarrow as pa
 import pytest
 
 from mlcd.images import shard_index
-from mlcd.images.shard_index import Listing, Member, list_once
+from mlcd.images.shard_index import MEMBERS, Listing, list_once
 from mlcd.images.sources import open_source
 
 LOCAL = fsspec.filesystem("file")
 
 
 def members(num, offset=0):
-    return [Member(f"é{row}", "cat" if row % 2 else None, offset + row, 7) for row in range(num)]
+    rows = range(num)
+    columns = [
+        [f"é{row}" for row in rows],
+        ["cat" if row % 2 else None for row in rows],
+        [offset + row for row in rows],
+        [7] * num,
+    ]
+    return pa.table(columns, schema=MEMBERS)
 
 
 @pytest.fixture

@@ -252,8 +252,8 @@ def test_labels_and_images_are_joined_by_key_and_the_held_out_stay_out(config, l
     assert len(dataset) == len(part) == 200 - len(out)
     for entry, labels, sha256 in zip(part.entries, part.labels, part.sha256, strict=True):
         assert labels.tolist() == table.ids[row_of_key[entry.key], :2].tolist()
-        assert sha256 == table.image_sha256[row_of_key[entry.key]]
-    assert part.labels.dtype == np.int64
+        assert sha256.tobytes() == table.image_sha256[row_of_key[entry.key]]
+    assert part.labels.dtype == np.int32
     assert (dataset.num_unlabeled, dataset.num_missing, dataset.num_centers) == (0, 0, table.num_centers)
     assert len(open_dataset(config("data.hold_out=0"))) == 200
     assert open_dataset(config("loss.kind=cd")).parts[0].labels.shape[1] == 1

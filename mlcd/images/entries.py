@@ -1,0 +1,119 @@
+"""The images of a source in columns: as one Python object each, millions of them would take gigabytes.
+
+An image takes 20 bytes, its key and the source's own columns (9 bytes in tar shards).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mlcd.types import SampleKey
+
+_TYPES: Final = {
+    "key": pa.large_string(),
+    "class_name": pa.dictionary(pa.int32(), pa.string()),
+    "size_bytes": pa.int64(),
+}
+_BLOCK: Final = 1 << 16  # rows that are Python objects at a time
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image of a source. `locator` is the source's own way to find its bytes: plain strings, bytes and numbers."""
+
+    key: SampleKey
+    class_name: str | None
+    size_bytes: int
+    locator: tuple[Any, ...]
+
+
+class Entries(Sequence[Entry]):
+    """An immutable sequence of `Entry`, each made when it is asked for. Slices and selections share the columns.
+
+    table: the columns key, class_name (null where unknown) and size_bytes; all others make the locators.
+    rows: which rows of it, in which order (default: all).
+    """
+
+    def __init__(self, table: pa.Table, rows: range | NDArray[np.int64] | None = None) -> None:
+        self._table, self._columns = table, table.columns
+        self._rows = range(table.num_rows) if rows is None else rows
+
+    @classmethod
+    def of(cls, tables: Iterable[pa.Table]) -> "Entries":
+        """The rows of all tables, which have the same columns; strings may be of any type."""
+        typed = [table.cast(_typed(table.schema)) for table in tables]
+        return cls(pa.concat_tables(typed or [pa.schema(_TYPES.items()).empty_table()]))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Entry: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Entries": ...
+    def __getitem__(self, place: int | slice) -> "Entry | Entries":
+        if isinstance(place, slice):
+            return Entries(self._table, self._rows[place])
+        row = int(self._rows[place])
+        return _entry(column[row].as_py() for column in self._columns)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(_entry, zip(*(self._values(name) for name in self._table.column_names), strict=True))
+
+    def select(self, places: NDArray[np.int64]) -> "Entries":
+        """Those at `places` [n], in that order."""
+        return Entries(self._table, np.asarray(self._rows, dtype=np.int64)[places])
+
+    def keys(self) -> Iterator[SampleKey]:
+        return self._values("key")
+
+    def class_names(self) -> Iterator[str | None]:
+        return self._values("class_name")
+
+    def sizes_bytes(self) -> Iterator[int]:
+        return self._values("size_bytes")
+
+    def find(self, keys: pa.ChunkedArray) -> NDArray[np.int32]:
+        """[n] int32: the place of each of n keys (large_string) among these entries, -1 where it is none of them."""
+        own = self._table["key"]
+        if not isinstance(self._rows, range) or self._rows != range(len(own)):
+            own = own.take(pa.array(self._rows, pa.int64()))
+        places: NDArray[np.int32] = pc.fill_null(pc.index_in(keys, value_set=own), -1).to_numpy()
+        return places
+
+    def repeated_key(self) -> SampleKey | None:
+        """The first key that an earlier entry has too; None where all are distinct."""
+        # Distinct hashes tell distinct keys in 8 bytes each; only keys whose hashes repeat are looked at as such.
+        hashes = np.fromiter(map(hash, self.keys()), dtype=np.int64, count=len(self))
+        hashes.sort()
+        suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+        seen: set[SampleKey] = set()
+        for key in self.keys() if suspects else ():
+            if hash(key) in suspects:
+                if key in seen:
+                    return key
+                seen.add(key)
+        return None
+
+    def _values(self, name: str) -> Iterator[Any]:
+        column, rows = self._table[name], self._rows
+        if isinstance(rows, range) and rows.step == 1:
+            for start in range(rows.start, rows.stop, _BLOCK):
+                yield from column.slice(start, min(_BLOCK, rows.stop - start)).to_pylist()
+        else:
+            for row in rows:
+                yield column[int(row)].as_py()
+
+
+def _entry(values: Iterable[Any]) -> Entry:
+    key, class_name, size_bytes, *locator = values
+    return Entry(key, class_name, size_bytes, tuple(locator))
+
+
+def _typed(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([(field.name, _TYPES.get(field.name, field.type)) for field in schema])
