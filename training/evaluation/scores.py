@@ -19,3 +19,15 @@ def score(predicted: NDArray[np.integer], classes: NDArray[np.integer], metric: 
     totals = np.bincount(classes)
     occurring = totals > 0
     return float((np.bincount(classes, weights=right)[occurring] / totals[occurring]).mean())
+
+
+def average_precision(ranking: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
+    """Sum over thresholds of precision times the recall gained: all points, not VOC's 11; equal scores come together.
+
+    ranking, positive: [N], at least one of them positive.
+    """
+    order = np.argsort(-ranking, kind="stable")
+    last_of_equals = np.append(np.diff(ranking[order]) != 0, True)
+    found = np.cumsum(positive[order])[last_of_equals]
+    shown = np.flatnonzero(last_of_equals) + 1
+    return float((np.diff(found, prepend=0) * found / shown).sum() / found[-1])

@@ -1,0 +1,1 @@
+"""The validation study: does Eq. 5 earn its place at a size that anyone can repeat?"""

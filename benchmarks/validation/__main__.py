@@ -1,0 +1,146 @@
+"""Run the study, or go on with it; then write its numbers.
+
+    python -m benchmarks.validation --tier smoke|cpu|gpu --data DIR [--out DIR] [--only ARM:SEED] [--max-runs N]
+                                   [--minutes M] [--jobs N] [--references]
+
+Every run is a process of its own; finished ones are never repeated, an interrupted one goes on at its last checkpoint
+(one of instance discrimination starts anew). After each call the raw numbers of all finished runs are written to
+RESULTS/TIER.parquet and RESULTS/TIER-curves.parquet; `python -m benchmarks.validation.report` draws from these.
+"""
+
+import argparse
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.validation.arms import RunSpec
+from benchmarks.validation.data import require
+from benchmarks.validation.plan import due, known
+from benchmarks.validation.references import perform_references
+from benchmarks.validation.run import Study, perform
+from benchmarks.validation.sets import FASHION, SINGLE_LABEL
+from benchmarks.validation.table import RESULTS, gather
+from benchmarks.validation.tiers import TIERS
+from mlcd.cores import available_cores
+from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError
+from training.signals import Preempted
+
+
+def main() -> int:
+    options = _parsed()
+    study = Study(TIERS[options.tier], options.data, options.out / options.tier)
+    try:
+        if not (study.state / "sets").is_dir():  # else it has all that it needs
+            require(study.data, ["tiny_imagenet_pretrain", *SINGLE_LABEL, FASHION])
+        if options.run is not None:
+            with suppress(Preempted):  # it has saved, and goes on when it is run again
+                perform(study, _named(study, options.run), _command(options.tier, options.run))
+            return 0
+        study.prepare()
+        if not options.references:
+            _run_all(study, options)
+        if study.tier.references and (options.references or next(due(study.tier, study.scores()), None) is None):
+            perform_references(study, _command(options.tier))
+        gather(study, options.results)
+    except MlcdError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tier", choices=sorted(TIERS), required=True)
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder of the data sets; not of a packed tier")
+    parser.add_argument("--out", type=Path, default=Path("validation"), help="state; default: validation/")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the numbers are written")
+    parser.add_argument("--only", action="append", metavar="ARM:SEED", help="reported runs of this arm and seed")
+    parser.add_argument("--max-runs", type=int, help="stop after so many")
+    parser.add_argument("--minutes", type=float, help="then save what is running, and stop")
+    parser.add_argument("--jobs", type=int, default=0, help="runs at a time; default: one for each core, or GPU")
+    parser.add_argument("--references", action="store_true", help="only floors and ceilings; else they come last")
+    parser.add_argument("--run", help=argparse.SUPPRESS)  # what the processes of single runs are given
+    return parser.parse_args()
+
+
+def _run_all(study: Study, options: argparse.Namespace) -> None:
+    """Start what is due while there is any. Raises InvalidInput where a run fails, after the others have ended."""
+    jobs = options.jobs or (1 if study.tier.device == "cuda" else available_cores())
+    left = options.max_runs if options.max_runs is not None else sys.maxsize
+    deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    running: dict[Future[int], RunSpec] = {}
+    failed: list[str] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        while True:
+            under_way = {spec.name for spec in running.values()}
+            waiting = [spec for spec in _wanted(study, options.only) if spec.name not in under_way]
+            while waiting and left > 0 and len(running) < jobs and not failed and time.monotonic() < deadline:
+                spec = waiting.pop(0)
+                running[pool.submit(_start, study, options, spec, deadline)] = spec
+                left -= 1
+            if not running:
+                break
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                spec = running.pop(future)
+                outcome = _outcome(study, spec, future.result(), deadline)
+                print(f"{outcome} {spec.name}", flush=True)
+                failed += [spec.name] if outcome == "failed" else []
+    if failed:
+        raise InvalidInput(f"{failed[0]} failed", remedy="its messages are above; the same command goes on")
+
+
+def _outcome(study: Study, spec: RunSpec, status: int, deadline: float) -> str:
+    if study.is_done(spec):
+        return "finished"
+    return "interrupted" if time.monotonic() >= deadline or status == 0 else "failed"
+
+
+def _wanted(study: Study, only: list[str] | None) -> Iterator[RunSpec]:
+    if only is None:
+        yield from due(study.tier, study.scores())
+        return
+    scores = study.scores()
+    wanted = {name: [spec for spec in known(study.tier, scores) if _is(spec, name)] for name in only}
+    for name, specs in wanted.items():
+        if not specs:
+            raise ConfigInvalid(f"there is no reported run {name}", remedy="is its arm tuned? run without --only first")
+        yield from (spec for spec in specs if spec.name not in scores)
+
+
+def _is(spec: RunSpec, name: str) -> bool:
+    return spec.stage == "report" and f"{spec.arm}:{spec.seed}" == name
+
+
+def _named(study: Study, name: str) -> RunSpec:
+    return next(spec for spec in known(study.tier, study.scores()) if spec.name == name)
+
+
+def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: float) -> int:
+    """The exit status of the run's process; at the deadline it is told to save and to end."""
+    places = ["--tier", study.tier.name, "--data", str(options.data), "--out", str(options.out)]
+    command = [sys.executable, "-m", "benchmarks.validation", *places, "--run", spec.name]
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return process.wait()
+
+
+def _command(tier: str, run: str | None = None) -> str:
+    """What makes this run again, without places."""
+    command = f"python -m benchmarks.validation --tier {tier}"
+    if run is None or not run.startswith("report/"):
+        return command
+    arm, _, rest = run.removeprefix("report/").partition("-seed")
+    return f"{command} --only {arm}:{rest.partition('-')[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

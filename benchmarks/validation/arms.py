@@ -1,0 +1,89 @@
+"""What is compared: the arms, what is tuned for each, and one run of the study."""
+
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal
+
+Stage = Literal["tune", "report", "sweep"]
+
+CLUSTER_ARMS: Final = ("cd", "per_column", "mlc", "mlcd")
+INSTANCE_ARMS: Final = ("instance_softmax", "instance_sigmoid")
+UNTRAINED: Final = "untrained"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is tuned. scale: s, for instance discrimination the initial inverse temperature. ratio: r, of clusters."""
+
+    lr: float
+    scale: float
+    ratio: float | None
+
+    def __str__(self) -> str:
+        return f"lr{self.lr:g}-s{self.scale:g}" + ("" if self.ratio is None else f"-r{self.ratio:g}")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Tuned one after the other from the default on, each at the best so far: scale, rate, ratio."""
+
+    scales: tuple[float, ...]
+    rates: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+    @property
+    def num_runs(self) -> int:
+        """The value that the search stands at is not run twice."""
+        return len(self.scales) + len(self.rates) + len(self.ratios)
+
+
+def default_setting(arm: str) -> Setting:
+    """The recipe's for clusters; where tuning starts, and what is taken without it."""
+    return Setting(1e-3, 16.0, 1.0) if arm in CLUSTER_ARMS else Setting(1e-3, 10.0, None)
+
+
+def grid(arm: str) -> Grid:
+    """As many runs for every arm; `rates` and `ratios` are beside the default ones."""
+    if arm in CLUSTER_ARMS:
+        return Grid(scales=(8.0, 16.0, 32.0), rates=(2e-3,), ratios=(0.3,))
+    return Grid(scales=(5.0, 10.0, 20.0, 40.0), rates=(2e-3,), ratios=())
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a sweep changes; the defaults are the reported arms'."""
+
+    clusters: int | None = None
+    """None: the tier's."""
+    labels: int = 8
+    threshold_mean: float | None = None
+    """Labels by a threshold on the cosine that leaves so many per image on average, instead of the nearest `labels`."""
+    margin_kind: Literal["arcface", "cosface", "none"] = "arcface"
+    bias: float = 0.0
+    embedding_dim: int | None = None
+    """None: the tier's."""
+    kmeans_centers: bool = False
+    """Start the classifier from the centers of k-means; embedding_dim must be the encoder's."""
+
+    def __str__(self) -> str:
+        changed = [entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default]
+        return "".join(f"-{name}={getattr(self, name)}" for name in changed)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run. `name` tells all of it: what is finished under a name is never repeated."""
+
+    stage: Stage
+    arm: str
+    seed: int
+    setting: Setting
+    steps: int
+    variant: Variant = field(default=Variant())
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}/{self.arm}-seed{self.seed}-{self.setting}-steps{self.steps}{self.variant}"
+
+    @property
+    def num_labels(self) -> int:
+        return 1 if self.arm == "cd" else self.variant.labels

@@ -1,0 +1,111 @@
+"""The pre-training set by the product's own commands: `mlcd embed`, `mlcd cluster`, `mlcd label`.
+
+What is there is left alone. A fifth of each class, by the hash of the key, is left out
+of clustering and training.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.validation.archive import pack_photographs
+from benchmarks.validation.arms import RunSpec
+from benchmarks.validation.tiers import Tier
+from mlcd.artifact import MANIFEST
+from mlcd.errors import InvalidInput, NotFound
+from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.labels.table import LabelTable
+
+
+@dataclass(frozen=True)
+class PretrainingData:
+    """root: the shared data. state: where artifacts are kept."""
+
+    root: Path
+    state: Path
+    tier: Tier
+
+    @property
+    def images(self) -> str:
+        """What `mlcd embed` and the trainer read."""
+        return str(self.root / self.tier.shards if self.tier.packed_per_class is None else self.photographs)
+
+    @property
+    def photographs(self) -> Path:
+        """Of a tier that travels."""
+        return self.state / "photographs.zip"
+
+    @property
+    def encoder(self) -> str:
+        """What `mlcd embed --model` takes."""
+        return str(self.root / self.tier.encoder) if self.tier.encoder.endswith(".onnx") else self.tier.encoder
+
+    @property
+    def embeddings(self) -> Path:
+        return self.state / "embeddings"
+
+    def centers(self, clusters: int) -> Path:
+        return self.state / f"centers-{clusters}"
+
+    def prepare(self, clusters: int) -> Path:
+        """Labels of all photographs, `stored_labels` each; the path of the artifact."""
+        labels, centers = self.state / f"labels-{clusters}", self.centers(clusters)
+        if (labels / MANIFEST).is_file():
+            return labels
+        self.state.mkdir(parents=True, exist_ok=True)
+        if self.tier.packed_per_class is not None and not self.photographs.is_file():
+            pack_photographs(str(self.root / self.tier.shards), self.photographs, self.tier.packed_per_class)
+        make(self.embeddings, "embed", self.images, self.embeddings, "--model", self.encoder)
+        options = ("--clusters", clusters, "--subtract-mean", "--hold-out", HELD_OUT_FRACTION)
+        make(centers, "cluster", self.embeddings, centers, *options)
+        make(labels, "label", self.embeddings, labels, "--centers", centers, "--top", self.tier.stored_labels)
+        return labels
+
+    def labels(self, spec: RunSpec) -> Path:
+        """The labels that a run is trained on."""
+        clusters = spec.variant.clusters or self.tier.clusters
+        labels = self.prepare(clusters)
+        mean = spec.variant.threshold_mean
+        if mean is None:
+            return labels
+        out = self.state / f"labels-{clusters}-threshold-{mean:g}"
+        threshold = _threshold(LabelTable.open(labels), mean)
+        options = ("--top", self.tier.stored_labels, "--threshold", threshold)
+        make(out, "label", self.embeddings, out, "--centers", self.centers(clusters), *options)
+        return out
+
+
+def make(artifact: Path, *words: object) -> None:
+    """Run a command of the product unless its artifact is there. Raises InvalidInput with its line where it fails."""
+    if (artifact / MANIFEST).is_file():
+        return
+    command = [sys.executable, "-m", "mlcd", *map(str, words)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        lines = finished.stderr.strip().splitlines()
+        raise InvalidInput(f"mlcd {words[0]} failed: {lines[-1] if lines else finished.returncode}")
+
+
+def require(root: Path, names: Sequence[str]) -> None:
+    """Raises NotFound where a data set is missing."""
+    for name in names:
+        if not (root / name).exists():
+            raise NotFound(f"there is no {name} in {root}", remedy="give the folder of the data sets with --data")
+
+
+def _threshold(table: LabelTable, mean: float) -> float:
+    """The cosine that `mean` labels of an image reach on average, to two decimals."""
+    scores = np.concatenate([part.astype(np.float64) for part in _scores(table)])
+    wanted = round(mean * len(table.keys))
+    return round(float(np.sort(scores)[-wanted]), 2)
+
+
+def _scores(table: LabelTable) -> list[np.ndarray]:
+    import pyarrow.parquet as pq
+
+    parts = sorted(table.artifact.path.glob("part-*.parquet"))
+    return [pq.read_table(part, columns=["scores"])["scores"].combine_chunks().flatten().to_numpy() for part in parts]

@@ -1,0 +1,151 @@
+"""Instance discrimination without text, the paper's opponent: two views of each photograph, softmax or sigmoid.
+
+Everything but the loss is the trainer's: the same first weights, samples, order, steps, learning rate, clipping; the
+first view is what cluster discrimination sees, the second another draw of the same augmentation. Both towers' passes
+cost twice as much per step. The inverse temperature is learned, as CLIP and SigLIP do (and so is SigLIP's bias, from
+-log of the number of negatives on).
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from mlcd.images.transform import PreprocessSpec
+from mlcd.losses.contrastive import clip_loss, siglip_loss
+from mlcd.models.servable import Servable
+from mlcd.models.vit import ViT
+from training.config import RunConfig
+from training.data.augment import augment
+from training.data.dataset import open_dataset
+from training.data.loader import Loader, StepBatches
+from training.optim.groups import parameter_groups
+from training.optim.schedule import learning_rate
+from training.parallel.processes import open_processes
+
+InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
+
+_SECOND_VIEW: Final = 1 << 31  # added to the seed: another stream of the same augmentation
+_MAX_SCALE: Final = 100.0  # CLIP's
+WEIGHTS: Final = "weights"
+METRICS: Final = "metrics.jsonl"
+
+
+class InstanceLoss(nn.Module):
+    """The loss of pairs of views, with its learned scalars."""
+
+    def __init__(self, kind: InstanceKind, scale: float, batch_size: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+        if kind == "instance_sigmoid":
+            self.bias = nn.Parameter(torch.tensor(-math.log(batch_size - 1)))
+
+    def forward(self, first_BD: Tensor, second_BD: Tensor) -> Tensor:
+        """Unit rows, pair by pair, to a scalar."""
+        scale = self.log_scale.exp()
+        if self.kind == "instance_softmax":
+            return clip_loss(first_BD, second_BD, scale)
+        return siglip_loss(first_BD, second_BD, scale, self.bias)
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """After the optimizer's step, as CLIP does."""
+        self.log_scale.clamp_(0.0, math.log(_MAX_SCALE))
+
+
+def initial_model(config: RunConfig) -> Servable:
+    """The untrained tower that every arm of this seed starts from."""
+    trunk = ViT(config.model.vit())
+    trunk.initialize(torch.Generator().manual_seed(config.seed))
+    size = config.model.image_size
+    return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
+
+
+def train_instances(config: RunConfig, kind: InstanceKind, scale: float) -> Path:
+    """Train and publish at `config.out` by rename; interrupted, it starts anew. The directory of the weights.
+
+    Of `config.data.labels` only the list of photographs is used; `config.loss` is not.
+    """
+    out = Path(config.out)
+    if not (out / WEIGHTS).is_dir():
+        draft = out.with_name(out.name + ".partial")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        with open_processes(config.device, config.num_threads) as processes:
+            _train(config, InstanceLoss(kind, scale, config.schedule.batch_size), draft, processes.device)
+        draft.rename(out)
+    return out / WEIGHTS
+
+
+@dataclass
+class _Training:
+    model: Servable
+    loss: InstanceLoss
+    optimizer: torch.optim.AdamW
+
+
+def _train(config: RunConfig, loss: InstanceLoss, draft: Path, device: torch.device) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = initial_model(config).to(device)
+    loss.to(device)
+    scalars = {"params": list(loss.parameters()), "weight_decay": 0.0, "peak_lr": config.optim.lr}
+    groups = [*parameter_groups(model.trunk, config.optim), scalars]
+    training = _Training(model, loss, torch.optim.AdamW(groups, lr=config.optim.lr, betas=config.optim.betas))
+    (draft / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    with (
+        Loader(open_dataset(config), config, rank=0, size=1, start_step=0) as loader,
+        (draft / METRICS).open("w") as log,
+    ):
+        for batch in loader:
+            record = _step(training, batch, config, device)
+            step = batch.step + 1
+            if step % config.log_every == 0 or step == config.schedule.steps:
+                log.write(json.dumps({"step": step, **{name: value.item() for name, value in record.items()}}) + "\n")
+                log.flush()
+    (draft / WEIGHTS).mkdir()
+    model.float().write(draft / WEIGHTS)
+
+
+def _step(training: _Training, batch: StepBatches, config: RunConfig, device: torch.device) -> dict[str, Tensor]:
+    factor = learning_rate(
+        batch.step, peak=1.0, warmup_steps=config.optim.warmup_steps, num_steps=config.schedule.steps
+    )
+    for group in training.optimizer.param_groups:
+        group["lr"] = factor * group["peak_lr"]
+    training.model.train()
+    with torch.autocast(device.type, torch.bfloat16, enabled=config.compute.precision == "bf16"):
+        first, second = (training.model.embed(view) for view in _views(batch, config, device))
+    first, second = normalize(first.float(), dim=1), normalize(second.float(), dim=1)
+    loss = training.loss(first, second)
+    training.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    parameters = [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
+    nn.utils.clip_grad_norm_(parameters, config.optim.clip_norm or math.inf, error_if_nonfinite=True)
+    training.optimizer.step()
+    training.loss.clamp()
+    return {"loss": loss.detach(), "scale": training.loss.log_scale.detach().exp(), **_cosines(first, second)}
+
+
+def _views(batch: StepBatches, config: RunConfig, device: torch.device) -> Iterator[Tensor]:
+    (part,) = batch.parts
+    options: dict[str, Any] = {"image_size": config.model.image_size, "config": config.augment}
+    for seed in (config.seed, config.seed + _SECOND_VIEW):
+        yield augment(part.images.to(device), part.aspects, part.positions, seed=seed, **options)
+
+
+@torch.no_grad()
+def _cosines(first_BD: Tensor, second_BD: Tensor) -> dict[str, Tensor]:
+    cosine_BB = first_BD @ second_BD.T
+    positive = cosine_BB.diagonal().mean()
+    num = len(cosine_BB)
+    negative = (cosine_BB.sum() - positive * num) / max(1, num * (num - 1))
+    return {"positive_cosine": positive, "negative_cosine": negative}

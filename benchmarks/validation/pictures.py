@@ -1,0 +1,63 @@
+"""The report's pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from benchmarks.validation.statistics import Interval
+
+mpl.use("agg")
+
+_COLORS: Final = ("#1f5f99", "#b3541e", "#3d7a3d")
+Curve = Sequence[tuple[float, float, float]]
+
+
+def draw_differences(found: Mapping[str, Mapping[str, Interval]], path: Path) -> None:
+    """MLCD minus each opponent with its interval, in points; pairs that have none yet are left out."""
+    titles = list(found)
+    figure, axes = plt.subplots(figsize=(7, 0.42 * len(titles) + 1))
+    for offset, (arm, color) in enumerate(zip(next(iter(found.values())), _COLORS, strict=False)):
+        places = [row for row, title in enumerate(titles) if found[title][arm].n > 1]
+        shown = [found[titles[row]][arm] for row in places]
+        axes.errorbar(
+            [100 * each.mean for each in shown],
+            [row + 0.22 * (offset - 1) for row in places],
+            xerr=[100 * each.half_width for each in shown],
+            fmt="o",
+            markersize=3,
+            capsize=2,
+            color=color,
+            label=f"mlcd - {arm}",
+        )
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(titles)), titles, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("points of accuracy (mAP), mean and 95 % interval over seeds")
+    axes.legend(fontsize=7)
+    _save(figure, path)
+
+
+def draw_cosines(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
+    """Positive and negative cosines over the steps, one line for each seed."""
+    figure, panels = plt.subplots(1, 2, figsize=(7, 2.6))
+    for panel, (index, title) in zip(panels, ((1, "positives"), (2, "negatives")), strict=True):
+        for (arm, runs), color in zip(curves.items(), _COLORS, strict=False):
+            for number, curve in enumerate(runs):
+                steps, values = [point[0] for point in curve], [point[index] for point in curve]
+                panel.plot(steps, values, color=color, linewidth=1, label=None if number else arm)
+        panel.set_title(f"mean cosine of {title}", fontsize=9)
+        panel.set_xlabel("step", fontsize=8)
+        panel.tick_params(labelsize=7)
+        panel.legend(fontsize=7)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,120 @@
+"""Which runs are due: a pure function of the tier and of what is finished.
+
+First every arm of clusters at the recipe's setting, seed by seed, so that an early stop leaves whole seeds. Then
+tuning, one round after the other for each arm, on a seed that is not reported and on photographs of the pre-training
+set that were held out: no evaluation set is looked at. Then every arm at its tuned setting (what the recipe's setting
+has made already is not made again); then instance discrimination, which costs twice as much; then the sweeps, on the
+first reported seed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.validation.arms import (
+    CLUSTER_ARMS,
+    INSTANCE_ARMS,
+    UNTRAINED,
+    RunSpec,
+    Setting,
+    Variant,
+    default_setting,
+    grid,
+)
+from benchmarks.validation.tiers import Tier
+
+Scores = Mapping[str, float]
+"""Of every finished run by name: k-NN accuracy on the pre-training set's held-out photographs."""
+
+
+def due(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
+    """Runs that are not finished and can start now, in the order in which to start them."""
+    for spec in known(tier, scores):
+        if spec.name not in scores:
+            yield spec
+
+
+def known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
+    """All runs that can be told so far, finished or not, each once."""
+    yield from {spec.name: spec for spec in _all_known(tier, scores)}.values()
+
+
+def _all_known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
+    for seed in tier.seeds:
+        yield from (reported(tier, arm, seed, default_setting(arm)) for arm in CLUSTER_ARMS)
+        yield RunSpec("report", UNTRAINED, seed, default_setting(UNTRAINED), 0)
+    of_clusters = _tuned(tier, CLUSTER_ARMS, scores)
+    yield from of_clusters.runs
+    for seed in tier.seeds:
+        yield from (reported(tier, arm, seed, setting) for arm, setting in of_clusters.chosen.items())
+    of_instances = _tuned(tier, INSTANCE_ARMS, scores)
+    yield from of_instances.runs
+    for seed in tier.seeds:
+        yield from (reported(tier, arm, seed, setting) for arm, setting in of_instances.chosen.items())
+    if tier.sweeps and len(of_clusters.chosen) == len(CLUSTER_ARMS):
+        yield from sweeps(tier, of_clusters.chosen)
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """runs: all that can be told so far. chosen: of the arms whose tuning is finished."""
+
+    runs: list[RunSpec]
+    chosen: dict[str, Setting]
+
+
+def _tuned(tier: Tier, arms: Sequence[str], scores: Scores) -> _Tuned:
+    tuned = _Tuned([], {})
+    for arm in arms:
+        runs, setting = tuning(tier, arm, scores)
+        tuned.runs.extend(runs)
+        if setting is not None:
+            tuned.chosen[arm] = setting
+    return tuned
+
+
+def reported(tier: Tier, arm: str, seed: int, setting: Setting) -> RunSpec:
+    return RunSpec("report", arm, seed, setting, tier.steps)
+
+
+def tuning(tier: Tier, arm: str, scores: Scores) -> tuple[list[RunSpec], Setting | None]:
+    """(all tuning runs that can be told so far, the best setting once all are finished)."""
+    best = default_setting(arm)
+    if tier.tune_steps == 0:
+        return [], best
+    told: list[RunSpec] = []
+    for candidates in _rounds(arm):
+        specs = [RunSpec("tune", arm, tier.tune_seed, setting, tier.tune_steps) for setting in candidates(best)]
+        told += specs
+        if any(spec.name not in scores for spec in specs):
+            return told, None
+        # The first of equals: what stands goes before what would replace it.
+        standing = RunSpec("tune", arm, tier.tune_seed, best, tier.tune_steps)
+        best = max([standing, *specs], key=lambda spec: scores[spec.name]).setting
+    return told, best
+
+
+def _rounds(arm: str) -> Iterator[Callable[[Setting], list[Setting]]]:
+    values = grid(arm)
+    yield lambda best: [replace(best, scale=scale) for scale in values.scales]
+    yield lambda best: [replace(best, lr=lr) for lr in values.rates]
+    if values.ratios:
+        yield lambda best: [replace(best, ratio=ratio) for ratio in values.ratios]
+
+
+def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
+    """One change at a time to `mlcd` (and `mlc` where it tells the two apart), at the tuned setting, one seed."""
+    seed, base = tier.seeds[0], chosen["mlcd"]
+
+    def changed(arm: str = "mlcd", setting: Setting | None = None, **variant: object) -> RunSpec:
+        return RunSpec("sweep", arm, seed, setting or chosen[arm], tier.steps, Variant(**variant))  # type: ignore[arg-type]
+
+    yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
+    yield from (changed(setting=replace(base, scale=scale)) for scale in (8.0, 16.0, 32.0, 64.0) if scale != base.scale)
+    yield from (changed(setting=replace(base, ratio=ratio)) for ratio in (0.1, 0.3, 1.0) if ratio != base.ratio)
+    yield from (changed(bias=bias) for bias in (-4.0, -8.0))
+    yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
+    for clusters in (tier.clusters // 5, tier.clusters * 4):
+        yield from (changed(arm, clusters=clusters) for arm in ("mlcd", "mlc", "cd") if arm in chosen)
+    yield changed(labels=16, threshold_mean=8.0)
+    yield changed(embedding_dim=1280)
+    yield changed(embedding_dim=1280, kmeans_centers=True)

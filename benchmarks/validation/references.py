@@ -1,0 +1,96 @@
+"""Floors and ceilings: raw pixels, the features that were clustered, and on CIFAR a network trained on CIFAR itself."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.validation.data import make
+from benchmarks.validation.hardware import origin
+from benchmarks.validation.measure import encode_reference, measure
+from benchmarks.validation.run import RESULT, Study
+from benchmarks.validation.sets import EvaluationSet
+from benchmarks.validation.tiers import MOBILENET
+from mlcd.embeddings import EmbeddingsArtifact
+
+_RESNET: Final = "encoders/resnet_cifar10/resnet20.onnx"
+_CIFAR: Final = "cifar10_jpg"
+# Its provenance: RGB / 255 normalized with ImageNet's statistics, 32 px.
+_RESNET_INPUT: Final = {
+    "name": "resnet20",
+    "input": "pixel_values",
+    "layout": "NCHW",
+    "resize_shortest": 32,
+    "crop": 32,
+    "interpolation": "bicubic",
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "output": "features",
+    "dimension": 64,
+}
+
+
+def perform_references(study: Study, command: str) -> None:
+    """Measure those that are not measured yet."""
+    for name, model in _models(study).items():
+        for images in study.evaluation_sets():
+            result = _folder(study) / name / images.name / RESULT
+            if result.is_file() or (name == "resnet20" and images.name != _CIFAR):
+                continue
+            result.parent.mkdir(parents=True, exist_ok=True)
+            rows = _embedded(study, name, model, images)
+            measured = [asdict(each) for each in measure(images, encode_reference(rows, images.test))]
+            written = result.with_suffix(".partial")
+            written.write_text(json.dumps(_record(name, images, command, measured), indent=1) + "\n")
+            written.rename(result)
+
+
+def references(study: Study) -> Iterator[dict[str, Any]]:
+    """Records as those of runs."""
+    for path in sorted(_folder(study).glob(f"*/*/{RESULT}")):
+        yield json.loads(path.read_text())
+
+
+def _folder(study: Study) -> Path:
+    return study.state / "references"
+
+
+def _models(study: Study) -> dict[str, str]:
+    """By name, what `mlcd embed --model` takes."""
+    resnet = study.state / "resnet20" / "resnet20.onnx"
+    if not resnet.is_file():
+        resnet.parent.mkdir(parents=True, exist_ok=True)
+        resnet.with_suffix(".json").write_text(json.dumps(_RESNET_INPUT))
+        shutil.copyfile(study.data / _RESNET, resnet)
+    return {"pixels": "pixels", "mobilenet_v2": str(study.data / MOBILENET), "resnet20": str(resnet)}
+
+
+def _embedded(study: Study, name: str, model: str, images: EvaluationSet) -> np.ndarray:
+    out = _folder(study) / name / images.name / "embeddings"
+    make(out, "embed", images.location, out, "--model", model)
+    stored = EmbeddingsArtifact.open(out)
+    row_of_key = {key: row for row, key in enumerate(stored.keys)}
+    return stored.load()[[row_of_key[key] for key in images.keys]]
+
+
+def _record(name: str, images: EvaluationSet, command: str, measured: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": f"reference/{name}/{images.name}",
+        "stage": "reference",
+        "arm": name,
+        "seed": 0,
+        "setting": {},
+        "variant": {},
+        "steps": 0,
+        "threads": 0,
+        "train_s": 0.0,
+        "train_cpu_s": 0.0,
+        "evaluation_s": 0.0,
+        "origin": origin().to_dict(),
+        "command": command,
+        "measurements": measured,
+    }

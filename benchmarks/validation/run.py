@@ -1,0 +1,170 @@
+"""One run of the study: train an arm, evaluate it, write result.json."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import torch
+
+from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec
+from benchmarks.validation.data import PretrainingData
+from benchmarks.validation.hardware import origin
+from benchmarks.validation.instance import METRICS, InstanceKind, initial_model, train_instances
+from benchmarks.validation.measure import Measurement, encode, measure, measure_neighbors
+from benchmarks.validation.sets import EvaluationSet, open_pretraining, open_sets, pixels
+from benchmarks.validation.tiers import Tier
+from mlcd.models.runs import find_checkpoint
+from mlcd.models.servable import Servable
+from mlcd.progress import Reporter
+from training.config import RunConfig, load_config
+from training.run import run_training
+
+RESULT: Final = "result.json"
+CURVES: Final = ("loss", "positive_cosine", "negative_cosine")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Where a study lives. data: the shared data sets. state: everything that it makes."""
+
+    tier: Tier
+    data: Path
+    state: Path
+
+    @property
+    def pretraining(self) -> PretrainingData:
+        return PretrainingData(self.data, self.state, self.tier)
+
+    def prepare(self) -> None:
+        """Everything that runs share, before they start side by side."""
+        self.pretraining.prepare(self.tier.clusters)
+        for images in (self.pretraining_set(), *self.evaluation_sets()):
+            pixels(images, self.state, self.tier.image_size)
+
+    def pretraining_set(self) -> EvaluationSet:
+        return open_pretraining(self.pretraining.images, self.state, self.tier)
+
+    def evaluation_sets(self) -> Iterator[EvaluationSet]:
+        return open_sets(self.data, self.state, self.tier)
+
+    def folder(self, spec: RunSpec) -> Path:
+        return self.state / "runs" / spec.name
+
+    def is_done(self, spec: RunSpec) -> bool:
+        return (self.folder(spec) / RESULT).is_file()
+
+    def scores(self) -> dict[str, float]:
+        """Of every finished run: see `plan.Scores`."""
+        return {result["name"]: _tuning_score(result) for result in self.results()}
+
+    def results(self) -> list[dict[str, Any]]:
+        """Of every finished run, by name."""
+        paths = sorted((self.state / "runs").glob(f"*/*/{RESULT}"))
+        return [json.loads(path.read_text()) for path in paths]
+
+
+def perform(study: Study, spec: RunSpec, command: str) -> None:
+    """Train, evaluate, write result.json; what is finished is left alone, what was interrupted goes on."""
+    if study.is_done(spec):
+        return
+    folder = study.folder(spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_of(study, spec)
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
+    model, train_time = _timed(lambda: _trained(config, spec))
+    measured, evaluation_time = _timed(lambda: [asdict(each) for each in _measured(study, spec, model)])
+    result = {
+        "name": spec.name,
+        "tier": study.tier.name,
+        **asdict(spec),
+        "threads": config.num_threads,
+        "train_s": train_time.wall_s,
+        "train_cpu_s": train_time.cpu_s,
+        "evaluation_s": evaluation_time.wall_s,
+        "origin": origin().to_dict(),
+        "command": command,
+        "measurements": measured,
+        "curves": _curves(folder / "run"),
+    }
+    written = folder / f"{RESULT}.partial"
+    written.write_text(json.dumps(result, indent=1) + "\n")
+    written.rename(folder / RESULT)
+
+
+def config_of(study: Study, spec: RunSpec) -> RunConfig:
+    """The recipe `small` with what the tier, the arm, its setting and the variant say."""
+    tier, variant = study.tier, spec.variant
+    overrides = [
+        *tier.overrides,
+        f"out={study.folder(spec) / 'run'}",
+        f"seed={spec.seed}",
+        f"num_threads={tier.num_threads}",
+        f"device={tier.device}",
+        f"data.images={study.pretraining.images}",
+        f"data.labels={study.pretraining.labels(spec)}",
+        f"model.image_size={tier.image_size}",
+        f"schedule.steps={max(1, spec.steps)}",
+        f"optim.lr={spec.setting.lr}",
+        f"checkpoint.every_steps={tier.checkpoint_steps}",
+        "telemetry.peak_tflops=1.0",  # of no account here, and measuring it takes a second
+    ]
+    if variant.embedding_dim is not None:
+        overrides.append(f"model.embedding_dim={variant.embedding_dim}")
+    if spec.arm in CLUSTER_ARMS:
+        overrides += [
+            f"loss.kind={spec.arm}",
+            f"loss.labels_per_image={spec.num_labels}",
+            f"loss.scale={spec.setting.scale}",
+            f"loss.negative_ratio={spec.setting.ratio}",
+            f"loss.margin_kind={variant.margin_kind}",
+            f"loss.bias={variant.bias}",
+        ]
+    if variant.kmeans_centers:
+        overrides.append(f"data.centers={study.pretraining.centers(variant.clusters or tier.clusters)}")
+    return load_config("small", overrides)
+
+
+@dataclass(frozen=True)
+class _Time:
+    wall_s: float
+    cpu_s: float
+
+
+def _timed(work: Callable[[], _T]) -> tuple[_T, _Time]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    done = work()
+    return done, _Time(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _trained(config: RunConfig, spec: RunSpec) -> Servable:
+    if spec.arm == UNTRAINED:
+        return initial_model(config)
+    if spec.arm in INSTANCE_ARMS:
+        return Servable.read(train_instances(config, cast("InstanceKind", spec.arm), spec.setting.scale))
+    run_training(config, Reporter("silent"))
+    return Servable.read(find_checkpoint(Path(config.out)) / "weights")
+
+
+def _measured(study: Study, spec: RunSpec, model: Servable) -> Iterator[Measurement]:
+    tier, state = study.tier, study.state
+    pretraining = study.pretraining_set()
+    yield from measure_neighbors(pretraining, encode(model, pixels(pretraining, state, tier.image_size)))
+    if spec.stage == "tune":
+        return
+    for images in study.evaluation_sets():
+        yield from measure(images, encode(model, pixels(images, state, tier.image_size)))
+
+
+def _curves(run: Path) -> list[dict[str, float]]:
+    if not (run / METRICS).is_file():
+        return []
+    lines = (json.loads(line) for line in (run / METRICS).read_text().splitlines())
+    return [{name: line[name] for name in ("step", *CURVES)} for line in lines]
+
+
+def _tuning_score(result: dict[str, Any]) -> float:
+    return next(float(each["value"]) for each in result["measurements"] if each["set"] == "pretrain")

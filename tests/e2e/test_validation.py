@@ -1,0 +1,91 @@
+"""The study's command at toy size, on real photographs: it finishes, resumes, repeats itself and fills the report."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SET_UP = {"tiny_imagenet_30", "cifar10_jpg", "caltech101_20", "fashion_products", "pretrain"}
+
+
+def study(module, *arguments):
+    command = [sys.executable, "-m", f"benchmarks.validation{module}", "--tier", "toy", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(shared_data, tmp_path_factory):
+    """Seed 1 of two arms of clusters, of one of instances and of the untrained tower."""
+    folder = tmp_path_factory.mktemp("study")
+    arms = ("mlc", "mlcd", "instance_sigmoid", "untrained")
+    only = [word for arm in arms for word in ("--only", f"{arm}:1")]
+    result = study("", "--data", shared_data, "--out", folder, "--results", folder / "results", *only)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_every_run_states_what_made_it(finished):
+    rows = pq.read_table(finished / "results" / "toy.parquet").to_pylist()
+    assert {row["arm"] for row in rows} == {"mlc", "mlcd", "instance_sigmoid", "untrained"}
+    assert {row["set"] for row in rows} == SET_UP
+    assert {row["metric"] for row in rows} == {"knn", "linear_probe", "map"}
+    for row in rows:
+        assert 0 <= row["value"] <= 1
+        assert row["command"] == f"python -m benchmarks.validation --tier toy --only {row['arm']}:1"
+        assert row["cpu"]
+        assert row["cores"] >= 1
+        assert row["commit"]
+    assert str(finished) not in json.dumps(rows)
+
+
+def test_cosines_are_kept(finished):
+    points = pq.read_table(finished / "results" / "toy-curves.parquet").to_pylist()
+    assert {point["run"].split("/")[1].partition("-")[0] for point in points} == {"mlc", "mlcd", "instance_sigmoid"}
+    assert all(-1 <= point["positive_cosine"] <= 1 for point in points)
+
+
+def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finished, shared_data):
+    results = {path: path.read_bytes() for path in finished.glob("toy/runs/*/*/result.json")}
+    lost = next(path for path in results if "/mlcd-" in str(path))
+    shutil.rmtree(lost.parent)
+    places = ("--data", shared_data, "--out", finished, "--results", finished / "results")
+    result = study("", *places, "--only", "mlcd:1", "--only", "mlc:1")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["finished", f"report/{lost.parent.name}"]
+    before, after = json.loads(results.pop(lost)), json.loads(lost.read_text())
+    assert after["measurements"] == before["measurements"]
+    assert after["curves"] == before["curves"]
+    assert all(path.read_bytes() == content for path, content in results.items())
+
+
+def test_report_fills_its_blocks_and_draws(finished, tmp_path):
+    page = tmp_path / "page.md"
+    blocks = ("accuracy", "differences", "tuning", "sweeps", "cosines", "runs")
+    page.write_text(
+        "".join(f"before\n<!-- validation: {name} -->\nstale\n<!-- /validation -->\nafter\n" for name in blocks)
+    )
+    places = ("--results", finished / "results", "--page", page, "--assets", tmp_path)
+    result = study(".report", *places)
+    assert result.returncode == 0, result.stderr
+    text = page.read_text()
+    assert "stale" not in text
+    assert text.count("Not run yet.") == 2  # a toy neither tunes nor sweeps
+    assert "(n = 1)" in text
+    assert text.count("before\n") == text.count("after\n") == len(blocks)
+    assert all((tmp_path / f"validation-{name}.png").stat().st_size > 1000 for name in ("differences", "cosines"))
+    again = study(".report", *places)
+    assert again.returncode == 0, again.stderr
+    assert page.read_text() == text
+
+
+def test_wrong_folder_is_refused_in_one_line(tmp_path):
+    result = study("", "--data", tmp_path, "--out", tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("there is no tiny_imagenet_pretrain in ")
+    assert result.stderr.count("\n") == 1
