@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SDK := .venv-sdk
+FUZZ := .venv-fuzz
+FUZZ_SECONDS ?= 60
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -13,7 +15,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup demo test test-slow test-sdk lint types fmt bench docs clean
+.PHONY: help setup demo test test-slow test-sdk fuzz lint types fmt bench docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +50,15 @@ $(SDK)/.installed: tests/sdk/requirements.txt | setup
 	@$(SDK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+fuzz: setup $(FUZZ)/.installed ## the decoder and the parsers of bodies, FUZZ_SECONDS each, guided by coverage
+	@for target in decoder data-uri multipart kserve json; do echo "== $$target"; \
+		PYTHONPATH=$(FUZZ) $(BIN)/python tests/fuzz/fuzz.py $$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 \
+			-artifact_prefix=$(FUZZ)/$$target- -print_final_stats=1 || exit 1; done
+
+$(FUZZ)/.installed: tests/fuzz/requirements.txt | setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(FUZZ) -r $<
+	@touch $@
+
 lint: setup ## style and layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -67,4 +78,4 @@ docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) $(SDK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) $(FUZZ) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

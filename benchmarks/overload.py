@@ -31,6 +31,7 @@ FAKE: Final = "fake:latency_ms=100"
 FAKE_BATCH: Final = 4
 CLIENTS: Final = 32
 SETTLE_S: Final = 2.0  # of a run that is not counted: the queue is still filling
+RETRY_S: Final = 1.0
 ANSWERED, REFUSED, LATE = 200, 429, 504
 MIB: Final = 2**20
 
@@ -75,6 +76,8 @@ class Result:
     refused_longest_s: float
     refused_without_retry_after: int
     late: int
+    requests: int
+    """Counted, whatever became of them."""
     other: dict[str, int]
     loop_lag_p99_s: float
     memory_before_mib: float
@@ -91,13 +94,18 @@ def jpeg() -> bytes:
     return buffer.getvalue()
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
 class Server:
     """`mlcd serve` in its own process, and the process of its engine."""
 
     def __init__(self, model: str, settings: dict[str, str]) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "mlcd", "serve", "--model", model, "--port", str(self.port)]
         environment = {**os.environ, **settings}  # noqa: TID251 - a child's
@@ -158,24 +166,27 @@ async def request(port: int, payload: bytes) -> tuple[int, bool]:
     return int(head.split(b" ", 2)[1]), b"\r\nretry-after: " in head.lower()
 
 
-async def measured(run: Run, port: int, payload: bytes, *, counted: bool) -> None:
+async def measured(run: Run, port: int, payload: bytes, *, counted: bool) -> int | None:
+    """The status; None where the connection broke."""
     started = time.perf_counter()
     try:
         status, retry_after = await request(port, payload)
     except (OSError, asyncio.IncompleteReadError):
         run.broken += counted
-        return
+        return None
     if counted:
         run.add(status, time.perf_counter() - started, retry_after=retry_after)
+    return status
 
 
 async def saturate(port: int, payload: bytes, seconds: float, settle_s: float) -> Run:
-    """CLIENTS clients, each sending again when it is answered."""
+    """CLIENTS clients, each sending again when it is answered, and a while later when it is refused."""
     run, start = Run(seconds), time.perf_counter()
 
     async def client() -> None:
         while (elapsed := time.perf_counter() - start) < settle_s + seconds:
-            await measured(run, port, payload, counted=elapsed >= settle_s)
+            if await measured(run, port, payload, counted=elapsed >= settle_s) == REFUSED:
+                await asyncio.sleep(RETRY_S)  # the peak shall not share the machine with refusals
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return run
@@ -219,6 +230,7 @@ def compare(model: str, settings: dict[str, str], options: argparse.Namespace, *
             refused_longest_s=run.percentile(REFUSED, 100),
             refused_without_retry_after=run.without_retry_after,
             late=len(run.latencies.get(LATE, [])),
+            requests=sum(map(len, run.latencies.values())) + run.broken,
             other={**other, **({"broken": run.broken} if run.broken else {})},
             loop_lag_p99_s=server.lag_p99_s(),
             memory_before_mib=before,
@@ -231,7 +243,8 @@ def show(result: Result) -> None:
         f"{result.model}: peak {result.peak:.1f} images/s; offered {result.offered:.0f}, goodput {result.goodput:.1f}"
         f" ({result.goodput_of_peak:.0%} of the peak)\n"
         f"  answered: p50 {result.answered_p50_s:.2f} s, p99 {result.answered_p99_s:.2f} s, longest"
-        f" {result.answered_longest_s:.2f} s of {result.deadline_s:g} s; past it {result.late}; other {result.other}\n"
+        f" {result.answered_longest_s:.2f} s of {result.deadline_s:g} s; past it {result.late} of"
+        f" {result.requests} requests; other {result.other}\n"
         f"  refused {result.refused}: p50 {1000 * result.refused_p50_s:.1f} ms, p99 {1000 * result.refused_p99_s:.1f}"
         f" ms, longest {1000 * result.refused_longest_s:.1f} ms, without Retry-After"
         f" {result.refused_without_retry_after}\n"

@@ -19,6 +19,7 @@ from mlcd.images.transform import DecodeMode
 from mlcd.progress import Reporter
 
 FINISHED = "finished"
+_FAILED = 1
 _BAD_USAGE = 2
 _INTERRUPTED = 130
 
@@ -155,7 +156,7 @@ def cluster(
     from mlcd.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, plan
     from mlcd.pipelines.cluster import cluster as run
-    from mlcd.pipelines.processes import open_group
+    from mlcd.pipelines.processes import Elsewhere, open_group
 
     options = ClusterOptions(
         num_clusters=clusters,
@@ -167,15 +168,18 @@ def cluster(
         names=names,
         report=report,
     )
-    opened = EmbeddingsArtifact.open(embeddings)
-    with open_group() as group:
-        if group.rank:
-            reporter = Reporter("silent")
-        if only_plan:
-            estimate = plan(opened, options, group=group)
-            reporter.result(estimate.facts(), str(estimate))
-            return
-        artifact = run(opened, out, options, reporter=reporter, group=group)
+    try:
+        with open_group() as group:
+            opened = EmbeddingsArtifact.open(embeddings)
+            if group.rank:
+                reporter = Reporter("silent")
+            if only_plan:
+                estimate = plan(opened, options, group=group)
+                reporter.result(estimate.facts(), str(estimate))
+                return
+            artifact = run(opened, out, options, reporter=reporter, group=group)
+    except Elsewhere:
+        raise click.exceptions.Exit(_FAILED) from None
     facts = artifact.summary
     _finish(
         reporter,

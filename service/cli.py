@@ -11,13 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import click
 import uvicorn
 
 from mlcd.errors import ConfigInvalid, Conflict
+from mlcd.images.quiet import silence_decoders
 from service.app import create_app
+from service.connections import Bounds, Connection, allow_descriptors
 from service.memory import return_large_blocks
 from service.resources import Resources, open_resources
 from service.settings import Settings, read_settings
@@ -37,6 +40,9 @@ def serve(**options: object) -> None:
     """Serve a model over REST. Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …"""
     settings = read_settings(options)
     return_large_blocks()
+    allow_descriptors()
+    silence_decoders()
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it remarks on every odd byte that it is sent
     # Loading a model takes a while, in which a SIGTERM must be heard too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.WARNING)
@@ -53,6 +59,8 @@ def _listen(settings: Settings) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        # Taken over by every connection: an answer's body must not wait for its head to be acknowledged, 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((settings.host, settings.port))
         listener.listen(_BACKLOG)  # from here on nobody else can take the port
     except OSError as error:
@@ -67,10 +75,14 @@ def _listen(settings: Settings) -> socket.socket:
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with open_resources(settings, lambda line: click.echo(f"mlcd: {line}", err=True)) as resources:
+        limits = settings.limits
+        bounds = Bounds(most=limits.max_connections, exchange_s=limits.deadline_s, metrics=resources.metrics)
         config = uvicorn.Config(
             create_app(resources),
+            http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be
+            ws="none",
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # what a connection sent is counted: clients must not fill a log
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=math.ceil(settings.grace_s),

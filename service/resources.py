@@ -110,6 +110,7 @@ async def open_resources(
             max_pixels=limits.max_queued_pixels,
             metrics=metrics,
         )
+        await pipeline.warm_up()
         centers = _open_centers(settings, model, encoder)
         lookup = None if centers is None else Lookup(centers)
         collections = _open_collections(settings, encoder)

@@ -33,6 +33,8 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     """Pixels of the images admitted at one time, by their headers: what decoding them costs (10 ms a million)."""
     max_queued_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
     """Bytes of request bodies held at one time; beyond it requests are refused before their bodies are read."""
+    max_connections: Annotated[int, Field(gt=0)] = 1000
+    """Connections at one time; for one more, the one that has waited longest for its next request is closed."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """A request that is not answered by then gets 504, counted from its first byte."""
 

@@ -19,6 +19,7 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from mlcd.pipelines.embed import images_parent
+from mlcd.pipelines.encoded import check_source
 from mlcd.progress import Reporter
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, validate_config
@@ -56,6 +57,8 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
     out = Path(config.out)
     with processes.together():
         dataset = open_dataset(config)
+        for part in dataset.parts:
+            check_source(part.source, out)
         evaluation = check_evaluation(config)
         centers = None if config.data.centers is None else Centers.open(Path(config.data.centers))
         request = _request(config, out, dataset)
@@ -97,7 +100,14 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
 
 def read_run_config(run: Path) -> RunConfig:
     """The config of a run, finished or interrupted (`RUN` names either)."""
-    return validate_config(yaml.safe_load((run_directory(run) / CONFIG).read_text()))
+    path = run_directory(run) / CONFIG
+    try:
+        fields = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ConfigInvalid(f"{path} is damaged", remedy="run the command that started the run again, with its recipe")
+    return validate_config(fields)
 
 
 def run_directory(run: Path) -> Path:

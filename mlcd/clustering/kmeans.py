@@ -116,7 +116,7 @@ def kmeans(
         if state.iteration == iterations or _settled(history, state.repaired, tolerance):
             cosines = totals.cosines(state.centers)
             return KMeansResult(state.centers, totals.sizes, cosines, members.assignment, history, state.num_splits)
-        centers, repaired = next_centers(totals, seed, state.iteration)
+        centers, repaired = next_centers(totals, state.centers, seed, state.iteration)
         state = State(centers, state.iteration + 1, history, repaired, state.num_splits + repaired)
 
 

@@ -15,15 +15,18 @@ _SPLIT_STEP: Final = 1e-3  # how far the new half of a split cluster moves away,
 _ALIKE: Final = 1e-7  # 1 - |mean|: what rounding leaves of a cluster whose rows are all the same
 
 
-def next_centers(totals: ClusterSums, seed: int, iteration: int) -> tuple[Embeddings, int]:
+def next_centers(totals: ClusterSums, centers: Embeddings, seed: int, iteration: int) -> tuple[Embeddings, int]:
     """([K, D] float32 unit means, how many were replaced).
 
     Of equal centers all but the first are dropped, their rows counted with it. Dropped centers, and those of clusters
     that are empty or have no direction, move beside the center of the largest cluster, which counts half from then on.
-    The center that is split stays, so a repair never lowers the objective.
+    The center that is split stays, so a repair never lowers the objective. `centers`, the present ones, stay where no
+    cluster has a direction: rows that cancel out are no nearer to any other.
     """
     means, lengths = totals.directions()
     sizes = np.where(lengths > 0, totals.sizes, 0)
+    if not sizes.any():
+        return centers, 0
     for duplicate, first in duplicates(means, lengths > 0):
         sizes[first] += sizes[duplicate]
         sizes[duplicate] = 0

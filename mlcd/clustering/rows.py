@@ -133,14 +133,19 @@ class FileRows:
             for row, into in zip(local.tolist(), values, strict=True):
                 file.seek(offset + row * into.nbytes)
                 if file.readinto(into) != into.nbytes:
-                    raise ArtifactInvalid(f"{self._paths[part]} has been cut short", remedy="embed the images again")
+                    raise self._cut_short(part)
         return values.astype(np.float32, copy=False)
 
     def _span(self, part: int, start: int, num_rows: int) -> Embeddings:
         offset, dtype = self._headers[part]
         skipped = offset + start * self.dimension * dtype.itemsize
         values = np.fromfile(self._paths[part], dtype=dtype, count=num_rows * self.dimension, offset=skipped)
+        if len(values) != num_rows * self.dimension:
+            raise self._cut_short(part)
         return values.reshape(num_rows, self.dimension).astype(np.float32, copy=False)
+
+    def _cut_short(self, part: int) -> ArtifactInvalid:
+        return ArtifactInvalid(f"{self._paths[part]} has been cut short", remedy="embed the images again")
 
 
 class SelectedRows:

@@ -51,7 +51,9 @@ def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, group:
     """
     sample = sampled(rows, SAMPLE_PER_CENTER * num_clusters, seed)
     num_coarse = max(2, round(num_clusters**0.5))
-    coarse = cluster(_held(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1)), num_coarse, seed)
+    held = _held(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1))
+    num_coarse = min(num_coarse, _num_distinct(held))
+    coarse = cluster(held, num_coarse, seed)
     cell_of, content_of = _cells(sample, coarse)
     num_distinct = _distinct_per_cell(cell_of, content_of, num_coarse)
     if num_distinct.sum() < num_clusters:
@@ -111,14 +113,24 @@ def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddi
 def _cells(sample: Rows, coarse: Embeddings) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
     """(nearest coarse center of each row, a hash of its content)."""
     nearest = NearestOne(coarse).nearest
-    multipliers = np.random.default_rng(0).integers(2**63, size=sample.dimension, dtype=np.uint64) * 2 + 1
     cells = np.empty(sample.num_rows, dtype=np.int32)
     contents = np.empty(sample.num_rows, dtype=np.uint64)
     for start, block in sample.blocks(0, sample.num_rows):
         own = slice(start, start + len(block))
         cells[own] = nearest(block)
-        contents[own] = (block + 0.0).view(np.uint32) @ multipliers
+        contents[own] = _content_hashes(block)
     return cells, contents
+
+
+def _num_distinct(rows: Rows) -> int:
+    hashes = [_content_hashes(block) for _, block in rows.blocks(0, rows.num_rows)]
+    return len(np.unique(np.concatenate(hashes)))
+
+
+def _content_hashes(block: Embeddings) -> NDArray[np.uint64]:
+    multipliers = np.random.default_rng(0).integers(2**63, size=block.shape[1], dtype=np.uint64) * 2 + 1
+    hashes: NDArray[np.uint64] = (block + 0.0).view(np.uint32) @ multipliers
+    return hashes
 
 
 def _distinct_per_cell(cells: NDArray[np.int32], contents: NDArray[np.uint64], num_cells: int) -> NDArray[np.int64]:

@@ -12,7 +12,6 @@ EXIF orientation    applied, or ignored where parity with CLIP's training pipeli
                     the format itself, which Pillow applies always)
 """
 
-import io
 import warnings
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -22,6 +21,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlcd.errors import ImageRejected
+from mlcd.images.bounded import BoundedFile, check_scans
 from mlcd.images.jpeg import require_simplejpeg, shrunk
 
 ExifPolicy = Literal["apply", "ignore"]
@@ -140,7 +140,8 @@ def _check_length(data: bytes, limits: DecodeLimits) -> None:
 
 def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        file = BoundedFile(data)
+        image = Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise ImageRejected("too-many-pixels", f"more than the limit of {limits.max_pixels} pixels") from error
     except UnidentifiedImageError as error:
@@ -148,6 +149,9 @@ def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
     width, height = image.size
     if width * height > limits.max_pixels:
         raise ImageRejected("too-many-pixels", f"{width} x {height} pixels, more than the limit of {limits.max_pixels}")
+    if image.format in ("JPEG", "MPO"):
+        check_scans(data)
+    file.allow_pixels()
     return image
 
 

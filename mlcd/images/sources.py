@@ -281,7 +281,7 @@ class ZipSource(_FilesSource):
             try:
                 with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
                     members = [member for member in archive.infolist() if not member.is_dir()]
-            except (OSError, zipfile.BadZipFile):
+            except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):  # ValueError: a name's encoding
                 self.problems.append(Problem(name, "the zip file is damaged or cut short"))
                 continue
             images = [member for member in members if _is_candidate(PurePosixPath(member.filename))]

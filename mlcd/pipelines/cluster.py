@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,12 +200,15 @@ def _saved_state(draft: Draft) -> State | None:
     """Where an earlier attempt at the same request stopped; its checkpoint says of which input and settings it is."""
     if not draft.has(CHECKPOINT):
         return None
-    with np.load(draft.path / CHECKPOINT, allow_pickle=False) as saved:
-        if str(saved["request"]) != _request_text(draft):
-            return None
-        iteration, repaired, num_splits = (int(count) for count in saved["counts"])
-        history = tuple(float(value) for value in saved["objective"])
-        return State(saved["centers"], iteration, history, repaired, num_splits)
+    try:
+        with np.load(draft.path / CHECKPOINT, allow_pickle=False) as saved:
+            if str(saved["request"]) != _request_text(draft):
+                return None
+            iteration, repaired, num_splits = (int(count) for count in saved["counts"])
+            history = tuple(float(value) for value in saved["objective"])
+            return State(saved["centers"], iteration, history, repaired, num_splits)
+    except (OSError, ValueError, KeyError, BadZipFile):  # damaged: the same centers are found from the start
+        return None
 
 
 def _request_text(draft: Draft) -> str:

@@ -6,9 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from mlcd.artifact import Parent
 from mlcd.embeddings import Block, EmbeddingsArtifact
 from mlcd.encoders.base import Encoder
+from mlcd.errors import InvalidInput
 from mlcd.images.sources import Source
 from mlcd.pipelines.embed import images_parent
 from mlcd.pipelines.encoded import BATCH, encode_entries
@@ -80,7 +83,9 @@ class EmbeddingsInput:
     def read(self, part: int, on_done: Callable[[int], None]) -> LabelRows:
         del on_done  # reading is nothing beside the scan
         block = self.blocks[part]
-        return LabelRows(self.embeddings.read(block), *self.embeddings.read_keys(block), [])
+        rows, (keys, image_sha256) = self.embeddings.read(block), self.embeddings.read_keys(block)
+        _check_directions(rows, block.start, keys)
+        return LabelRows(rows, keys, image_sha256, [])
 
     def close(self) -> None: ...
 
@@ -125,3 +130,11 @@ class ImagesInput:
 
     def close(self) -> None:
         self._encoder.close()
+
+
+def _check_directions(rows: Embeddings, start: int, keys: list[SampleKey]) -> None:
+    """Raise InvalidInput naming the first row, the rows being numbered from `start` on, that has no direction."""
+    squares = np.einsum("nd,nd->n", rows, rows)
+    for row in np.flatnonzero(~np.isfinite(squares) | (squares == 0))[:1].tolist():
+        why = "has no direction (norm 0)" if squares[row] == 0 else "holds NaN or Inf"
+        raise InvalidInput(f"embeddings row {start + row} ({keys[row]}) {why}", remedy="remove it")

@@ -45,7 +45,13 @@ _RAW_REQUEST: Final[dict[str, Any]] = {
     "inputs": [{"name": IMAGE, "shape": [1], "datatype": "BYTES"}],
     "parameters": {"binary_data_output": True},
 }
-_BODY: Final = json_body(InferRequest, **{RAW: BINARY})
+_LENGTH: Final[dict[str, Any]] = {
+    "name": LENGTH_HEADER,
+    "in": "header",
+    "description": "bytes of the JSON part, tensors follow; 0: the body is one encoded image; without it all is JSON",
+    "schema": {"type": "integer", "minimum": 0},
+}
+_BODY: Final = {**json_body(InferRequest, **{RAW: BINARY}), "parameters": [_LENGTH]}
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": InferResponse, "content": {RAW: BINARY}}, 404: {}}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from mlcd.errors import NotFound
+from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import Neighbors
 from service.api.access import Opened
 from service.api.answers import JSON, NPY, RAW, headers, json_answer, negotiated, provenance, to_npy
@@ -17,7 +17,7 @@ from service.api.queries import Queries, check_top, read_queries
 from service.api.schemas.own import LabeledImages, QueryRequest
 from service.lookup import Lookup, LookupMode
 from service.middleware import within_deadline
-from service.problems import BadRequest, StrictBatch, item_error
+from service.problems import StrictBatch, item_error
 from service.resources import Resources
 
 router = APIRouter(tags=["labels"])
@@ -47,7 +47,7 @@ async def label(
     chosen = negotiated(request, _OFFERED)
     lookup = opened_lookup(resources)
     if mode not in lookup.modes:
-        raise BadRequest(
+        raise InvalidInput(
             "approximate labels are off", remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true"
         )
     check_top(top, resources)

@@ -4,6 +4,7 @@ Decoders are threads: Pillow and simplejpeg let go of the interpreter's lock whi
 """
 
 import asyncio
+import io
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from mlcd.errors import DeadlineExceeded, ImageRejected
 from mlcd.images.decode import DecodeLimits, num_pixels
@@ -83,6 +85,12 @@ class Pipeline:
         self._limits, self._max_pixels = limits, max_pixels
         self._metrics = metrics
 
+    async def warm_up(self) -> None:
+        """Read and decode a picture: what is loaded for the first one, no client shall wait for."""
+        loop, image = asyncio.get_running_loop(), _blank_jpeg()
+        await loop.run_in_executor(self._headers, _read_headers, [image], self._limits)
+        await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
+
     async def encode(self, images: Sequence[bytes | ImageRejected], *, deadline: float) -> Encoded:
         """Every image on its own; an ImageRejected in `images` is passed through to `errors`.
 
@@ -127,7 +135,7 @@ class Pipeline:
         try:
             pixels = await self._decode(image, turn)
         except ImageRejected as rejection:
-            return rejection
+            return _bare(rejection)
         except asyncio.CancelledError:
             late = asyncio.get_running_loop().time() >= deadline
             self._metrics.dropped("deadline" if late else "client_gone")
@@ -165,8 +173,20 @@ def _read_headers(
             total += 0 if isinstance(image, ImageRejected) else num_pixels(image, limits=limits)
             checked.append(image)
         except ImageRejected as rejection:
-            checked.append(rejection)
+            checked.append(_bare(rejection))
     return checked, total
+
+
+def _bare(rejection: ImageRejected) -> ImageRejected:
+    """Without the frames that it came through: they hold the images, and in a circle the rejection itself."""
+    rejection.__cause__ = rejection.__context__ = None
+    return rejection.with_traceback(None)
+
+
+def _blank_jpeg() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(buffer, "JPEG")
+    return buffer.getvalue()
 
 
 def _slowest(timings: list[Timings]) -> Timings:

@@ -18,6 +18,7 @@ from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.keys import split_positions
 from mlcd.types import unit_rows
 from tests.conftest import run_mlcd, start_mlcd
+from tests.e2e.test_train import worker_of
 
 NUM_ROWS, DIMENSION, CLUSTERS = 3000, 16, 60
 COMMAND = ["--clusters", CLUSTERS, "--iterations", 5, "--seed", 3, "--subtract-mean", "--names", "--hold-out", 0.1]
@@ -114,16 +115,64 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, embeddings, 
     assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
+def together(size, *arguments):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    return [*launcher, "-m", "mlcd", "cluster", *map(str, arguments)]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_processes_write_the_same_artifact(tmp_path, embeddings, whole, size):
     out = tmp_path / "centers"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    command = [*launcher, "-m", "mlcd", "cluster", *map(str, [embeddings, out, *COMMAND])]
+    command = together(size, embeddings, out, *COMMAND)
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("centers of") == 1
     assert manifest(out)["digest"] == manifest(whole)["digest"]
     assert manifest(out)["summary"] == manifest(whole)["summary"]
+
+
+@pytest.mark.parametrize("bad", [(0,), (2500,), (0, 2500)], ids=["first", "last", "both"])
+def test_of_several_processes_one_tells_what_went_wrong_and_in_one_line(tmp_path, rows, bad):
+    broken = rows.copy()
+    broken[list(bad)] = np.nan
+    place = write_embeddings(tmp_path / "e", [broken])
+    command = together(2, place, tmp_path / "centers", "--clusters", 2)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode != 0
+    assert [line for line in result.stderr.splitlines() if "holds NaN or Inf" in line and line.startswith("mlcd: ")]
+    assert result.stderr.count("holds NaN or Inf") == 1
+    assert "[rank" not in result.stderr  # torch's way to show a traceback of ours
+    assert "mlcd/pipelines" not in result.stderr
+
+
+def test_a_process_that_dies_is_told_in_one_line(tmp_path, embeddings):
+    command = together(2, embeddings, tmp_path / "centers", "--clusters", 1500, "--iterations", 100000)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as launcher:
+        checkpoint = tmp_path / "centers.partial" / ".checkpoint.npz"
+        deadline = time.monotonic() + 100
+        while not checkpoint.is_file():
+            assert launcher.poll() is None, launcher.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(worker_of(launcher, 1), signal.SIGKILL)
+        _, told = launcher.communicate(timeout=60)
+    assert launcher.returncode != 0
+    assert "[rank" not in told
+    assert "mlcd/pipelines" not in told
+
+
+def test_a_damaged_checkpoint_is_worth_nothing(tmp_path, embeddings, whole):
+    out = tmp_path / "centers"
+    killed = subprocess.run(
+        [sys.executable, "-c", DIES, "1", "after", *map(str, ["cluster", embeddings, out, *COMMAND])],
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    checkpoint = out.with_name("centers.partial") / ".checkpoint.npz"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    assert (result := run_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
+    assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
 def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):

@@ -186,6 +186,12 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("train", "demo-digits", contains="not set")
     refused("train", contains="--resume RUN")
     refused("train", "--resume", tmp_path / "empty", contains="is not a run")
+    (tmp_path / "broken").mkdir()
+    for content in (b"a: [1", b"", b"\xff\xfe"):
+        (tmp_path / "broken" / "config.yaml").write_bytes(content)
+        refused("train", "--resume", tmp_path / "broken", contains="config.yaml is damaged")
+    places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={digits / 'run'}"]
+    refused("train", "demo-digits", *places, contains="lies inside the images")
     refused("export", features, out, contains="holds no weights")
     refused("evaluate", "knn", tmp_path / "absent", contains="absent does not exist")
     refused("index", tmp_path / "absent", out, contains="not a finished artifact")

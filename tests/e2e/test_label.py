@@ -191,6 +191,23 @@ def test_what_a_worker_refuses_is_said_in_one_line(made, tmp_path):
     refused(*arguments, contains=part_name(41))
 
 
+@pytest.mark.parametrize(("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has no direction")])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(made, tmp_path, value, why, workers):
+    with Draft(tmp_path / "embeddings", Request("embeddings", fingerprint="f" * 64)) as draft:
+        for part in (0, 1):
+            rows = np.load(made / "embeddings" / part_name(part))
+            if part:
+                rows[7] = value
+            with draft.write(part_name(part)) as path, path.open("wb") as file:
+                np.save(file, rows)
+            shutil.copy(made / "embeddings" / keys_name(part), draft.path / keys_name(part))
+        (draft.path / ERRORS).write_text("")
+        draft.publish()
+    arguments = ["label", tmp_path / "embeddings", tmp_path / "out", "--centers", made / "centers"]
+    refused(*arguments, "--workers", workers, contains=f"row {PART_ROWS + 7} (001/007.png) {why}")
+
+
 def test_any_number_of_workers_ends_with_the_same_bytes(made, undisturbed, tmp_path):
     result = run_mlcd(*command(made, tmp_path / "out", "--workers", 3))
     assert result.returncode == 0, result.stderr

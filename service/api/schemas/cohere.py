@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.api.schemas.alternatives import exactly_one
 from service.api.schemas.example import EXAMPLE_IMAGE
 
 Floats: TypeAlias = list[list[float]]
@@ -24,7 +25,8 @@ class EmbedRequest(BaseModel):
                     "images": [EXAMPLE_IMAGE],
                     "embedding_types": ["float", "int8"],
                 }
-            ]
+            ],
+            **exactly_one(images="array", inputs="array"),
         },
     )
 

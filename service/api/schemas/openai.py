@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.api.schemas.alternatives import exactly_one
 from service.api.schemas.example import EXAMPLE_IMAGE
 
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
@@ -31,7 +32,8 @@ class EmbeddingsRequest(BaseModel):
                         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": EXAMPLE_IMAGE}}]}
                     ],
                 },
-            ]
+            ],
+            **exactly_one(input=("string", "array"), messages="array"),
         },
     )
 

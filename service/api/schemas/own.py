@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlcd.errors import ImageReason
+from service.api.schemas.alternatives import exactly_one
 from service.api.schemas.example import EXAMPLE_IMAGE
 
 
@@ -71,16 +72,24 @@ class EmbeddedImages(Provenance):
 
 
 class QueryRequest(BaseModel):
-    """Give one of them. images: data-URIs. embeddings: rows of the model's dimension."""
+    """Give one of them. images: data-URIs; what is none fails alone. embeddings: rows of the model's dimension."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"images": [EXAMPLE_IMAGE]}]})
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"images": [EXAMPLE_IMAGE]}],
+            **exactly_one(images="array", embeddings="array"),
+        },
+    )
 
-    images: list[str] | None = None
+    images: list[Any] | None = None
     embeddings: list[list[float]] | None = None
 
 
 class SearchRequest(QueryRequest):
     """Give one of them. id: the key of an indexed item."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one(images="array", embeddings="array", id="string"))
 
     id: str | None = None
 

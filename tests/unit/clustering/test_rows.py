@@ -99,3 +99,13 @@ def test_rows_are_made_unit_and_the_mean_is_subtracted_first():
 @pytest.mark.parametrize("num_wanted", [0, 1, 17, 4999, 5000, 9999])
 def test_the_lowest_hashed_rows_are_the_start_of_the_permutation(num_wanted):
     assert (lowest_hashed(5000, num_wanted, 7) == permutation(5000, 7)[:num_wanted]).all()
+
+
+@pytest.mark.parametrize("wanted", [slice(0, 12_000), slice(11_990, 12_000)])
+def test_a_file_that_is_cut_short_while_it_is_read_is_named(tmp_path, wanted):
+    rows = in_files(tmp_path)
+    with (tmp_path / "1.npy").open("r+b") as file:
+        file.truncate(1000)
+    for read in (lambda: rows.read(np.arange(12_000)[wanted]), lambda: list(rows.blocks(wanted.start, wanted.stop))):
+        with pytest.raises(ArtifactInvalid, match=r"1\.npy has been cut short"):
+            read()

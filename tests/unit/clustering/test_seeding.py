@@ -76,3 +76,9 @@ def test_two_levels_refuse_and_serve_few_distinct_rows():
     assert len({row.tobytes() for row in two_level(rows, 50, 0, one_level, Alone())}) == 50
     with pytest.raises(InvalidInput, match="at most 50 clusters"):
         two_level(rows, 51, 0, one_level, Alone())
+
+
+def test_too_few_distinct_rows_for_the_coarse_cells_are_told_as_what_was_asked_for():
+    rows = ArrayRows([np.repeat(ROWS[:3], 500, axis=0)])
+    with pytest.raises(InvalidInput, match="50 clusters were asked of 3 distinct embeddings: ask for at most 3"):
+        two_level(rows, 50, 0, one_level, Alone())

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from mlcd.clustering import sums
+from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.sums import ClusterSums
 from mlcd.errors import InvalidInput
@@ -54,7 +55,7 @@ def test_the_objective_is_the_mean_of_the_products():
 
 def test_a_cluster_without_direction_moves_beside_the_largest():
     rows = unit_rows(np.array([[1.0, 0], [-1, 0], [0, 1], [0.01, 1], [0.02, 1]]))
-    centers, repaired = next_centers(totals_of(rows, np.array([0, 0, 1, 1, 1]), 2), 0, 0)
+    centers, repaired = next_centers(totals_of(rows, np.array([0, 0, 1, 1, 1]), 2), rows[:2], 0, 0)
     assert repaired == 1
     assert np.linalg.norm(centers, axis=1) == pytest.approx([1, 1], abs=1e-6)
     assert centers[1] == pytest.approx(unit_rows(rows[2:].sum(axis=0, keepdims=True))[0], abs=1e-7)
@@ -65,10 +66,18 @@ def test_a_cluster_without_direction_moves_beside_the_largest():
 def test_of_equal_centers_the_first_stays_and_the_largest_is_split_again_and_again():
     rows = unit_rows(np.array([[1.0, 0, 0]] * 4 + [[0, 1, 0.1]] * 3 + [[0, 1, -0.1]] * 3 + [[0, 0, 1.0]]))
     clusters = np.array([0, 0, 1, 1, *([2] * 6), 5])
-    centers, repaired = next_centers(totals_of(rows, clusters, 6), 3, 1)
+    centers, repaired = next_centers(totals_of(rows, clusters, 6), rows[:6], 3, 1)
     assert repaired == 3  # one equal, two empty
     # Not beside the first cluster, large as it is: its rows are all the same.
     assert (centers[[1, 3, 4]] @ centers[2]).min() > 0.999
     assert len({center.tobytes() for center in centers}) == 6
-    again, _ = next_centers(totals_of(rows, clusters, 6), 3, 1)
+    again, _ = next_centers(totals_of(rows, clusters, 6), rows[:6], 3, 1)
     assert again.tobytes() == centers.tobytes()
+
+
+def test_where_all_rows_cancel_out_the_centers_stay():
+    rows = unit_rows(np.array([[1.0, 0], [-1, 0]]))
+    result = kmeans([rows], 1, iterations=5)
+    assert result.centers.tobytes() in {row.tobytes() for row in rows}
+    assert set(result.objective) == {0.0}
+    assert result.sizes.tolist() == [2]

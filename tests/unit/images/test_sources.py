@@ -122,6 +122,18 @@ def test_a_corrupt_zip_member_fails_alone(tmp_path):
     assert source.read(source.entries[1]) == png(2)
 
 
+def test_a_zip_whose_names_cannot_be_read_is_a_problem_of_its_own(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("é.png", png(1))
+    data = (tmp_path / "a.zip").read_bytes().replace("é".encode(), b"\xff\xfe")  # said to be UTF-8
+    (tmp_path / "a.zip").write_bytes(data)
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("b.png", png(2))
+    source = open_source(str(tmp_path / "*.zip"))
+    assert list(source.entries.keys()) == ["b/b.png"]
+    assert [problem.key for problem in source.problems] == ["a"]
+
+
 def test_zip_members_carry_their_folder_as_class(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("cat/1.png", png(1))

@@ -79,3 +79,25 @@ def test_examples_are_valid_requests(document):
         assert examples
         for example in examples:
             model.model_validate(example)
+
+
+def test_fields_of_which_one_is_given_are_alternatives(document):
+    """As the routes take them: a null is a field that is not given."""
+    from jsonschema import Draft202012Validator
+
+    schemas = document["components"]["schemas"]
+    cases = [
+        ("EmbeddingsRequest", {"model": "m"}, {"input": "x"}, {"messages": []}),
+        ("EmbedRequest", {"model": "m"}, {"images": []}, {"inputs": []}),
+        ("QueryRequest", {}, {"images": [1]}, {"embeddings": [[1.0]]}),
+        ("SearchRequest", {}, {"id": "x"}, {"images": []}),
+    ]
+    for name, base, one, other in cases:
+        validator = Draft202012Validator({**schemas[name], "components": document["components"]})
+        nulls = dict.fromkeys(other)
+        assert validator.is_valid(base | one)
+        assert validator.is_valid(base | other)
+        assert validator.is_valid(base | one | nulls)
+        assert not validator.is_valid(base)
+        assert not validator.is_valid(base | one | other)
+        assert not validator.is_valid(base | dict.fromkeys(one))

@@ -126,3 +126,23 @@ def test_the_deadline_cancels_the_work():
         assert gone.is_set()
 
     run(scenario())
+
+
+class CountingPool(ThreadPoolExecutor):
+    num_tasks = 0
+
+    def submit(self, *task, **named):
+        self.num_tasks += 1
+        return super().submit(*task, **named)
+
+
+def test_warming_up_reads_and_decodes_and_counts_as_nothing():
+    async def scenario():
+        engine, metrics = LocalEngine(), new_metrics()
+        headers, decoders = CountingPool(1), CountingPool(1)
+        async with new_batcher(engine) as batcher:
+            await new_pipeline(engine, batcher, metrics, headers=headers, decoders=decoders).warm_up()
+        assert (headers.num_tasks, decoders.num_tasks) == (1, 1)
+        assert sample(metrics, "mlcd_decode_duration_seconds_count") == 0
+
+    run(scenario())

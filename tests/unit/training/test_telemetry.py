@@ -92,6 +92,17 @@ def read_scalars(tmp_path):
     return read
 
 
+def test_cutting_back_never_leaves_half_a_file(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    for step in (1, 2, 3):
+        log.append({"step": step})
+    with (tmp_path / "metrics.jsonl").open() as before:
+        MetricsLog(tmp_path, 2)
+        assert len(before.read().splitlines()) == 3  # another file took its place, whole
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 def test_tensorboard_shows_every_number_but_what_is_null(tmp_path, read_scalars):
     log = TensorBoardLog(tmp_path, 0)
     log.append({"step": 10, "loss": 0.5, "positive_cosine": None, "images_per_s": 100})

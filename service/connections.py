@@ -1,0 +1,133 @@
+"""One HTTP connection, bounded: how long it may wait, how much of it may be other than a body, how many there are.
+
+uvicorn waits for ever for a request's headers, for the rest of a body that nobody reads, and for a client that does not
+read its answer; it takes headers of any size and any number of connections.
+"""
+
+import asyncio
+import resource
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.observability.metrics import Metrics
+
+HEADERS_S: Final = 10.0
+"""From the connection, or from the end of an exchange, to the last header of the next request."""
+_MARGIN_S: Final = 10.0  # after the deadline, for a slow client to read its answer
+MAX_OVERHEAD_BYTES: Final = 64 * 2**10
+"""Of a request: headers, the framing of chunks, trailers. More only where there is as much body."""
+_MAX_PIPELINED: Final = 16
+_MAX_DESCRIPTORS: Final = 65_536
+
+
+class Bounds:
+    """Shared by the connections of a server."""
+
+    def __init__(self, *, most: int, exchange_s: float, metrics: Metrics) -> None:
+        """most: connections; exchange_s: seconds from a request's last header until its answer is ready."""
+        self.most, self.exchange_s = most, exchange_s + _MARGIN_S
+        self.waiting: dict[Connection, None] = {}
+        """Between two requests; the one that has waited longest comes first."""
+        self._metrics = metrics
+
+    def make_room(self, newest: "Connection") -> None:
+        """Close a connection that waits, or the newest where all others are at work."""
+        oldest = next(iter(self.waiting), newest)
+        self.waiting.pop(oldest, None)  # the loop tells it of its end only later, when others may have come
+        self.closed("too-many")
+        oldest.transport.abort()
+
+    def closed(self, reason: str) -> None:
+        self._metrics.rejected(f"connection-{reason}")
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, with a timer that runs at every moment of its life."""
+
+    def __init__(self, *, bounds: Bounds, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._bounds = bounds
+        self._timer: asyncio.TimerHandle | None = None
+        self._received = self._body = 0
+        self._message_complete = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.most:
+            self._bounds.make_room(self)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._bounds.waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+        if self._received - self._body > MAX_OVERHEAD_BYTES + self._body and not self.transport.is_closing():
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._message_complete = False
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._bounds.waiting.pop(self, None)
+        self._within(self._bounds.exchange_s)
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # the parser makes a 400 of it
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._message_complete = True
+        self._received = self._body = 0
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        follows = bool(self.pipeline)
+        super().on_response_complete()
+        if follows:
+            self._within(self._bounds.exchange_s)
+        elif self._message_complete and not self.transport.is_closing():
+            self._wait()
+
+    def _wait(self) -> None:
+        if self.transport.get_write_buffer_size():  # the answer is complete here and not yet there
+            self._within(self._bounds.exchange_s)
+            return
+        self._bounds.waiting[self] = None
+        self._within(HEADERS_S)
+
+    def _within(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        self._bounds.closed("late")
+        self.transport.abort()
+
+    def _refuse(self) -> None:
+        self._bounds.closed("overhead")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
+
+
+def allow_descriptors() -> None:
+    """As many open files as the system lets this process have: a connection is one, and a large upload another."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_DESCRIPTORS), most))

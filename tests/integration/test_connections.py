@@ -1,0 +1,233 @@
+"""Clients that are slow, wordy, many or wrong, on the wire: the server goes on answering others and lets go of them."""
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.connections import HEADERS_S, MAX_OVERHEAD_BYTES
+from tests.integration.running import serving, until
+
+GET = b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST /v1/images/embed HTTP/1.1\r\nHost: a\r\nContent-Type: image/jpeg\r\n"
+DEADLINE_S = 2
+MANY = 40
+
+
+@pytest.fixture(scope="module")
+def server():
+    limits = {"limits__deadline_s": DEADLINE_S, "limits__max_connections": MANY}
+    with serving("fake:latency_ms=1", engine="fake", **limits) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def connected(server, *sent):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        for part in sent:
+            client.sendall(part)
+        yield client
+
+
+def whole(client):
+    """All that comes until the server closes."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(2**16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def statuses(answer):
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
+
+
+def answers(server):
+    """Seconds until somebody else is answered."""
+    started = time.monotonic()
+    assert httpx.get(f"{server.url}/health/live", timeout=5).status_code == 200
+    return time.monotonic() - started
+
+
+def test_the_slow_are_let_go_and_hold_up_nobody(server):
+    """Each as slow as can be: silent, header by header, a body that trickles, one that nobody reads any more."""
+    slow = {
+        "silent": ([], b""),
+        "header by header": ([b"GET /health/live HTTP/1.1\r\n"], b"a: b\r\n"),
+        "after an answer": ([GET], b"G"),
+        "a body that trickles": ([POST, b"Content-Length: 100000\r\n\r\n"], b"x"),
+        "the rest of a refused body": ([b"GET /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"], b"x"),
+        "a chunk's extension": ([POST, b"Transfer-Encoding: chunked\r\n\r\n1;"], b"x"),
+    }
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(deaf_client(server))
+        clients = {name: stack.enter_context(connected(server, *sent)) for name, (sent, _) in slow.items()}
+        started, closed, longest = time.monotonic(), {}, 0.0
+        while len(closed) < len(slow) + 1:
+            assert time.monotonic() - started < HEADERS_S + DEADLINE_S + 6, set(slow) - set(closed)
+            if "deaf" not in closed and not kept(server, deaf):
+                closed["deaf"] = time.monotonic() - started
+            longest = max(longest, answers(server))
+            for name, client in clients.items():
+                if name not in closed and not alive(client, slow[name][1]):
+                    closed[name] = time.monotonic() - started
+            time.sleep(0.2)
+    assert longest < 1
+    assert closed["a body that trickles"] < DEADLINE_S + 2
+    assert closed["silent"] < HEADERS_S + 2
+    until(lambda: server.metric('mlcd_held{of="bytes"}') == 0, 5)
+
+
+@contextlib.contextmanager
+def deaf_client(server):
+    """It asks until the kernel holds no more of its answers, and reads none."""
+    answered = 'mlcd_requests_total{route="other",status="200"}'
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        before, num = server.metric(answered), 0
+        while num == server.metric(answered) - before:
+            client.sendall(4 * b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n")
+            num += 4
+            with contextlib.suppress(AssertionError):
+                until(lambda num=num: server.metric(answered) - before >= num, 2)
+        yield client
+
+
+def kept(server, client):
+    """Whether the server's end is open: the client's cannot know, with more before it than it takes."""
+    ends = f":{server.port:04X}", f":{client.getsockname()[1]:04X}"
+    with Path("/proc/net/tcp").open() as connections:
+        found = [line.split()[1:4] for line in connections.readlines()[1:]]
+    return any((local[-5:], remote[-5:], state) == (*ends, "01") for local, remote, state in found)
+
+
+def alive(client, more):
+    """Whether the server still listens, after `more`."""
+    client.setblocking(False)
+    try:
+        while client.recv(2**16):
+            pass
+    except BlockingIOError:
+        with contextlib.suppress(BlockingIOError):
+            client.send(more)
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def test_a_trickling_body_is_told_so(server):
+    with connected(server, POST, b"Content-Length: 1000\r\n\r\nx") as client:
+        answer = whole(client)
+    assert statuses(answer) == [504]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "urn:mlcd:problem:deadline-exceeded"
+
+
+def test_more_connections_than_there_may_be_close_those_that_wait_longest(server):
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connected(server)) for _ in range(3 * MANY)]
+        assert answers(server) < 1
+        until(lambda: sum(alive(client, b"") for client in idle) <= MANY, 5)
+        assert alive(idle[-1], b"")
+    assert answers(server) < 1
+
+
+HUGE = b"x" * 2**20
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param([b"GET /health/live HTTP/1.1\r\na: ", HUGE], 431, id="a huge header"),
+        pytest.param([b"GET /", HUGE], 431, id="a huge path"),
+        pytest.param([b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 2**17], 431, id="many headers"),
+        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 2**17], None, id="chunks of a byte"),
+        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\n1;", HUGE], None, id="a chunk's huge extension"),
+        pytest.param(
+            [POST, b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", b"a: b\r\n" * 2**17], None, id="many trailers"
+        ),
+        pytest.param([GET * 2**12], None, id="pipelined without end"),
+        pytest.param([b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n"], None, id="connect"),
+        pytest.param([b"GET * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"], None, id="star"),
+        pytest.param([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], None, id="http/2"),
+        pytest.param([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 300], 400, id="tls"),
+        pytest.param([b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n"], 400, id="a path that is no ASCII"),
+        pytest.param([b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"], 400, id="a negative length"),
+        pytest.param([b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n"], 400, id="2**100"),
+        pytest.param([POST, b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx"], 400, id="two lengths"),
+        pytest.param([POST, b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"], 400, id="smuggling"),
+        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\n-1\r\n"], None, id="a negative chunk"),
+        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n"], None, id="a chunk of 2**72"),
+        pytest.param([b"GET / HTTP/1.1\r\na\0b: c\r\n\r\n"], 400, id="a header with a zero"),
+        pytest.param(
+            [b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"],
+            None,
+            id="websocket",
+        ),
+    ],
+)
+def test_what_is_not_http_or_too_much_of_it_is_refused(server, sent, status):
+    with connected(server) as client:
+        with contextlib.suppress(OSError):  # the server may have closed before all is sent
+            for part in sent:
+                client.sendall(part)
+        client.settimeout(HEADERS_S + 5)
+        answer = whole(client)
+    assert all(each < 500 for each in statuses(answer))
+    assert status is None or statuses(answer) in ([status], [])  # a reset may overtake the answer
+    assert len(answer) < 2**20
+    assert b"Traceback" not in answer
+    assert answers(server) < 1
+
+
+def test_a_refusal_of_headers_arrives(server):
+    with connected(server, b"GET / HTTP/1.1\r\na: " + b"x" * (MAX_OVERHEAD_BYTES + 1)) as client:
+        assert statuses(whole(client)) == [431]
+
+
+def test_a_body_shorter_than_it_says_holds_up_nobody(server, photo):
+    with connected(server, POST, b"Content-Length: 1000000\r\n\r\n" + photo) as client:
+        client.shutdown(socket.SHUT_WR)
+        assert statuses(whole(client)) in ([], [504])
+    until(lambda: server.metric('mlcd_held{of="bytes"}') == 0, 5)
+
+
+def test_a_body_longer_than_it_says_is_the_next_request(server, photo):
+    with connected(
+        server, POST, f"Content-Length: {len(photo)}\r\n\r\n".encode() + photo + b"\x00no request\r\n\r\n"
+    ) as client:
+        assert statuses(whole(client)) in ([200, 400], [400])
+
+
+def test_a_few_pipelined_requests_are_answered_in_order(server):
+    paths = [b"/health/live", b"/nothing", b"/v1/models", b"/health/live"]
+    lines = [b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n" for path in paths]
+    lines[-1] = lines[-1].replace(b"Host: a", b"Connection: close")
+    with connected(server, b"".join(lines)) as client:
+        assert statuses(whole(client)) == [200, 404, 200, 200]
+
+
+def test_very_many_pipelined_requests_are_cut(server):
+    with connected(server, 2000 * GET) as client:
+        assert len(statuses(whole(client))) < 100
+
+
+def test_http_1_0_is_answered_and_closed(server):
+    with connected(server, b"GET /v1/models HTTP/1.0\r\n\r\n") as client:
+        assert statuses(whole(client)) == [200]
+
+
+def test_an_honest_chunked_body_is_taken(server, photo):
+    """In pieces of 100 bytes, which is more framing than there are headers."""
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    pieces = [photo[start : start + 100] for start in range(0, len(photo), 100)]
+    client.request("POST", "/v1/images/embed", iter(pieces), {"Content-Type": "image/jpeg"}, encode_chunked=True)
+    assert client.getresponse().status == 200
+    client.close()

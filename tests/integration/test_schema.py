@@ -1,0 +1,30 @@
+"""Schemathesis over the live API document: what it says is what the server takes and gives."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# All of its checks but one: what the document allows may still be refused (with a status that it names). JSON Schema
+# cannot say that bytes are an image, that a tensor is as long as its shape, that a vector has the model's dimension,
+# or that a number is within a limit of the running server.
+NOT_SAYABLE = "positive_data_acceptance"
+
+
+def explore(server, num_examples, *options, timeout_s):
+    command = [Path(sys.executable).with_name("schemathesis"), "run", f"{server}/openapi.json"]
+    command += ["--max-examples", str(num_examples), "--exclude-checks", NOT_SAYABLE, "--no-color", *options]
+    command += ["--seed", "1", "--generation-deterministic"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/tmp")
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+
+
+def test_the_document_is_true(server):
+    explore(server, 5, "--phases", "examples,coverage,fuzzing", timeout_s=280)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_document_is_true_at_length(server):
+    explore(server, 50, timeout_s=1700)
