@@ -34,8 +34,11 @@ def multilabel_probe(
     """Yield the mean average precision over attributes on held-out samples, on validation ones, and the chosen C.
 
     rows: [N, D]. tags: [N, A], whether a sample has the attribute. splits: [N], see mlcd.keys. Raises InvalidInput
-    where an attribute is on all or none of the samples to train on, or on none to validate or test on.
+    where an attribute is on all or none of the samples to train on, or on none to validate or test on, and for rows
+    that are not finite.
     """
+    if len(broken := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
+        raise InvalidInput(f"row {broken[0]} of the features holds NaN or Inf", remedy="has the model diverged?")
     split = split_samples(splits, hold_out)
     _check(tags, split.train, split.validation, split.test)
     features = torch.from_numpy(np.asarray(rows, dtype=np.float64))

@@ -42,6 +42,13 @@ def test_average_precision_is_scikit_learns_also_with_ties(levels):
     assert average_precision(ranking, positive) == pytest.approx(average_precision_score(positive, ranking))
 
 
+def test_features_that_are_not_finite_are_refused():
+    rows = np.ones((8, 2), dtype=np.float32)
+    rows[5, 1] = np.nan
+    with pytest.raises(InvalidInput, match="row 5 of the features"):
+        list(multilabel_probe(rows, np.ones((8, 1), dtype=np.bool_), np.linspace(0, 1, 8), hold_out=0.2))
+
+
 def test_search_takes_the_best_of_all_and_the_smallest_of_equals():
     scores = dict(zip(GRID, (0.3, 0.2, 0.1, 0.1, 0.5, 0.5, 0.4), strict=True))
     assert best_c(scores.__getitem__) == GRID[4]
