@@ -1,11 +1,10 @@
 """One run of the study: train an arm, evaluate it, write result.json."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import torch
 
@@ -15,6 +14,7 @@ from benchmarks.validation.hardware import origin
 from benchmarks.validation.instance import METRICS, InstanceKind, initial_model, train_instances
 from benchmarks.validation.measure import Measurement, encode, measure, measure_neighbors
 from benchmarks.validation.sets import EvaluationSet, open_pretraining, open_sets, pixels
+from benchmarks.validation.stopwatch import Stopwatch
 from benchmarks.validation.tiers import Tier
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
@@ -24,7 +24,6 @@ from training.run import run_training
 
 RESULT: Final = "result.json"
 CURVES: Final = ("loss", "positive_cosine", "negative_cosine")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -75,16 +74,19 @@ def perform(study: Study, spec: RunSpec, command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(study, spec)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    model, train_time = _timed(lambda: _trained(config, spec))
-    measured, evaluation_time = _timed(lambda: [asdict(each) for each in _measured(study, spec, model)])
+    training, evaluation = Stopwatch(folder / "training.json"), Stopwatch(folder / "evaluation.json")
+    with training:
+        model = _trained(config, spec)
+    with evaluation:
+        measured = [asdict(each) for each in _measured(study, spec, model)]
     result = {
         "name": spec.name,
         "tier": study.tier.name,
         **asdict(spec),
         "threads": config.num_threads,
-        "train_s": train_time.wall_s,
-        "train_cpu_s": train_time.cpu_s,
-        "evaluation_s": evaluation_time.wall_s,
+        "train_s": training.wall_s,
+        "train_cpu_s": training.cpu_s,
+        "evaluation_s": evaluation.wall_s,
         "origin": origin().to_dict(),
         "command": command,
         "measurements": measured,
@@ -126,18 +128,6 @@ def config_of(study: Study, spec: RunSpec) -> RunConfig:
     if variant.kmeans_centers:
         overrides.append(f"data.centers={study.pretraining.centers(variant.clusters or tier.clusters)}")
     return load_config("small", overrides)
-
-
-@dataclass(frozen=True)
-class _Time:
-    wall_s: float
-    cpu_s: float
-
-
-def _timed(work: Callable[[], _T]) -> tuple[_T, _Time]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    done = work()
-    return done, _Time(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def _trained(config: RunConfig, spec: RunSpec) -> Servable:
