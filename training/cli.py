@@ -9,6 +9,7 @@ import click
 
 from mlcd.cli import FINISHED, reporter_option
 from mlcd.progress import Reporter
+from training.signals import Interrupted, Preempted, preemptible
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -71,24 +72,25 @@ def train(
     }
     if _only_plans(only_plan, recipe, overrides, resume, plan_options, reporter):
         return
-    from training.parallel.processes import Elsewhere, is_first
-    from training.replay import replay as run_replay
-    from training.run import run_training
-    from training.signals import Interrupted, Preempted
-
-    overrides = _overrides(recipe, overrides, resume, replay)
-    if not is_first():
-        reporter = Reporter("silent")
     try:
-        if resume is not None and replay is not None:
-            found = run_replay(Path(resume), Path(replay))
-            reporter.result(found.facts(), str(found))
-            return
-        run = run_training(_config(recipe, overrides, resume), reporter)
+        with preemptible():  # torch alone takes seconds to import
+            from training.parallel.processes import Elsewhere, is_first
+            from training.replay import replay as run_replay
+            from training.run import run_training
+
+            overrides = _overrides(recipe, overrides, resume, replay)
+            if not is_first():
+                reporter = Reporter("silent")
+            if resume is not None and replay is not None:
+                found = run_replay(Path(resume), Path(replay))
+                reporter.result(found.facts(), str(found))
+                return
+            run = run_training(_config(recipe, overrides, resume), reporter)
     except Preempted as stop:
+        where = "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
         reporter.result(
             {"interrupted": True, "step": stop.step},
-            f"interrupted at step {stop.step}, which is saved: the same command, or mlcd train --resume, goes on",
+            f"interrupted {where}: the same command, or mlcd train --resume, goes on",
         )
         return
     except Interrupted:

@@ -320,3 +320,16 @@ def test_a_nan_at_step_7_is_caught_by_all_processes_and_replayed_by_one(argument
     assert "first output that is not finite: centers\n" in shown.stdout
     assert run_mlcd("train", "--resume", tmp_path / "run", "--replay", "nowhere").returncode == 2
     assert run_mlcd("train", "--resume", tmp_path / "run").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_first_step_ends_with_status_0(tmp_path, number):
+    recipe = tmp_path / "recipe.yaml"
+    os.mkfifo(recipe)
+    process = start_mlcd("train", recipe, f"out={tmp_path / 'run'}")
+    with recipe.open("w"):  # returns when the command is about to read its recipe
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "interrupted outside of the steps" in output
+    assert "Traceback" not in output
