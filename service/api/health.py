@@ -18,7 +18,7 @@ async def live() -> dict[str, Any]:
 
 @router.get("/health/ready", responses={503: {"model": dict[str, str]}})
 async def ready(resources: Opened, response: Response) -> dict[str, Any]:
-    """An inference succeeded within about a second (if none was asked for, one is tried), and no stop is under way."""
+    """An inference succeeded within half a second (if none was asked for, one is tried), and no stop is under way."""
     healthy = await resources.readiness.check()
     response.status_code = 200 if healthy else 503
     return {"status": "ready" if healthy else "not ready"}

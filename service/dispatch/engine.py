@@ -25,7 +25,7 @@ _STEADY_S: Final = 30.0
 _PATIENCE: Final = 10
 """Times what something took at the start, before it counts as hanging."""
 _MIN_OPEN_S: Final = 60.0
-_MIN_OVERDUE_S: Final = 1.0
+_MIN_OVERDUE_S: Final = 0.8
 _OVERDUE: Final = 3
 
 

@@ -121,7 +121,7 @@ def test_a_batch_that_hangs_costs_the_process_its_life():
 def test_a_long_batch_counts_as_overdue_before_it_counts_as_hanging():
     async def scenario():
         async with engine() as running:
-            assert (running.overdue, running.overdue_s) == (False, 1.0)
+            assert (running.overdue, running.overdue_s) == (False, 0.8)
             os.kill(running.pid, signal.SIGSTOP)
             waiting = asyncio.ensure_future(running.encode(pictures(1)))
             await until(lambda: running.overdue)
