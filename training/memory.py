@@ -9,7 +9,6 @@ import torch
 from mlcd.models.vit import ViT, ViTConfig
 from training.config import RunConfig
 from training.flops import expected_distinct, expected_drawn, micro_batch, num_labels
-from training.parallel.backbone import BUCKET_ENTRIES
 from training.parallel.partial_fc import CHUNK_ENTRIES
 from training.parallel.shards import Shard
 
@@ -17,8 +16,6 @@ _INDEX_BYTES: Final = 8  # int64
 _PIXEL_BYTES: Final = 4  # augmented images are float32
 # Of RowAdamW: the gradient in float64 and its square for the norm are as much as the moments, rows and quotients.
 _UPDATE_COPIES: Final = 6
-# Gradients flattened, summed and divided.
-_BUCKET_COPIES: Final = 3
 # Gathered embeddings, those of this process as sent, and their gradient.
 _EMBEDDING_COPIES: Final = 3
 # Cosines, a masked copy, and which entries are absent.
@@ -57,15 +54,21 @@ def num_parameters(config: RunConfig) -> int:
 def checkpoint_bytes(config: RunConfig, num_classes: int) -> int:
     """Of one checkpoint, of all processes: the tensors; headers and manifests are some kilobytes more."""
     item, parameters, dimension = _item_bytes(config), num_parameters(config), config.model.embedding_dim
-    # What export reads is in float32; what it is not enough to resume from is there as well.
-    weights = 4 * parameters + (item * parameters if item > 4 else 0)
+    weights = 4 * parameters  # what export reads is in float32
     unit_centers = num_classes * (4 * dimension + _INDEX_BYTES)  # and their sizes
-    return weights + unit_centers + 2 * item * parameters + _center_state(config, num_classes)
+    return weights + unit_centers + 3 * item * parameters + _center_state(config, num_classes)
 
 
 def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
-    """In the host's memory of the first process, while a checkpoint is written: the backbone whole, and its centers."""
-    return 3 * _item_bytes(config) * num_parameters(config) + center_bytes(config, num_classes, world_size)
+    """In the host's memory of the first process, while a checkpoint is written.
+
+    A copy of its part of the state, and that once more as the bytes of its file or, after it, the unit centers of all
+    classes with the rows that they are made from.
+    """
+    item = _item_bytes(config)
+    part = 3 * item * _owned_parameters(config, world_size) + center_bytes(config, num_classes, world_size)
+    all_centers = num_classes * config.model.embedding_dim * (4 + item)
+    return part + max(part, all_centers)
 
 
 def activation_bytes(config: RunConfig, num_images: int) -> int:
@@ -146,12 +149,9 @@ def _backbone_copies(config: RunConfig, world_size: int) -> int:
 
 
 def _update_bytes(config: RunConfig, gradient_rows: int, world_size: int) -> int:
-    """The largest of what is done one after the other: averaging gradients, the backbone's step, the centers' step."""
-    averaging = 0
-    if world_size > 1 and config.compute.backbone == "ddp":
-        averaging = _BUCKET_COPIES * min(num_parameters(config), BUCKET_ENTRIES)
+    """The larger of what is done one after the other: the backbone's step, the centers' step."""
     centers = _UPDATE_COPIES * gradient_rows * config.model.embedding_dim
-    return _item_bytes(config) * max(averaging, _owned_parameters(config, world_size), centers)
+    return _item_bytes(config) * max(_owned_parameters(config, world_size), centers)
 
 
 def _owned_parameters(config: RunConfig, world_size: int) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,14 +118,15 @@ def backward(
     _drop_gradients(state)
     loss = torch.zeros((), dtype=state.centers.weight.dtype, device=device)
     parts: list[tuple[float, dict[str, Tensor]]] = []
-    for pixels, ids, share in zip(images, labels, shares, strict=True):
+    last = max((index for index, share in enumerate(shares) if share), default=-1)
+    for index, (pixels, ids, share) in enumerate(zip(images, labels, shares, strict=True)):
         if share == 0.0:
             continue
-        output = state.centers(state.backbone.embed(pixels), ids, state.step, step_labels=step_labels)
-        (share * output.loss).backward()
+        with nullcontext() if index == last else state.backbone.accumulating():
+            output = state.centers(state.backbone.embed(pixels), ids, state.step, step_labels=step_labels)
+            (share * output.loss).backward()
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
-    state.backbone.average_gradients()
     return loss, _averaged(parts)
 
 

@@ -40,9 +40,12 @@ class Servable(nn.Module):
 
     def embed(self, image_u8: Tensor, output: Output | None = None) -> Tensor:
         """The embedding before it is normalized, as training wants it, or another output of the tower."""
-        pixels = (image_u8.float() / 255.0 - self.mean) / self.std
-        embedding: Tensor = self.trunk(pixels, output)
+        embedding: Tensor = self.trunk(self.normalized(image_u8), output)
         return embedding
+
+    def normalized(self, image_u8: Tensor) -> Tensor:
+        """What the trunk takes."""
+        return (image_u8.float() / 255.0 - self.mean) / self.std
 
     def fingerprint(self) -> Fingerprint:
         """Of weights and preprocessing together: see `PreprocessSpec.fingerprint`."""

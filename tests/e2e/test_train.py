@@ -240,11 +240,42 @@ def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
     assert (tmp_path / "run.partial" / "checkpoints" / "step_000010").is_dir()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(arguments, tmp_path, rank, number):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\n"
+        "from datetime import timedelta\n"
+        "import training.checkpoint.files as files\n"
+        "import training.parallel.processes as processes\n"
+        "from mlcd.cli import main\n"
+        "processes._TIMEOUT = timedelta(seconds=15)\n"
+        "original = files._Writer.write_data\n"
+        "def die(self, plan, planner):\n"
+        f"    if 'step_000020' in str(self.path) and os.environ['RANK'] == '{rank}':\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "    return original(self, plan, planner)\n"
+        "files._Writer.write_data = die\n"
+        "main()\n"
+    )
+    process = start_together(2, *arguments("run"), program=[str(program)])
+    told = next(line for line in process.stderr if line.startswith("mlcd:"))
+    if number == signal.SIGSTOP:
+        os.kill(worker_of(process, rank), signal.SIGKILL)
+    process.communicate(timeout=120)
+    assert f"process {rank} is gone (at step 2" in told
+    whole = [path.name for path in (tmp_path / "run.partial" / "checkpoints").glob("step_*[0-9]")]
+    assert "step_000010" in whole
+    assert "step_000020" not in whole
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_path, size):
     """A limit on the size of files stands for the disk: the first checkpoint fits, one with moments does not."""
     command = torchrun(size, *arguments("run")) if size > 1 else [sys.executable, "-m", "mlcd", *arguments("run")]
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *map(str, command)]
+    limited = ["bash", "-c", 'ulimit -f 150; exec "$@"', "bash", *map(str, command)]
     result = subprocess.run(limited, capture_output=True, text=True, timeout=240, check=False)
     told = [line for line in result.stderr.splitlines() if line.startswith("mlcd:")]
     assert result.returncode != 0
@@ -259,13 +290,14 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_pa
 def test_a_save_killed_half_way_leaves_the_one_before(arguments, tmp_path):
     code = """
 import os, training.checkpoint.store as store
-original = store.write_rest
-def die(snapshot, path):
-    original(snapshot, path)
-    if snapshot.step == 20:
-        os.truncate(path, path.stat().st_size // 2)
+original = store.write_tensors
+def die(tensors, directory, group):
+    original(tensors, directory, group)
+    if "step_000020" in str(directory):
+        for path in directory.iterdir():
+            os.truncate(path, path.stat().st_size // 2)
         os.kill(os.getpid(), 9)
-store.write_rest = die
+store.write_tensors = die
 from mlcd.cli import main
 main()
 """

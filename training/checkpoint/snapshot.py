@@ -1,6 +1,6 @@
-"""A training state copied to the memory of the host, and as files that any number of processes can read."""
+"""A training state copied to the memory of the host, and put back from files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -8,123 +8,179 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as Sharded
 from torch.nn.functional import normalize
 
+from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
-from mlcd.models.servable import WEIGHTS, Servable
+from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
-from training.parallel.backbone import placed_like, whole
-from training.parallel.shards import Shard, load_rows, rows_path, save_rows
+from mlcd.world import World
+from training.checkpoint.files import read_tensors, stored_tensors
+from training.parallel.shards import Shard
 from training.state import TrainState
 
-STATE: Final = "state.safetensors"
-HEAD: Final = "head"
+_TRUNK: Final = "trunk."
+_MOMENTS: Final = "moments."
 _CENTERS: Final = "centers."
+_WEIGHT: Final = "centers.weight"
 _COUNTERS: Final = ("skipped_steps", "skipped_samples")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """trunk, rest: of the backbone, whole, on process 0 only. rows: centers and their moments, this process's own."""
+    """tensors: DTensors where every process owns rows; all others on the first process only."""
 
     step: int
     config: ViTConfig
     preprocess: PreprocessSpec
-    trunk: dict[str, Tensor]
-    rest: dict[str, Tensor]
-    shard: Shard
-    rows: dict[str, Tensor]
-
-    def servable(self) -> Servable:
-        """What export and evaluation read, in float32."""
-        with torch.device("meta"):
-            trunk = ViT(self.config)
-        trunk.load_state_dict({name: tensor.float() for name, tensor in self.trunk.items()}, assign=True)
-        return Servable(trunk, self.preprocess).eval()
+    tensors: dict[str, Tensor]
 
 
 def take_snapshot(state: TrainState) -> Snapshot:
     """A copy that training does not change; every process calls it."""
-    first = state.centers.world.rank == 0
-    trunk: dict[str, Tensor] = {}
-    rest = {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
-    for name, parameter in state.model.trunk.named_parameters():
-        for kind, tensor in {"": parameter, **state.optimizer.state.get(parameter, {})}.items():
-            full = whole(tensor)
-            if first:
-                (rest if kind else trunk)[f"{name}.{kind}" if kind else name] = _copied(full)
-    rest |= {f"exact.{name}": tensor for name, tensor in trunk.items() if tensor.dtype != torch.float32}
-    weight = state.centers.weight
-    rows = {"weight": _copied(weight)}
-    for kind, moment in state.center_optimizer.state.get(weight, {}).items():
-        if moment.dim():
-            rows[kind] = _copied(moment)
-        else:  # dense AdamW has one clock for all rows
-            rest[_CENTERS + kind] = _copied(moment)
-    model = state.model
-    return Snapshot(state.step, model.trunk.config, model.preprocess, trunk, rest, state.centers.shard, rows)
+    world, shard, mesh = state.centers.world, state.centers.shard, _host_mesh(state.centers.world)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in _backbone_tensors(state):
+        if isinstance(tensor, DTensor):
+            tensors[name] = _part_of(tensor, _copied(tensor.to_local()), mesh)
+        elif world.rank == 0:
+            tensors[name] = _copied(tensor)
+    for name, tensor in _center_tensors(state):
+        if tensor.dim():
+            tensors[name] = _as_rows(_copied(tensor), shard, mesh)
+        elif world.rank == 0:  # dense AdamW has one clock for all rows
+            tensors[name] = _copied(tensor)
+    if world.rank == 0:
+        tensors |= {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
+    return Snapshot(state.step, state.model.trunk.config, state.model.preprocess, tensors)
 
 
-def write_rows(snapshot: Snapshot, directory: Path) -> None:
-    """This process's part, from which `unit_centers` and `restore` read."""
-    save_rows(directory / HEAD, snapshot.shard, snapshot.rows)
+def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
+    """Put what `directory` holds into `state`, bit for bit; the processes may be more or fewer than those that wrote.
+
+    Every process of `group` calls it. Raises ConfigInvalid for another number of classes, ArtifactInvalid where the
+    files cannot be read.
+    """
+    stored, shard, mesh = stored_tensors(directory), state.centers.shard, _host_mesh(state.centers.world)
+    if (num_classes := stored[_WEIGHT][0][0]) != shard.num_classes:
+        raise ConfigInvalid(
+            f"{directory} holds centers of {num_classes} classes, not {shard.num_classes}",
+            remedy="use the labels that they were trained with",
+        )
+    parameters: dict[str, Tensor] = dict(state.model.trunk.named_parameters())
+    tensors: dict[str, Tensor] = {}
+    for name, (size, dtype) in stored.items():
+        parameter = parameters.get(_parameter_name(name))
+        if name.startswith(_CENTERS) and size:
+            tensors[name] = _as_rows(torch.empty((len(shard), *size[1:]), dtype=dtype), shard, mesh)
+        elif isinstance(parameter, DTensor) and size:
+            tensors[name] = _part_of(parameter, torch.empty(parameter.to_local().shape, dtype=dtype), mesh)
+        else:
+            tensors[name] = torch.empty(size, dtype=dtype)
+    read_tensors(tensors, directory, group)
+    _put(state, {name: _local(tensor) for name, tensor in tensors.items()}, step)
 
 
-def write_rest(snapshot: Snapshot, path: Path) -> None:
-    save_file(snapshot.rest, path)
+def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
+    """What export and evaluation read, in float32, from the files of all processes."""
+    with torch.device("meta"):
+        trunk = ViT(snapshot.config)
+    stored = stored_tensors(directory)
+    wanted = {_TRUNK + name: stored[_TRUNK + name] for name, _ in trunk.named_parameters()}
+    weights = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
+    read_tensors(weights, directory, alone=True)
+    trunk.load_state_dict({name.removeprefix(_TRUNK): each.float() for name, each in weights.items()}, assign=True)
+    return Servable(trunk, snapshot.preprocess).eval()
 
 
-def unit_centers(directory: Path, num_classes: int, num_processes: int) -> NDArray[np.float32]:
-    """The unit centers of all classes [K, D], read from the rows of one process after the other."""
-    shards = [Shard.of(rank, num_processes, num_classes) for rank in range(num_processes)]
-    unit: NDArray[np.float32] | None = None
-    for shard in shards:
-        rows = load_file(rows_path(directory / HEAD, shard))["weight"].float()
-        if unit is None:
-            unit = np.empty((num_classes, rows.shape[1]), dtype=np.float32)
-        unit[shard.start : shard.stop] = normalize(rows, dim=1).numpy()
-    assert unit is not None
+def read_unit_centers(directory: Path) -> NDArray[np.float32]:
+    """The unit centers of all classes [K, D], from the files of all processes."""
+    size, dtype = stored_tensors(directory)[_WEIGHT]
+    weight = torch.empty(size, dtype=dtype)
+    read_tensors({_WEIGHT: weight}, directory, alone=True)
+    unit: NDArray[np.float32] = normalize(weight.float(), dim=1).numpy()
     return unit
 
 
-@torch.no_grad()
-def restore(state: TrainState, directory: Path, step: int) -> None:
-    """Put what `directory` holds into `state`, bit for bit; the processes may be more or fewer than those that wrote.
-
-    Raises ConfigInvalid for another number of classes, ArtifactInvalid for missing rows.
-    """
-    rest = load_file(directory / STATE)
-    trunk = load_file(directory / "weights" / WEIGHTS)
-    rows = load_rows(directory / HEAD, state.centers.shard)
+def _backbone_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in state.model.trunk.named_parameters():
-        parameter.copy_(placed_like(rest.get(f"exact.{name}", trunk[name]), parameter))
-        _restore_moments(state.optimizer, parameter, _with_prefix(rest, f"{name}."))
+        yield _TRUNK + name, parameter
+        for kind, moment in state.optimizer.state.get(parameter, {}).items():
+            yield f"{_MOMENTS}{name}.{kind}", moment
+
+
+def _parameter_name(stored: str) -> str:
+    """Of the backbone, as `_backbone_tensors` builds on it."""
+    if stored.startswith(_TRUNK):
+        return stored.removeprefix(_TRUNK)
+    return stored.removeprefix(_MOMENTS).rpartition(".")[0]
+
+
+def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
     weight = state.centers.weight
+    yield _WEIGHT, weight
+    for kind, moment in state.center_optimizer.state.get(weight, {}).items():
+        yield _CENTERS + kind, moment
+
+
+@torch.no_grad()
+def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
+    for name, parameter in state.model.trunk.named_parameters():
+        _local(parameter).copy_(tensors[_TRUNK + name])
+        _restore_moments(state.optimizer, parameter, _under(tensors, f"{_MOMENTS}{name}."))
+    weight = state.centers.weight
+    rows = _under(tensors, _CENTERS)
     weight.copy_(rows.pop("weight"))
-    _restore_moments(state.center_optimizer, weight, rows | _with_prefix(rest, _CENTERS))
+    _restore_moments(state.center_optimizer, weight, rows)
     state.step = step
     for name in _COUNTERS:
-        setattr(state, name, int(rest[name]))
+        setattr(state, name, int(tensors[name]))
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _restore_moments(optimizer: torch.optim.Optimizer, parameter: Tensor, moments: Mapping[str, Tensor]) -> None:
     if moments:
         # AdamW keeps its step counter on the CPU.
         optimizer.state[parameter] = {
-            kind: placed_like(moment, parameter) if moment.dim() else moment for kind, moment in moments.items()
+            kind: _placed_like(moment, parameter) if moment.dim() else moment for kind, moment in moments.items()
         }
 
 
-def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix) and "." not in name.removeprefix(prefix)
-    }
+def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
+    """On the parameter's device, and a part of as large a whole."""
+    moved = local.to(_local(parameter).device)
+    return _part_of(parameter, moved, parameter.device_mesh) if isinstance(parameter, DTensor) else moved
 
 
-def _copied(tensor: Any) -> Tensor:
+def _copied(tensor: Tensor) -> Tensor:
     copied: Tensor = tensor.detach().to("cpu", copy=True).contiguous()
     return copied
+
+
+def _part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """`local` as this process's part of something that is sharded as `whole` is."""
+    assert mesh is not None
+    return DTensor.from_local(local, mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride())
+
+
+def _as_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
+    """The classes of `shard` as a part of the rows of all."""
+    if mesh is None:
+        return local
+    shape = torch.Size([shard.num_classes, *local.shape[1:]])
+    return DTensor.from_local(local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _host_mesh(world: World) -> DeviceMesh | None:
+    return init_device_mesh("cpu", (world.size,)) if world.size > 1 else None

@@ -1,16 +1,14 @@
 """Checkpoints of a run: `checkpoints/step_000100/`, each an artifact that stands alone.
 
-weights/           model.safetensors, config.json, preprocess.json: what export and evaluation read
-centers/           the head's unit centers as a Centers artifact in the trained space
-head/              raw centers and their moments, rows-START-STOP.safetensors of each process that wrote them
-state.safetensors  the backbone's moments and the counters of the run
+state/    everything that training goes on from, in files of torch.distributed.checkpoint, one of each process
+weights/  model.safetensors, config.json, preprocess.json: what export and evaluation read
+centers/  the head's unit centers as a Centers artifact in the trained space
 
-Each process writes its rows; the first waits for them, writes everything else, and publishes by one rename.
+When all processes have written their part, the first makes the rest from it and publishes by one rename.
 """
 
 import shutil
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,28 +18,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlcd.artifact import MANIFEST, Draft, Parent, Request, open_artifact, refuse_full_disk
+from mlcd.artifact import MANIFEST, Artifact, Draft, Parent, Request, open_artifact, refuse_full_disk
 from mlcd.clustering.centers import Centers
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
+from training.checkpoint.files import write_tensors
 from training.checkpoint.snapshot import (
-    HEAD,
-    STATE,
     Snapshot,
+    read_servable,
+    read_unit_centers,
     restore,
     take_snapshot,
-    unit_centers,
-    write_rest,
-    write_rows,
 )
 from training.config import CheckpointConfig
 from training.parallel.processes import Processes
-from training.parallel.shards import Shard, rows_path
 from training.state import TrainState
 
-LAYOUT: Final = 2  # 1 held the centers of a single process in state.safetensors
+LAYOUT: Final = 3  # 1 and 2 had files of our own where torch.distributed.checkpoint's are now
+_STATE: Final = "state"
 _POLL_S: Final = 0.02
-_ROWS_TIMEOUT_S: Final = 600.0
 _CLOSE_S: Final = 30.0
 
 
@@ -63,7 +58,6 @@ class CheckpointStore:
         self._names = None if names is None else tuple(names)
         self._sizes = sizes
         self._writer: threading.Thread | None = None
-        self._cancelled = threading.Event()
         self._error: Exception | None = None
 
     def is_due(self, step: int) -> bool:
@@ -96,10 +90,9 @@ class CheckpointStore:
                     if out is not None and out.exists():
                         shutil.rmtree(out)
                     stack.enter_context(draft)
-                    (draft.path / HEAD).mkdir()
             kept = stack.pop_all()
         self._writer = threading.Thread(
-            target=self._write, args=(snapshot, draft, kept), name=f"checkpoint-{state.step}"
+            target=self._write, args=(snapshot, draft, kept), name=f"checkpoint-{state.step}", daemon=True
         )
         self._writer.start()
         if not self._config.asynchronous:
@@ -117,14 +110,16 @@ class CheckpointStore:
                 break
             self._writer.join(_POLL_S)
         error = self._error
-        self._stop_writer()
+        self.close()
         with self._processes.together():
             if error is not None:
                 raise error
 
     def close(self) -> None:
-        """Let the save under way finish, or give it up where another process has failed; raises nothing."""
-        self._stop_writer(patience_s=_CLOSE_S if self._error is None else 0.0)
+        """Let the save under way finish, or leave it where it waits for a process that is gone; raises nothing."""
+        if self._writer is not None:
+            self._writer.join(_CLOSE_S)
+        self._writer, self._error = None, None
 
     def load(self, state: TrainState, step: int) -> None:
         """Put checkpoint `step` into `state`, bit for bit; every process calls it.
@@ -133,15 +128,9 @@ class CheckpointStore:
         """
         path = self._folder / checkpoint_name(step)
         with self._processes.together():
-            load_checkpoint(state, path, verify_files=self._processes.world.rank == 0)
-
-    def _stop_writer(self, patience_s: float = 0.0) -> None:
-        if self._writer is not None:
-            self._writer.join(patience_s)
-            self._cancelled.set()
-            self._writer.join()
-        self._writer, self._error = None, None
-        self._cancelled.clear()
+            checked_checkpoint(path, verify_files=self._processes.world.rank == 0)
+        with self._processes.together():
+            restore(state, path / _STATE, step, self._processes.saving)
 
     def _write(self, snapshot: Snapshot, draft: Draft, kept: ExitStack) -> None:
         try:
@@ -156,34 +145,22 @@ class CheckpointStore:
                 self._error = error
 
     def _write_part(self, snapshot: Snapshot, draft: Draft) -> None:
-        write_rows(snapshot, draft.path)
+        write_tensors(snapshot.tensors, draft.path / _STATE, self._processes.saving)
         if self._processes.world.rank:
             return
-        model = snapshot.servable()
+        model = read_servable(snapshot, draft.path / _STATE)
         fingerprint = model.fingerprint()
         weights = draft.path / "weights"
         weights.mkdir()
         model.write(weights)
-        with draft.write(STATE) as path:
-            write_rest(snapshot, path)
-        self._await_rows(snapshot, draft.path)
         self._write_centers(snapshot, draft.path, fingerprint)
         draft.publish(fingerprint=fingerprint)
         if draft.out.parent == self._folder:
             self._retire(snapshot.step)
 
-    def _await_rows(self, snapshot: Snapshot, directory: Path) -> None:
-        size = self._processes.world.size
-        deadline = time.monotonic() + _ROWS_TIMEOUT_S
-        for rank in range(size):
-            path = rows_path(directory / HEAD, Shard.of(rank, size, snapshot.shard.num_classes))
-            while not path.is_file():
-                if self._cancelled.wait(_POLL_S) or time.monotonic() > deadline:
-                    raise Unavailable(f"process {rank} has not written {path}", remedy="look at its output")
-
     def _write_centers(self, snapshot: Snapshot, directory: Path, fingerprint: str) -> None:
         request = Request("centers", {"origin": "training", "step": snapshot.step}, (), fingerprint)
-        vectors = unit_centers(directory, snapshot.shard.num_classes, self._processes.world.size)
+        vectors = read_unit_centers(directory / _STATE)
         with Draft(directory / "centers", request, fresh=True) as draft:
             Centers(vectors=vectors, sizes=self._sizes, fingerprint=fingerprint, names=self._names).write(draft)
             draft.publish()
@@ -206,8 +183,13 @@ class CheckpointStore:
                 shutil.rmtree(path)
 
 
-def load_checkpoint(state: TrainState, path: Path, *, verify_files: bool = True) -> None:
-    """Put the checkpoint at `path` into `state`, bit for bit. Raises ArtifactInvalid."""
+def load_checkpoint(state: TrainState, path: Path) -> None:
+    """Put the checkpoint at `path` into `state`, bit for bit, on this process alone. Raises ArtifactInvalid."""
+    restore(state, path / _STATE, checked_checkpoint(path).config["step"], None)
+
+
+def checked_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:
+    """The checkpoint at `path`. Raises ArtifactInvalid where it is damaged or of another layout."""
     artifact = open_artifact(path, "checkpoint", verify_files=verify_files)
     layout = artifact.config.get("layout", 1)
     if layout != LAYOUT:
@@ -216,4 +198,4 @@ def load_checkpoint(state: TrainState, path: Path, *, verify_files: bool = True)
             f"{path} is a checkpoint of layout {layout}, this version reads layout {LAYOUT}",
             remedy="upgrade mlcd to go on from it" if newer else "go on with the version that wrote it",
         )
-    restore(state, path, artifact.config["step"])
+    return artifact

@@ -1,14 +1,16 @@
 """The tower over processes: replicated with averaged gradients (ddp), or sharded itself (fsdp)."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mlcd.models.servable import Servable
@@ -16,7 +18,7 @@ from mlcd.models.vit import ViT
 from mlcd.world import World
 from training.config import ComputeConfig
 
-BUCKET_ENTRIES = 1 << 24  # gradients reduced at once: 64 MiB in float32
+_BUCKET_MIB: Final = 25  # torch's default: gradients that are summed at once, while the backward pass goes on
 
 
 class Backbone:
@@ -28,27 +30,27 @@ class Backbone:
         if compute.precision == "fp64":
             model.double()
         _prepare_blocks(model.trunk, compute)
+        self._replicas: DistributedDataParallel | None = None
         self._sharded = compute.backbone == "fsdp" and world.size > 1
         if self._sharded:
             _shard(model.trunk, world)
+        elif world.size > 1:
+            self._replicas = _replicate(model.trunk, world)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Embeddings [B, D], not yet unit, of float images [B, 3, S, S] with values 0..255."""
+        """Embeddings [B, D], not yet unit, of float images [B, 3, S, S] with values 0..255; B may be 0."""
         device = images.device.type
         context: AbstractContextManager[None] = torch.autocast(device, torch.bfloat16, enabled=self._bf16)
         with context:
-            return self.model.embed(images)
+            embedding: Tensor = (self._replicas or self.model.trunk)(self.model.normalized(images))
+            return embedding
 
-    @torch.no_grad()
-    def average_gradients(self) -> None:
-        """Over processes, as the head's gradients want it; once, after the last micro-batch of a step."""
-        if self._sharded or self.world.size == 1:  # fsdp has averaged them in the backward pass
-            return
-        for bucket in _buckets(list(self.model.trunk.parameters())):
-            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
-            total = self.world.sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world.size
-            for parameter, mean in zip(bucket, total.split([each.numel() for each in bucket]), strict=True):
-                parameter.grad = mean.view_as(parameter)
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Around `embed` and the backward pass of every micro-batch but a step's last: gradients stay on each process.
+
+        FSDP sums them each time all the same: whole gradients of a tower that needs FSDP would not fit.
+        """
+        return nullcontext() if self._replicas is None else self._replicas.no_sync()
 
     def replica(self) -> Servable:
         """The model whole on this process, for evaluation; every process calls it."""
@@ -56,23 +58,14 @@ class Backbone:
             return self.model
         with torch.device("meta"):
             trunk = ViT(self.model.trunk.config)
-        state = {name: whole(tensor) for name, tensor in self.model.trunk.state_dict().items()}
+        state = {name: _whole(tensor) for name, tensor in self.model.trunk.state_dict().items()}
         trunk.load_state_dict(state, assign=True)
         like = next(iter(state.values()))
         return Servable(trunk, self.model.preprocess).to(like.device, like.dtype)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor of the tower in full, where it is sharded; then every process must call this."""
+def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor on the parameter's device, and sharded as the parameter is."""
-    moved = tensor.to(parameter.device)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
-    return moved
 
 
 def _prepare_blocks(trunk: ViT, compute: ComputeConfig) -> None:
@@ -84,22 +77,23 @@ def _prepare_blocks(trunk: ViT, compute: ComputeConfig) -> None:
             block.compile()
 
 
+def _replicate(trunk: nn.Module, world: World) -> DistributedDataParallel:
+    # Without the search for unused parameters, DDP lays its buckets out anew after the first step of a process. A sum
+    # over three processes depends on an entry's place in its bucket: a resumed run would differ in the last bits.
+    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified", UserWarning)
+    return DistributedDataParallel(
+        trunk,
+        process_group=world.group,
+        bucket_cap_mb=_BUCKET_MIB,
+        find_unused_parameters=True,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+    )
+
+
 def _shard(trunk: ViT, world: World) -> None:
     device = next(trunk.parameters()).device
     mesh = init_device_mesh(device.type, (world.size,))
     for block in trunk.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(trunk, mesh=mesh)
-
-
-def _buckets(parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    bucket: list[nn.Parameter] = []
-    entries = 0
-    for parameter in parameters:
-        bucket.append(parameter)
-        entries += parameter.numel()
-        if entries >= BUCKET_ENTRIES:
-            yield bucket
-            bucket, entries = [], 0
-    if bucket:
-        yield bucket

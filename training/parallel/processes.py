@@ -29,13 +29,15 @@ class Elsewhere(Exception):
 class Processes:
     """The world of this process and its device.
 
-    local_size: processes on this machine. control: a gloo group for barriers of the hosts, where there are several.
+    local_size: processes on this machine. Where there are several, gloo groups of the hosts: control for barriers,
+    saving for the thread that writes checkpoints while training goes on.
     """
 
     world: World
     device: torch.device
     local_size: int = 1
     control: Any = None
+    saving: Any = None
 
     def meet(self, place: str) -> None:
         """Wait for all. Raises Unavailable naming the processes that do not come, and `place`."""
@@ -118,9 +120,9 @@ def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", num_threads:
         torch.cuda.set_device(local_rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=_TIMEOUT)
     try:
-        control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        control, saving = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
         here = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        yield Processes(World.current(), here, local_size, control)
+        yield Processes(World.current(), here, local_size, control, saving)
     finally:
         dist.destroy_process_group()
 

@@ -6,13 +6,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as Sharded
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.world import World
+from training.checkpoint.files import read_tensors, stored_tensors, write_tensors
 from training.optim.clip import clip_global_norm
 from training.optim.row_adamw import RowAdamW
 from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.parallel.shards import Shard, load_rows, save_rows
+from training.parallel.shards import Shard
 
 DIMENSION, INPUT = 8, 6
 
@@ -124,6 +128,13 @@ def resharded_loss(world, weight=None):
         return head(backbone()(x[own]), labels[own], 9).loss.item()
 
 
+def as_rows(local, shard, size):
+    """A process's rows as a part of those of all classes."""
+    local, mesh = local.detach(), init_device_mesh("cpu", (size,))
+    shape = torch.Size([shard.num_classes, *local.shape[1:]])
+    return DTensor.from_local(local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride())
+
+
 def save(rank, size, folder):
     """Two updates of the centers, then this process's rows and moments as a file, and the next loss."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-save", rank=rank, world_size=size)
@@ -137,7 +148,9 @@ def save(rank, size, folder):
         optimizer.zero_grad()
         head(backbone()(x[own]).detach(), labels[own], step).loss.backward()
         optimizer.step()
-    save_rows(Path(folder), head.shard, {"weight": head.weight, **optimizer.state[head.weight]})
+    moments = optimizer.state[head.weight]
+    rows = {name: as_rows(tensor, head.shard, size) for name, tensor in {"weight": head.weight, **moments}.items()}
+    write_tensors(rows, Path(folder, "rows"), world.group)
     torch.save(
         {"weight": head.weight.detach(), "loss": resharded_loss(world, head.weight)}, f"{folder}/saved-{rank}.pt"
     )
@@ -147,7 +160,13 @@ def save(rank, size, folder):
 def load(rank, size, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-load-{size}", rank=rank, world_size=size)
     world = World.current()
-    rows = load_rows(Path(folder), Shard.of(rank, size, 11))
+    shard, stored = Shard.of(rank, size, 11), stored_tensors(Path(folder, "rows"))
+    rows = {
+        name: as_rows(torch.empty((len(shard), *shape[1:]), dtype=dtype), shard, size)
+        for name, (shape, dtype) in stored.items()
+    }
+    read_tensors(rows, Path(folder, "rows"), world.group)
+    rows = {name: tensor.to_local() for name, tensor in rows.items()}
     torch.save({**rows, "loss": resharded_loss(world, rows["weight"])}, f"{folder}/loaded-{size}-{rank}.pt")
     dist.destroy_process_group()
 

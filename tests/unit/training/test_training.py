@@ -230,15 +230,15 @@ def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(config, m
     """As a full disk tells itself from inside a library."""
     from training.checkpoint import store
 
-    original = store.write_rest
+    original = store.write_tensors
 
-    def full(snapshot, path):
-        if snapshot.step == 20:
+    def full(tensors, directory, group):
+        if "step_000020" in str(directory):
             raise RuntimeError("I/O error: No space left on device (os error 28)")
-        original(snapshot, path)
+        original(tensors, directory, group)
 
     recipe = config("run", f"checkpoint.asynchronous={asynchronous}")
-    monkeypatch.setattr(store, "write_rest", full)
+    monkeypatch.setattr(store, "write_tensors", full)
     with pytest.raises(Unavailable, match=r"the disk is full while writing .*step_000020"):
         run_training(recipe, SILENT)
     monkeypatch.undo()
@@ -250,14 +250,14 @@ def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(config, m
 def test_training_goes_on_while_a_checkpoint_of_the_state_before_is_written(config, monkeypatch):
     from training.checkpoint import store
 
-    original, reached = store.write_rows, threading.Event()
+    original, reached = store.write_tensors, threading.Event()
 
-    def slow(snapshot, path):
-        if snapshot.step == 10:
+    def slow(tensors, directory, group):
+        if "step_000010" in str(directory):
             assert reached.wait(60)
-        original(snapshot, path)
+        original(tensors, directory, group)
 
-    monkeypatch.setattr(store, "write_rows", slow)
+    monkeypatch.setattr(store, "write_tensors", slow)
     before_step(monkeypatch, 15, lambda _: reached.set())
     overlapped = run_training(config("run", "checkpoint.keep_last=3"), SILENT)
     monkeypatch.undo()

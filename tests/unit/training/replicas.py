@@ -1,0 +1,76 @@
+"""What a process of the backbone's tests runs; a module of its own, so that spawned processes can import it."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import Servable
+from mlcd.models.vit import ViT, ViTConfig
+from mlcd.world import World
+from training.config import ComputeConfig, OptimConfig
+from training.optim.groups import center_optimizer, parameter_groups
+from training.parallel.backbone import Backbone
+from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.state import TrainState
+from training.step import backward
+
+CLASSES, IMAGE = 11, 8
+# Images of each micro-batch that each process has: none, unequal numbers, and a micro-batch that nobody has.
+COUNTS = {
+    2: ((3, 0), (0, 2), (0, 0), (1, 3)),
+    3: ((1, 0, 2), (0, 2, 0), (0, 0, 0), (1, 0, 3)),
+}
+
+
+def new_state(world, precision="fp64"):
+    trunk = ViT(ViTConfig(image_size=IMAGE, patch_size=4, width=16, depth=2, heads=2, mlp_width=32, embedding_dim=6))
+    trunk.initialize(torch.Generator().manual_seed(0))
+    model = Servable(trunk, PreprocessSpec(resize_shortest=IMAGE, crop=IMAGE))
+    state_of = Backbone(model, ComputeConfig(precision=precision, accumulation=4), world)
+    head = PartialFC(CLASSES, 6, HeadConfig(scale=16.0, negative_ratio=0.5), world=world)
+    head.initialize(0)
+    if precision == "fp64":
+        head.double()
+    optim = OptimConfig()
+    optimizer = torch.optim.AdamW(parameter_groups(trunk, optim), lr=optim.lr)
+    return TrainState(state_of, head, optimizer, center_optimizer(head, optim))
+
+
+def micro_batches(counts_of_all, rank, dtype=torch.float64):
+    """This process's images and labels of each micro-batch, and the shares of all."""
+    images, labels = [], []
+    for index, counts in enumerate(counts_of_all):
+        generator = torch.Generator().manual_seed(index)
+        whole = torch.rand((sum(counts), 3, IMAGE, IMAGE), generator=generator, dtype=torch.float64) * 255
+        ids = torch.randint(0, CLASSES, (sum(counts), 3), generator=generator)
+        own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+        images.append(whole[own].to(dtype))
+        labels.append(ids[own])
+    total = sum(map(sum, counts_of_all))
+    return images, labels, [sum(counts) / total for counts in counts_of_all]
+
+
+def gradients(state, counts, rank=0, dtype=torch.float64):
+    loss, _ = backward(state, *micro_batches(counts, rank, dtype))
+    return {"loss": loss, **{name: each.grad.clone() for name, each in state.model.trunk.named_parameters()}}
+
+
+def run(rank, size, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
+    torch.save(gradients(new_state(World.current()), COUNTS[size], rank), f"{folder}/gradients-{size}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def run_twice(rank, size, folder):
+    """A process's third backward pass, and the first one of a process that begins there."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    world = World.current()
+    state = new_state(world, "fp32")
+    for _ in range(2):
+        gradients(state, COUNTS[size], rank, torch.float32)
+    later = copy.deepcopy(gradients(state, COUNTS[size], rank, torch.float32))
+    first = gradients(new_state(world, "fp32"), COUNTS[size], rank, torch.float32)
+    torch.save((later, first), f"{folder}/both-{rank}.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,28 @@
+"""The replicated backbone: the same gradients as on one process, whatever each process has of a micro-batch."""
+
+import pytest
+import torch
+
+from mlcd.world import World
+from tests.unit.training import replicas
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_micro_batches_that_a_process_has_nothing_of_change_no_gradient(size, tmp_path):
+    torch.multiprocessing.spawn(replicas.run, (size, str(tmp_path)), nprocs=size)
+    of_one = [(sum(counts),) for counts in replicas.COUNTS[size]]
+    expected = replicas.gradients(replicas.new_state(World()), of_one)
+    for rank in range(size):
+        found = torch.load(tmp_path / f"gradients-{size}-{rank}.pt")
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert gradient.abs().max() > 0, name
+            assert torch.allclose(found[name], gradient, rtol=1e-9, atol=1e-12), (name, rank)
+
+
+def test_three_processes_sum_a_resumed_step_in_the_same_order(tmp_path):
+    torch.multiprocessing.spawn(replicas.run_twice, (3, str(tmp_path)), nprocs=3)
+    for rank in range(3):
+        later, first = torch.load(tmp_path / f"both-{rank}.pt")
+        for name, gradient in first.items():
+            assert torch.equal(gradient, later[name]), name
