@@ -100,6 +100,19 @@ class Source(ABC):
     @abstractmethod
     def _read(self, entry: Entry) -> bytes: ...
 
+    def check_not_empty(self) -> None:
+        """Raises InvalidInput where there is no image, naming the first of what could not be listed."""
+        if self.entries:
+            return
+        if self.problems:
+            problem, more = self.problems[0], len(self.problems) - 1
+            others = f", and {more} more" if more else ""
+            raise InvalidInput(
+                f"no image of {self.location} can be listed: {problem.key}: {problem.detail}{others}",
+                remedy="restore the file, or give others",
+            )
+        raise InvalidInput(f"there are no images in {self.location}", remedy="is it the folder or shards you meant?")
+
     def listing_digest(self) -> str:
         """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
         sha256 = hashlib.sha256()

@@ -153,7 +153,7 @@ def _clustered(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArr
     if options.num_clusters > num_kept:
         raise InvalidInput(
             f"{options.num_clusters} clusters were asked of {num_kept} embeddings",
-            remedy=f"ask for at most {num_kept} clusters",
+            remedy=f"ask for at most {num_kept} clusters" if num_kept else "embed more images, or hold out fewer",
         )
     return None if kept is None else np.flatnonzero(kept)
 

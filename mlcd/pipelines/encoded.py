@@ -40,8 +40,7 @@ def check_source(source: Source, out: Path) -> None:
     folder = Path(source.location).resolve()
     if folder.is_dir() and out.resolve().is_relative_to(folder):
         raise InvalidInput(f"{out} lies inside the images {source.location}", remedy="give an output elsewhere")
-    if not source.entries:
-        raise InvalidInput(f"there are no images in {source.location}", remedy="give a folder that holds some")
+    source.check_not_empty()
 
 
 def encode_entries(

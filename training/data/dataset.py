@@ -91,11 +91,10 @@ def open_dataset(config: RunConfig) -> Dataset:
 def _join(mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: float) -> tuple[Part, int, int]:
     """The part, the number of its images without labels and of its labels without an image."""
     source = open_source(mixed.images)
+    source.check_not_empty()
     entries = source.entries
     for problem in source.problems:
         _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
-    if not entries:
-        raise InvalidInput(f"there are no images in {mixed.images}", remedy="is it the folder or shards you meant?")
     kept_out = held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
     row_of_label = entries.find(table.labeled_keys())
     labeled = np.zeros(len(entries), dtype=np.bool_)

@@ -134,6 +134,16 @@ def test_a_zip_whose_names_cannot_be_read_is_a_problem_of_its_own(tmp_path):
     assert [problem.key for problem in source.problems] == ["a"]
 
 
+def test_where_nothing_can_be_listed_the_first_damaged_file_is_named(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.zip").write_bytes(b"no zip")
+    with pytest.raises(InvalidInput, match=r"no image of .* can be listed: a: the zip file is damaged.*, and 1 more"):
+        open_source(f"{tmp_path}/*.zip").check_not_empty()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInput, match="there are no images in"):
+        open_source(str(tmp_path / "empty")).check_not_empty()
+
+
 def test_zip_members_carry_their_folder_as_class(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("cat/1.png", png(1))
