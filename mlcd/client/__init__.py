@@ -1,0 +1,58 @@
+"""The Python client of `mlcd serve`: images in, numpy arrays out, over nothing but the public REST contract.
+
+Needs httpx (`pip install mlcd[client]`); neither torch nor faiss nor the server.
+"""
+
+from mlcd.client.answers import (
+    Center,
+    CenterSet,
+    Embedded,
+    Example,
+    Found,
+    Info,
+    Label,
+    Labeled,
+    Match,
+    Origin,
+)
+from mlcd.client.asynchronous import AsyncClient
+from mlcd.client.images import ImageInput
+from mlcd.client.problems import (
+    AnswerInvalid,
+    Problem,
+    Refused,
+    RefusedAccess,
+    RefusedConflict,
+    RefusedInput,
+    RefusedLate,
+    RefusedNotFound,
+    RefusedOverload,
+    RefusedUnavailable,
+)
+from mlcd.client.synchronous import Client
+
+__all__ = [
+    "AnswerInvalid",
+    "AsyncClient",
+    "Center",
+    "CenterSet",
+    "Client",
+    "Embedded",
+    "Example",
+    "Found",
+    "ImageInput",
+    "Info",
+    "Label",
+    "Labeled",
+    "Match",
+    "Origin",
+    "Problem",
+    "Refused",
+    "RefusedAccess",
+    "RefusedConflict",
+    "RefusedInput",
+    "RefusedLate",
+    "RefusedNotFound",
+    "RefusedOverload",
+    "RefusedUnavailable",
+]

@@ -1,0 +1,184 @@
+"""What a call gives: arrays, small values, and of which model they are.
+
+N: items of a call. D: the model's dimension. L: labels per item.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ImageRejected
+from mlcd.types import Embeddings, Fingerprint
+
+Mode = Literal["exact", "approximate"]
+Row: TypeAlias = NDArray[np.float32]
+"""[D] float32 of unit norm."""
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What computed an answer: answers of two origins are never mixed.
+
+    centers: digest of the server's center set, where the answer states it. audit: of approximate labels, as the server
+    measured it. rounded: the type that the server rounds vectors to, None where they are exact.
+    """
+
+    model: str
+    fingerprint: Fingerprint
+    preprocess_version: int
+    centers: str | None = None
+    audit: dict[str, Any] | None = None
+    rounded: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer(Generic[_Value]):
+    """One batch: a value or an error for each item; no origin where the server was not asked."""
+
+    items: list[_Value | ImageRejected]
+    origin: Origin | None
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """vectors: [N, D] float32, row i of image i: of unit norm, NaN where the image is in `errors`."""
+
+    vectors: Embeddings
+    errors: dict[int, ImageRejected]
+    origin: Origin
+
+    @classmethod
+    def of(cls, items: Sequence[Row | ImageRejected], origin: Origin, *, dimension: int) -> "Embedded":
+        """dimension: of the model; what the shape is where there is no row."""
+        rows = {index: item for index, item in enumerate(items) if not isinstance(item, ImageRejected)}
+        found = np.stack(list(rows.values())) if rows else np.empty((0, dimension), np.float32)
+        vectors = np.full((len(items), found.shape[1]), np.nan, np.float32)
+        vectors[list(rows)] = found
+        return cls(vectors, _errors(items), origin)
+
+
+@dataclass(frozen=True)
+class Label:
+    """A center, with its cosine similarity."""
+
+    id: int
+    similarity: float
+    name: str | None
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """The nearest centers of each item, best first; L is the longest list's length.
+
+    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names: of the ids that there are.
+    An image in `errors` has none.
+    """
+
+    ids: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    names: list[list[str | None]]
+    errors: dict[int, ImageRejected]
+    origin: Origin
+
+    @classmethod
+    def of(cls, items: Sequence[list[Label] | ImageRejected], origin: Origin) -> "Labeled":
+        lists = _lists(items)
+        shape = len(lists), max(map(len, lists), default=0)
+        ids, scores = np.full(shape, -1, np.int32), np.full(shape, -np.inf, np.float32)
+        for row, labels in enumerate(lists):
+            ids[row, : len(labels)] = [label.id for label in labels]
+            scores[row, : len(labels)] = [label.similarity for label in labels]
+        return cls(ids, scores, [[label.name for label in labels] for labels in lists], _errors(items), origin)
+
+
+@dataclass(frozen=True)
+class Match:
+    """An indexed item; id is its key."""
+
+    id: str
+    similarity: float
+    class_name: str | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """matches[i]: the indexed items most similar to query i, best first; empty where the query is in `errors`."""
+
+    matches: list[list[Match]]
+    errors: dict[int, ImageRejected]
+    origin: Origin
+
+    @classmethod
+    def of(cls, items: Sequence[list[Match] | ImageRejected], origin: Origin) -> "Found":
+        return cls(_lists(items), _errors(items), origin)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample near a center.
+
+    collection: that holds it as an item; None: a member when the center was made. similarity: cosine with the center;
+    None where the server does not know it.
+    """
+
+    collection: str | None
+    id: str
+    similarity: float | None
+
+
+@dataclass(frozen=True)
+class Center:
+    """size: members when it was clustered. nearest: other centers. examples: samples near it."""
+
+    id: int
+    size: int
+    name: str | None
+    nearest: list[Label]
+    examples: list[Example]
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class CenterSet:
+    """What labels refer to; audit: of the approximate mode, where the server has it."""
+
+    digest: str
+    num_centers: int
+    modes: list[Mode]
+    audit: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is served, and within which limits (their names are those that errors give)."""
+
+    model: str
+    fingerprint: Fingerprint
+    preprocess_version: int
+    version: str
+    dimension: int
+    engine: str
+    precision: str
+    preprocess: dict[str, Any]
+    image_formats: list[str]
+    centers: CenterSet | None
+    collections: list[str]
+    limits: dict[str, float]
+
+    @property
+    def origin(self) -> Origin:
+        centers = None if self.centers is None else self.centers.digest
+        return Origin(self.model, self.fingerprint, self.preprocess_version, centers)
+
+
+def _errors(items: Sequence[_Value | ImageRejected]) -> dict[int, ImageRejected]:
+    return {index: item for index, item in enumerate(items) if isinstance(item, ImageRejected)}
+
+
+def _lists(items: Sequence[list[_Value] | ImageRejected]) -> list[list[_Value]]:
+    return [[] if isinstance(item, ImageRejected) else item for item in items]

@@ -1,0 +1,140 @@
+"""The client for programs with an asyncio event loop."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from contextlib import aclosing
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from numpy.typing import ArrayLike
+
+from mlcd.client.answers import Center, Embedded, Found, Info, Label, Labeled, Mode, Origin, Row
+from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
+from mlcd.client.batches import Batch, Images, answers_async, rows_in_batches
+from mlcd.client.call import Call
+from mlcd.client.images import ImageInput, check_images, image_bytes
+from mlcd.errors import ImageRejected
+
+ImageSeries = Iterable[ImageInput] | AsyncIterable[ImageInput]
+_Batch = TypeVar("_Batch")
+_Value = TypeVar("_Value")
+
+
+class AsyncClient(BaseClient):
+    """As `Client`, with await; a series of images may be asynchronous too. Use it from one event loop."""
+
+    async def embed(self, images: ImageSeries, *, strict: bool = False) -> Embedded:
+        check_images(images)
+        items, origin = await self._gathered(self._cut(images), self._server.embed, strict=strict)
+        return Embedded.of(items, origin, dimension=(await self._server.known_info()).dimension)
+
+    def embed_each(self, images: ImageSeries, *, strict: bool = False) -> AsyncGenerator[Row | ImageRejected, None]:
+        check_images(images)
+        return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
+
+    async def labels(
+        self,
+        images: ImageSeries | None = None,
+        *,
+        embeddings: ArrayLike | None = None,
+        top: int = 8,
+        threshold: float | None = None,
+        mode: Mode = "exact",
+        strict: bool = False,
+    ) -> Labeled:
+        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode)
+        return Labeled.of(*await self._gathered(self._batches(images, embeddings), ask, strict=strict))
+
+    def labels_each(
+        self,
+        images: ImageSeries,
+        *,
+        top: int = 8,
+        threshold: float | None = None,
+        mode: Mode = "exact",
+        strict: bool = False,
+    ) -> AsyncGenerator[list[Label] | ImageRejected, None]:
+        check_images(images)
+        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode)
+        return self._each(self._call(strict=strict), self._cut(images), ask)
+
+    async def search(
+        self,
+        collection: str,
+        images: ImageSeries | None = None,
+        *,
+        embeddings: ArrayLike | None = None,
+        key: str | None = None,
+        top: int = 10,
+        strict: bool = False,
+    ) -> Found:
+        ask = partial(self._server.search, collection=collection, top=top)
+        return Found.of(*await self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
+
+    async def center(self, center: int) -> Center:
+        return await self._server.center(center)
+
+    async def info(self) -> Info:
+        return await self._server.info()
+
+    async def aclose(self) -> None:
+        await self._server.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _gathered(
+        self, batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value], *, strict: bool
+    ) -> tuple[list[_Value | ImageRejected], Origin]:
+        call: Call[_Value] = self._call(strict=strict)
+        items = [item async for item in self._each(call, batches, ask)]
+        return items, call.origin or (await self._server.known_info()).origin
+
+    async def _each(
+        self, call: Call[_Value], batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value]
+    ) -> AsyncGenerator[_Value | ImageRejected, None]:
+        async with aclosing(answers_async(batches, ask, in_flight=self.in_flight)) as answers:
+            async for answer in answers:
+                for item in call.items(answer):
+                    yield item
+
+    async def _batches(
+        self, images: ImageSeries | None, embeddings: ArrayLike | None, key: str | None = None
+    ) -> AsyncIterator[Batch]:
+        check_one_given(images=images, embeddings=embeddings, key=key)
+        if key is not None:
+            yield key
+        elif images is not None:
+            check_images(images)
+            async for batch in self._cut(images):
+                yield batch
+        else:
+            bounds = await self._server.bounds()
+            for rows in rows_in_batches(checked_rows(embeddings), num=self._num_items(bounds)):
+                yield rows
+
+    async def _cut(self, images: ImageSeries) -> AsyncIterator[Images]:
+        bounds = await self._server.bounds()
+        cutter = self._cutter(bounds)
+        async for image in _series(images):
+            # Before the next one is asked for: who yields arrays may use one buffer for all of them.
+            data = await asyncio.to_thread(image_bytes, image, max_bytes=bounds.max_image_bytes)
+            if batch := cutter.push(data):
+                yield batch
+        if batch := cutter.rest():
+            yield batch
+
+
+async def _series(images: ImageSeries) -> AsyncIterator[ImageInput]:
+    if isinstance(images, AsyncIterable):
+        async for image in images:
+            yield image
+    else:
+        for image in images:
+            yield image

@@ -1,0 +1,92 @@
+"""What the two clients have in common: how they are made, and what their arguments may be."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mlcd.client.answers import Answer
+from mlcd.client.batches import Cutter
+from mlcd.client.call import Call
+from mlcd.client.connection import Connection
+from mlcd.client.server import Bounds, Server
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.types import Embeddings, Fingerprint, unit_rows
+
+_Batch = TypeVar("_Batch")
+_Value = TypeVar("_Value")
+Ask = Callable[[_Batch], Coroutine[Any, Any, Answer[_Value]]]
+"""One batch to its answer."""
+
+
+@dataclass(eq=False, repr=False)
+class BaseClient:
+    """A client of one server. Nothing is sent before the first call; nothing is read from the environment: no key, no
+    proxy, no certificates.
+
+    Raises ConfigInvalid where an argument cannot be used.
+    """
+
+    url: InitVar[str]
+    """Where the server is, as http://127.0.0.1:8000."""
+    _: KW_ONLY
+    api_key: InitVar[str | None] = None
+    fingerprint: Fingerprint | None = None
+    """Refuse the answers of any other model."""
+    deadline_s: InitVar[float] = 60.0
+    """For one request, with all its repeats."""
+    retries: InitVar[int] = 8
+    """How often a request is repeated after 429, 502, 503 or a broken connection; never before Retry-After."""
+    batch_size: int = 16
+    """Items in one request; fewer where the server takes fewer, or where images are large."""
+    in_flight: int = 4
+    """Requests at one time, within one call."""
+    transport: InitVar[httpx.AsyncBaseTransport | None] = None
+    """httpx's, for a proxy or certificates of your own."""
+    _server: Server = field(init=False)
+
+    def __post_init__(
+        self,
+        url: str,
+        api_key: str | None,
+        deadline_s: float,
+        retries: int,
+        transport: httpx.AsyncBaseTransport | None,
+    ) -> None:
+        given = {"deadline_s": deadline_s, "batch_size": self.batch_size, "in_flight": self.in_flight}
+        for name, value in given.items():
+            if not value > 0:
+                raise ConfigInvalid(f"{name} must be more than 0, not {value}")
+        if retries < 0:
+            raise ConfigInvalid(f"retries must be 0 or more, not {retries}")
+        self._server = Server(
+            Connection(url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport)
+        )
+
+    def _call(self, *, strict: bool) -> Call[Any]:
+        return Call(strict=strict, fingerprint=self.fingerprint)
+
+    def _num_items(self, bounds: Bounds) -> int:
+        return min(self.batch_size, bounds.max_items)
+
+    def _cutter(self, bounds: Bounds) -> Cutter:
+        return Cutter(max_images=self._num_items(bounds), max_body_bytes=bounds.max_body_bytes)
+
+
+def check_one_given(**given: object) -> None:
+    """Raises InvalidInput unless exactly one of them is not None."""
+    if sum(value is not None for value in given.values()) != 1:
+        raise InvalidInput(f"give exactly one of {', '.join(given)}")
+
+
+def checked_rows(embeddings: ArrayLike | None) -> Embeddings:
+    """[N, D] as float32, not changed otherwise. Raises InvalidInput naming the first row without a direction."""
+    try:
+        rows = np.asarray(embeddings, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("embeddings must be a matrix of numbers [N, D]") from error
+    unit_rows(rows)
+    return rows

@@ -1,0 +1,93 @@
+"""Batches of a series, in the series' order: cut by number and bytes, and several asked for at once."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from mlcd.errors import ImageRejected
+from mlcd.types import Embeddings
+
+Images = list[bytes | ImageRejected]
+"""What can be sent, and why the others cannot."""
+Batch = Images | Embeddings | str
+"""Images, rows [n, D], or the key of an indexed item."""
+_Batch = TypeVar("_Batch")
+_Answer = TypeVar("_Answer")
+
+PART_BYTES: Final = 512
+"""More than what a multipart form adds to each file."""
+_MAX_BATCH_BYTES: Final = 16 * 2**20
+"""Of several images, whatever the server takes: what is in flight is held in memory. A larger one goes alone."""
+
+
+def rows_in_batches(rows: Embeddings, *, num: int) -> Iterator[Embeddings]:
+    for start in range(0, len(rows), num):
+        yield rows[start : start + num]
+
+
+class Cutter:
+    """Puts images into batches of at most `max_images`, and of no more bytes than a request should have."""
+
+    def __init__(self, *, max_images: int, max_body_bytes: int) -> None:
+        self._max_images = max_images
+        self._max_bytes = min(_MAX_BATCH_BYTES, max_body_bytes)
+        self._images: Images = []
+        self._num_bytes = 0
+
+    def push(self, image: bytes | ImageRejected) -> Images:
+        """Takes one; the batch that is now complete, empty where none is."""
+        size = len(image) + PART_BYTES if isinstance(image, bytes) else 0
+        full = self.rest() if self._num_bytes + size > self._max_bytes else []
+        self._images.append(image)
+        self._num_bytes += size
+        return full or (self.rest() if len(self._images) >= self._max_images else [])
+
+    def rest(self) -> Images:
+        """What is not yet in a batch."""
+        rest, self._images, self._num_bytes = self._images, [], 0
+        return rest
+
+
+async def answers_async(
+    batches: AsyncIterable[_Batch], ask: Callable[[_Batch], Coroutine[Any, Any, _Answer]], *, in_flight: int
+) -> AsyncGenerator[_Answer, None]:
+    """The answer of each batch, in order. Takes no more than `in_flight` batches ahead; leaving early cancels them."""
+    waiting: deque[asyncio.Task[_Answer]] = deque()
+    try:
+        async for batch in batches:
+            waiting.append(asyncio.create_task(ask(batch)))
+            while waiting and (len(waiting) >= in_flight or waiting[0].done()):
+                answer = await waiting[0]
+                waiting.popleft()
+                yield answer
+        while waiting:
+            answer = await waiting[0]
+            waiting.popleft()
+            yield answer
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def answers_sync(
+    batches: Iterable[_Batch], ask: Callable[[_Batch], Future[_Answer]], *, in_flight: int
+) -> Generator[_Answer, None, None]:
+    """As `answers_async`, where `ask` starts the work elsewhere."""
+    waiting: deque[Future[_Answer]] = deque()
+    try:
+        for batch in batches:
+            waiting.append(ask(batch))
+            while waiting and (len(waiting) >= in_flight or waiting[0].done()):
+                answer = waiting[0].result()
+                waiting.popleft()
+                yield answer
+        while waiting:
+            answer = waiting[0].result()
+            waiting.popleft()
+            yield answer
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -1,0 +1,131 @@
+"""One request to the server, asked again where that is safe, and answered within a deadline."""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+
+import mlcd
+from mlcd.client.problems import Refused, not_our_api, refused
+from mlcd.client.retry import pause_s
+from mlcd.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+
+_KEY: Final = re.compile(r"[!-~]+")
+
+
+class Connection:
+    """Its requests compute and change nothing, hence any may be asked again: where the server, or a proxy before it,
+    says later (429, 502, 503), and where the connection broke before the answer was there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None,
+        deadline_s: float,
+        retries: int,
+        transport: httpx.AsyncBaseTransport | None,
+    ) -> None:
+        self._deadline_s, self._retries = deadline_s, retries
+        # No proxy, key or certificate comes from the environment: what is used was given.
+        self._http = httpx.AsyncClient(
+            base_url=_checked_url(url),
+            headers={"User-Agent": f"mlcd/{mlcd.__version__}", **_authorization(api_key)},
+            timeout=None,  # noqa: S113 - the deadline is over all of it
+            transport=transport,
+            trust_env=False,
+        )
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int | float] | None = None,
+        images: Sequence[bytes] = (),
+        json: Any = None,
+        accept: str = "application/json",
+    ) -> httpx.Response:
+        """The answer, always a success. images: the multipart field `files`.
+
+        Raises Refused for any other answer, Unavailable where there is none, DeadlineExceeded once it is too late.
+        """
+        request_id = uuid.uuid4().hex
+        request = {
+            "method": method,
+            "url": path,
+            "params": params,
+            "files": [("files", (str(i), image, "application/octet-stream")) for i, image in enumerate(images)] or None,
+            "json": json,
+            "headers": {"Accept": accept, "X-Request-Id": request_id},
+        }
+        try:
+            async with asyncio.timeout(self._deadline_s) as deadline:
+                return await self._answered(request, request_id, deadline)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no answer within {self._deadline_s:g} s (request {request_id})",
+                remedy="give a longer deadline_s, or a smaller batch_size",
+            ) from None
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def _answered(self, request: dict[str, Any], request_id: str, deadline: asyncio.Timeout) -> httpx.Response:
+        attempt = 0
+        while True:
+            try:
+                return await self._attempt(request, request_id)
+            except DeadlineExceeded:
+                raise
+            except Unavailable as failure:
+                wait_s = pause_s(attempt, failure.problem.retry_after_s if isinstance(failure, Refused) else None)
+                if attempt >= self._retries or _is_too_late(deadline, wait_s):
+                    raise
+            await asyncio.sleep(wait_s)
+            attempt += 1
+
+    async def _attempt(self, request: dict[str, Any], request_id: str) -> httpx.Response:
+        try:
+            response = await self._http.request(**request)
+        except httpx.TransportError as error:
+            raise Unavailable("the server cannot be reached", remedy=f"is it at {self._http.base_url}?") from error
+        except httpx.RequestError as error:
+            raise not_our_api() from error
+        if not response.is_success:
+            raise refused(response, request_id=request_id)
+        return response
+
+
+def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
+    """Whether no time would be left after so long a wait: then the reason says more than that it is late."""
+    when = deadline.when()
+    return when is not None and asyncio.get_running_loop().time() + wait_s >= when
+
+
+def _checked_url(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise _bad_url() from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise _bad_url()
+    if parsed.userinfo:
+        raise ConfigInvalid("the URL holds a user or password", remedy="give the key as api_key")
+    return parsed
+
+
+def _bad_url() -> ConfigInvalid:
+    return ConfigInvalid("the server's URL cannot be used", remedy="give one such as http://127.0.0.1:8000")
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    if api_key is None:
+        return {}
+    if not _KEY.fullmatch(api_key):
+        raise ConfigInvalid("the API key is empty or holds characters that no key has")
+    return {"Authorization": f"Bearer {api_key}"}

@@ -1,0 +1,87 @@
+"""An event loop in a thread of its own, for callers that have none."""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from mlcd.errors import ConfigInvalid
+
+_Result = TypeVar("_Result")
+_Last = Callable[[], Coroutine[Any, Any, None]]
+_Running = tuple[asyncio.AbstractEventLoop, asyncio.Event]
+
+
+class LoopThread:
+    """Started at its first use. Threads may share it, processes cannot."""
+
+    def __init__(self, last: _Last) -> None:
+        """last: runs at the end, after everything else was cancelled."""
+        self._last = last
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._end: Callable[[], object] = lambda: None
+        self._process = os.getpid()
+        self._closed = False
+
+    def start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Runs `work` there. Cancelling the future cancels the work."""
+        try:
+            loop = self._opened()
+        except (ConfigInvalid, RuntimeError):
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, loop)
+
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """As `start`, and waits for the result; an interrupt cancels the work."""
+        future = self.start(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancels what still runs, and ends the thread where there is one."""
+        with self._lock:
+            self._closed = True
+            if self._thread is not None and self._process == os.getpid():
+                self._end()
+                self._thread.join()
+            self._loop = self._thread = None
+
+    def _opened(self) -> asyncio.AbstractEventLoop:
+        if self._process != os.getpid():
+            raise ConfigInvalid("this client belongs to another process", remedy="make one in each process")
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the client is closed")
+            if self._loop is None:
+                started: Future[_Running] = Future()
+                self._thread = threading.Thread(
+                    target=_run, args=(started, self._last), name="mlcd-client", daemon=True
+                )
+                self._thread.start()
+                self._loop, ended = started.result()
+                # Also where the owner forgets to close; it only tells the thread, as a finalizer must not wait.
+                self._end = weakref.finalize(self, self._loop.call_soon_threadsafe, ended.set)
+            return self._loop
+
+
+def _run(started: Future[_Running], last: _Last) -> None:
+    asyncio.run(_until_ended(started, last))
+
+
+async def _until_ended(started: Future[_Running], last: _Last) -> None:
+    ended = asyncio.Event()
+    started.set_result((asyncio.get_running_loop(), ended))
+    await ended.wait()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await last()

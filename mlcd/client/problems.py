@@ -1,0 +1,132 @@
+"""What the server answered in place of a result, each also an error of `mlcd.errors`.
+
+MlcdError
+├── AnswerInvalid                          what answers there does not speak this API
+└── Refused                                the server answered with a problem: `problem` says which
+    ├── RefusedInput(InvalidInput)         400, 405, 406, 413, 415, 422
+    ├── RefusedAccess                      401, 403
+    ├── RefusedNotFound(NotFound)          404
+    ├── RefusedConflict(Conflict)          409
+    ├── RefusedOverload(Overloaded)        429
+    ├── RefusedUnavailable(Unavailable)    502, 503
+    └── RefusedLate(DeadlineExceeded)      504
+
+A server that cannot be reached is `Unavailable`, an own deadline that passes `DeadlineExceeded`, one bad image
+`ImageRejected`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from mlcd.client.retry import retry_after_s
+from mlcd.errors import Conflict, DeadlineExceeded, InvalidInput, MlcdError, NotFound, Overloaded, Unavailable
+
+_URN: Final = "urn:mlcd:problem:"
+_UNNAMED: Final = "about:blank"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """RFC 9457, as the server sent it. name: stable; request_id: under which its log knows more.
+
+    limit: of /v1/info, where one is exceeded; index, param: what of the request is at fault, where that is known;
+    retry_after_s: seconds until the server wants to be asked again, where it said so.
+    """
+
+    status: int
+    name: str
+    detail: str
+    request_id: str
+    limit: str | None = None
+    index: int | None = None
+    param: str | None = None
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.detail} (status {self.status}, request {self.request_id})"
+
+
+class AnswerInvalid(MlcdError):
+    """What answers at the URL does not speak this API."""
+
+
+class Refused(MlcdError):
+    """The server answered with a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class RefusedInput(Refused, InvalidInput):
+    """The request cannot be used as it is."""
+
+
+class RefusedAccess(Refused):
+    """The API key is missing, wrong, or not allowed to do this."""
+
+
+class RefusedNotFound(Refused, NotFound):
+    """The server has no such center, collection, item or route."""
+
+
+class RefusedConflict(Refused, Conflict):
+    """The request does not fit what is there."""
+
+
+class RefusedOverload(Refused, Overloaded):
+    """The server, or the key's rate, is exhausted, and stayed so over all repeats."""
+
+
+class RefusedUnavailable(Refused, Unavailable):
+    """The engine is down or the server is stopping, and stayed so over all repeats."""
+
+
+class RefusedLate(Refused, DeadlineExceeded):
+    """The server's own deadline for one request has passed."""
+
+
+_CLASSES: Final[dict[int, type[Refused]]] = {
+    **dict.fromkeys((400, 405, 406, 413, 415, 422), RefusedInput),
+    **dict.fromkeys((401, 403), RefusedAccess),
+    404: RefusedNotFound,
+    409: RefusedConflict,
+    429: RefusedOverload,
+    **dict.fromkeys((502, 503), RefusedUnavailable),
+    504: RefusedLate,
+}
+
+
+def refused(response: httpx.Response, *, request_id: str) -> Refused:
+    """The error that a response without success stands for; request_id: the one that was sent."""
+    return _CLASSES.get(response.status_code, Refused)(_problem(response, request_id))
+
+
+def not_our_api() -> AnswerInvalid:
+    return AnswerInvalid("the answer is not one of this API", remedy="check the URL and the server's version")
+
+
+def _problem(response: httpx.Response, request_id: str) -> Problem:
+    content = _content(response)
+    # A proxy in between has a page of its own, which is nobody's detail.
+    detail = content.get("detail") or f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
+    return Problem(
+        status=response.status_code,
+        name=str(content.get("type", _UNNAMED)).removeprefix(_URN),
+        detail=str(detail),
+        request_id=response.headers.get("x-request-id", request_id),
+        limit=content.get("limit"),
+        index=content.get("index"),
+        param=content.get("param"),
+        retry_after_s=retry_after_s(response.headers.get("retry-after")),
+    )
+
+
+def _content(response: httpx.Response) -> dict[str, Any]:
+    try:
+        content = response.json()
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

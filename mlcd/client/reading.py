@@ -1,0 +1,85 @@
+"""The wire formats of the answers, to values. Unknown fields are passed over: a newer server has more."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any, Final, TypeVar
+
+import httpx
+import numpy as np
+
+from mlcd.client.answers import Answer, Center, CenterSet, Example, Info, Label, Match, Origin, Row
+from mlcd.client.problems import not_our_api
+from mlcd.errors import ImageRejected
+
+_Value = TypeVar("_Value")
+_FLOAT: Final = np.dtype("<f4")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise not_our_api() from error
+
+
+@_translated()
+def read_rows(response: httpx.Response, num: int) -> Answer[Row]:
+    """Octet-stream: `num` rows of little-endian float32."""
+    dimension = int(response.headers["x-mlcd-dimension"])
+    rows = np.frombuffer(response.content, _FLOAT).reshape(num, dimension).astype(np.float32)
+    return Answer(list(rows), _origin(response))
+
+
+def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
+    """JSON with a row, or an error, for each of `num` images."""
+    return _placed(response, num, lambda result: np.asarray(result["embedding"], np.float32))
+
+
+def read_labeled(response: httpx.Response, num: int) -> Answer[list[Label]]:
+    return _placed(response, num, lambda result: [_known(Label, label) for label in result["labels"]])
+
+
+def read_found(response: httpx.Response, num: int) -> Answer[list[Match]]:
+    return _placed(response, num, lambda result: [_known(Match, match) for match in result["matches"]])
+
+
+@_translated()
+def read_center(response: httpx.Response) -> Center:
+    content = response.json()
+    nearest = [_known(Label, label) for label in content["nearest"]]
+    examples = [_known(Example, example) for example in content["examples"]]
+    return Center(content["id"], content["size"], content["name"], nearest, examples, _origin(response))
+
+
+@_translated()
+def read_info(response: httpx.Response) -> Info:
+    content = response.json()
+    centers = content["centers"]
+    return _known(Info, content | {"centers": None if centers is None else _known(CenterSet, centers)})
+
+
+@_translated()
+def _placed(response: httpx.Response, num: int, read: Callable[[Any], _Value]) -> Answer[_Value]:
+    """Each result and error at its index; every index must have one."""
+    content = response.json()
+    items: dict[int, _Value | ImageRejected] = {result["index"]: read(result) for result in content["results"]}
+    items |= {error["index"]: ImageRejected(error["type"], error["detail"]) for error in content["errors"]}
+    return Answer([items[index] for index in range(num)], _origin(response, audit=content.get("audit")))
+
+
+def _known(cls: type[_Value], content: dict[str, Any]) -> _Value:
+    return cls(**{field.name: content[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+
+
+def _origin(response: httpx.Response, audit: dict[str, Any] | None = None) -> Origin:
+    said = response.headers
+    return Origin(
+        model=said["x-mlcd-model"],
+        fingerprint=said["x-mlcd-fingerprint"],
+        preprocess_version=int(said["x-mlcd-preprocess-version"]),
+        centers=said.get("x-mlcd-centers"),
+        audit=audit,
+        rounded=said.get("x-mlcd-rounded"),
+    )

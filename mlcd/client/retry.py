@@ -1,0 +1,31 @@
+"""When to ask again: never earlier than the server says, later each time, and not all clients at once."""
+
+import random
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+_FIRST_S: Final = 0.25
+_LONGEST_S: Final = 8.0
+_DOUBLINGS: Final = 5  # from the first to the longest
+_MOST_JITTER_S: Final = 2.0
+
+
+def pause_s(attempt: int, retry_after_s: float | None) -> float:
+    """Seconds to wait after the failure of `attempt` (from 0)."""
+    least = min(_LONGEST_S, _FIRST_S * 2.0 ** min(attempt, _DOUBLINGS))
+    least = least if retry_after_s is None else max(least, retry_after_s)
+    return least + random.random() * min(least, _MOST_JITTER_S)  # noqa: S311 - spreads load, hides nothing
+
+
+def retry_after_s(header: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for, by number or date; None where it says nothing."""
+    if header is None:
+        return None
+    if header.strip().isdecimal():
+        return float(header)
+    try:
+        moment = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    return max(0.0, (moment.astimezone(UTC) - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,115 @@
+"""The server's routes, for one batch each."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+
+from mlcd.client.answers import Answer, Center, Info, Label, Match, Mode, Row
+from mlcd.client.batches import PART_BYTES, Batch, Images
+from mlcd.client.connection import Connection
+from mlcd.client.problems import RefusedInput, not_our_api
+from mlcd.client.reading import read_center, read_embedded, read_found, read_info, read_labeled, read_rows
+
+_Value = TypeVar("_Value")
+_RAW: Final = "application/octet-stream"
+_TOO_LARGE: Final = 413
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one request may hold, by /v1/info."""
+
+    max_items: int
+    max_body_bytes: int
+
+    @property
+    def max_image_bytes(self) -> int:
+        return self.max_body_bytes - PART_BYTES
+
+
+class Server:
+    """Asks the routes of the public contract and no others; use from one event loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._info: Info | None = None
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+    async def info(self) -> Info:
+        self._info = read_info(await self._connection.ask("GET", "/v1/info"))
+        return self._info
+
+    async def known_info(self) -> Info:
+        """As it was when last asked for: limits and shapes, which change rarely, are not worth a request per call."""
+        return self._info or await self.info()
+
+    async def bounds(self) -> Bounds:
+        limits = (await self.known_info()).limits
+        try:
+            return Bounds(int(limits["max_images"]), int(limits["max_body_bytes"]))
+        except KeyError as error:
+            raise not_our_api() from error
+
+    async def center(self, center: int) -> Center:
+        return read_center(await self._connection.ask("GET", f"/v1/centers/{center:d}"))
+
+    async def embed(self, images: Images) -> Answer[Row]:
+        """As float32 where every image can be used; else as JSON, which has the others' rows and each one's error."""
+        return await _of_sendable(images, self._embed)
+
+    async def labels(self, batch: Batch, *, top: int, threshold: float | None, mode: Mode) -> Answer[list[Label]]:
+        params = {"top": top, "mode": mode} | ({} if threshold is None else {"threshold": threshold})
+        return await self._look_up("/v1/labels", params, batch, read_labeled)
+
+    async def search(self, batch: Batch, *, collection: str, top: int) -> Answer[list[Match]]:
+        path = f"/v1/collections/{quote(collection, safe='')}/search"
+        return await self._look_up(path, {"top": top}, batch, read_found)
+
+    async def _embed(self, images: list[bytes]) -> Answer[Row]:
+        try:
+            return read_rows(await self._post("/v1/images/embed", images=images, accept=_RAW), len(images))
+        except RefusedInput as refused:
+            if refused.problem.index is None:
+                raise
+        return read_embedded(await self._post("/v1/images/embed", images=images), len(images))
+
+    async def _look_up(
+        self,
+        path: str,
+        params: dict[str, Any],
+        batch: Batch,
+        read: Callable[[httpx.Response, int], Answer[_Value]],
+    ) -> Answer[_Value]:
+        if isinstance(batch, str):
+            return read(await self._post(path, params=params, json={"id": batch}), 1)
+        if isinstance(batch, np.ndarray):
+            return read(await self._post(path, params=params, json={"embeddings": batch.tolist()}), len(batch))
+
+        async def ask(images: list[bytes]) -> Answer[_Value]:
+            return read(await self._post(path, params=params, images=images), len(images))
+
+        return await _of_sendable(batch, ask)
+
+    async def _post(self, path: str, **sent: Any) -> httpx.Response:
+        try:
+            return await self._connection.ask("POST", path, **sent)
+        except RefusedInput as refused:
+            if refused.problem.status == _TOO_LARGE:
+                self._info = None  # a server that was started again may have other limits
+            raise
+
+
+async def _of_sendable(images: Images, ask: Callable[[list[bytes]], Awaitable[Answer[_Value]]]) -> Answer[_Value]:
+    """The answer for those that are bytes, with what is wrong with the others in its place."""
+    sendable = [image for image in images if isinstance(image, bytes)]
+    if not sendable:
+        return Answer([image for image in images if not isinstance(image, bytes)], None)
+    answer = await ask(sendable)
+    answered = iter(answer.items)
+    return Answer([next(answered) if isinstance(image, bytes) else image for image in images], answer.origin)

@@ -1,0 +1,439 @@
+"""The Python client against real servers."""
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlcd.client import AsyncClient, Client, RefusedAccess, RefusedInput, RefusedNotFound, RefusedOverload
+from mlcd.clustering.centers import Centers
+from mlcd.errors import ConfigInvalid, Conflict, DeadlineExceeded, ImageRejected, InvalidInput, Unavailable
+from tests.conftest import free_port, run_mlcd, start_mlcd
+from tests.integration.running import serving, until
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "client.md"
+
+
+@pytest.fixture(scope="module")
+def mlcd_client(server):
+    with Client(server, batch_size=8, in_flight=3) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def paths(digits, stored):
+    return [digits / key for key in stored.keys]
+
+
+@pytest.fixture(scope="module")
+def rows(stored):
+    return stored.load()
+
+
+@pytest.fixture(scope="module")
+def centers(journey):
+    return Centers.open(journey / "model" / "centers")
+
+
+@contextlib.contextmanager
+def serving_at(port, model, **settings):
+    """As `serving`, at a port of one's own choice, and not waiting: the client's repeats are what waits."""
+    given = {f"MLCD_{name.upper()}": str(value) for name, value in ({"drain_s": 0} | settings).items()}
+    process = start_mlcd("serve", "--model", model, "--port", port, env={**os.environ, **given})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_vectors_are_those_of_mlcd_embed(mlcd_client, paths, rows):
+    embedded = mlcd_client.embed(paths)
+    assert embedded.vectors.dtype == np.float32
+    assert embedded.vectors == pytest.approx(rows, abs=1e-5)
+    assert embedded.errors == {}
+    info = mlcd_client.info()
+    said = embedded.origin
+    assert (said.model, said.fingerprint, said.preprocess_version) == (info.model, info.fingerprint, 1)
+    assert mlcd_client.embed([]).vectors.shape == (0, rows.shape[1])
+
+
+def test_every_kind_of_image_gives_the_same_vector(mlcd_client, paths, rows):
+    pixels = np.asarray(Image.open(paths[3]).convert("RGB"))
+    kinds = [str(paths[3]), paths[3].read_bytes(), Image.open(paths[3]), pixels, pixels[..., 0]]
+    vectors = mlcd_client.embed(kinds).vectors
+    assert vectors == pytest.approx(np.stack([rows[3]] * len(kinds)), abs=1e-5)
+    assert mlcd_client.embed(np.stack([pixels, pixels])).vectors == pytest.approx(rows[[3, 3]], abs=1e-5)
+
+
+def test_bad_images_fail_alone(mlcd_client, paths, rows, tmp_path):
+    bad = {3: b"no image", 4: b"", 11: paths[0].read_bytes()[:60], 12: tmp_path / "absent.png", 20: None}
+    reasons = {3: "unsupported-format", 4: "empty", 11: "undecodable", 12: "unreadable", 20: "unreadable"}
+    images = [bad.get(i, path) for i, path in enumerate(paths[:25])]
+    embedded = mlcd_client.embed(images)
+    assert {index: error.reason for index, error in embedded.errors.items()} == reasons
+    good = [i for i in range(25) if i not in bad]
+    assert embedded.vectors[good] == pytest.approx(rows[good], abs=1e-5)
+    assert np.isnan(embedded.vectors[list(bad)]).all()
+    each = list(mlcd_client.embed_each(images))
+    assert {i: error.reason for i, error in enumerate(each) if isinstance(error, ImageRejected)} == reasons
+    labeled = mlcd_client.labels(images, top=2)
+    assert {index: error.reason for index, error in labeled.errors.items()} == reasons
+    assert (labeled.ids[list(bad)] == -1).all()
+    assert (labeled.ids[good] >= 0).all()
+    assert list(mlcd_client.embed([None, b"no image"]).errors) == [0, 1]
+    with pytest.raises(ImageRejected, match="image 3: not one of"):
+        mlcd_client.embed(images, strict=True)
+
+
+def test_labels_are_the_nearest_centers(mlcd_client, paths, rows, centers):
+    similarities = rows[:30].astype(np.float64) @ centers.vectors.T.astype(np.float64)
+    nearest = np.argsort(-similarities, axis=1, kind="stable")[:, :3]
+    labeled = mlcd_client.labels(paths[:30], top=3)
+    assert (labeled.ids == nearest).all()
+    assert labeled.scores == pytest.approx(np.take_along_axis(similarities, nearest, 1), abs=1e-4)
+    assert labeled.names == [[centers.name(int(i)) for i in ids] for ids in nearest]
+    assert labeled.origin.centers == centers.digest
+    by_rows = mlcd_client.labels(embeddings=3 * rows[:30].astype(np.float64), top=3)
+    assert (by_rows.ids == nearest).all()
+    cut = float(np.median(labeled.scores))
+    kept = mlcd_client.labels(paths[:30], top=3, threshold=cut)
+    assert ((kept.ids >= 0) == (labeled.scores >= cut)[:, : kept.ids.shape[1]]).all()
+    each = list(mlcd_client.labels_each(paths[:30], top=3))
+    assert [[label.id for label in labels] for labels in each] == nearest.tolist()
+
+
+def test_search_by_image_embedding_and_key(mlcd_client, paths, rows, stored):
+    by_image = mlcd_client.search("demo", paths[:20], top=4)
+    by_row = mlcd_client.search("demo", embeddings=rows[:20], top=4)
+    by_key = mlcd_client.search("demo", key=stored.keys[7], top=4)
+    assert [len(matches) for matches in by_image.matches] == [4] * 20
+    for i in range(20):
+        assert by_image.matches[i][0].similarity == pytest.approx(1, abs=1e-5)
+        scores = [[match.similarity for match in found.matches[i]] for found in (by_image, by_row)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    assert by_key.matches[0][0].similarity == pytest.approx(1, abs=1e-5)
+    assert by_key.matches[0][0].class_name is not None
+    for unknown in ("none", "../info", "a/b?c"):
+        with pytest.raises(RefusedNotFound, match="no such"):
+            mlcd_client.search(unknown, paths[:1])
+
+
+def test_a_center_and_the_server_describe_themselves(mlcd_client, centers, rows):
+    center = mlcd_client.center(1)
+    assert (center.id, center.size, center.name) == (1, centers.sizes[1], centers.name(1))
+    assert 1 not in [other.id for other in center.nearest]
+    assert len(center.examples) >= 8
+    assert {"demo", None} >= {example.collection for example in center.examples} >= {"demo"}
+    assert center.origin.centers == centers.digest
+    with pytest.raises(RefusedNotFound) as caught:
+        mlcd_client.center(100_000)
+    assert caught.value.problem.request_id
+    info = mlcd_client.info()
+    assert info.dimension == rows.shape[1]
+    assert info.centers.num_centers == len(centers.vectors)
+    assert info.collections == ["demo"]
+    assert info.limits["max_images"] == 64
+
+
+def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, rows):
+    for wrong, message in (
+        (mlcd_client.labels, "exactly one of images, embeddings"),
+        (lambda: mlcd_client.labels(paths[:1], embeddings=rows[:1]), "exactly one of images, embeddings"),
+        (lambda: mlcd_client.search("demo", key="a", embeddings=rows[:1]), "exactly one of images, embeddings, key"),
+        (lambda: mlcd_client.labels(embeddings=rows[0]), "expected a matrix"),
+        (
+            lambda: mlcd_client.labels(embeddings=np.where(np.arange(20)[:, None] == 17, np.nan, rows[:20])),
+            "row 17 has",
+        ),
+        (lambda: mlcd_client.labels(embeddings=[[1, 2], [3]]), "must be a matrix"),
+        (lambda: mlcd_client.labels(embeddings=rows[:1, :3]), "embedding 0 is not a vector of 16"),
+        (lambda: mlcd_client.labels(paths[:1], top=0), "top must be at least 1"),
+        (lambda: mlcd_client.embed(paths[0]), "put the one image into a list"),
+        (lambda: mlcd_client.embed_each(paths[0]), "put the one image into a list"),
+        (lambda: mlcd_client.labels(paths[:1], mode="approximate"), "approximate labels are off"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            wrong()
+    with pytest.raises(RefusedInput) as caught:
+        mlcd_client.labels(paths[:1], top=5000)
+    assert caught.value.problem.limit == "max_top"
+
+
+def test_the_async_client_gives_the_same(server, mlcd_client, paths, rows, stored):
+    async def main():
+        async def endless():
+            for path in paths:
+                yield path
+
+        async with AsyncClient(server, batch_size=8, in_flight=3) as client:
+            embedded = await client.embed([*paths[:9], b"no image"])
+            each = [row async for row in client.embed_each(endless())]
+            labeled = await client.labels(paths[:9], top=3)
+            labels = [labels async for labels in client.labels_each(paths[:9], top=3)]
+            found = await client.search("demo", key=stored.keys[7], top=3)
+            return embedded, each, labeled, labels, found, await client.center(1), await client.info()
+
+    embedded, each, labeled, labels, found, center, info = asyncio.run(main())
+    assert embedded.vectors[:9] == pytest.approx(rows[:9], abs=1e-5)
+    assert embedded.errors[9].reason == "unsupported-format"
+    assert np.stack(each) == pytest.approx(rows, abs=1e-5)
+    same = mlcd_client.labels(paths[:9], top=3)
+    assert (labeled.ids == same.ids).all()
+    assert [[label.id for label in row] for row in labels] == same.ids.tolist()
+    assert found == mlcd_client.search("demo", key=stored.keys[7], top=3)
+    assert center == mlcd_client.center(1)
+    assert info == mlcd_client.info()
+
+
+def test_the_two_clients_have_the_same_methods_and_arguments():
+    def public(cls):
+        return {name for name, _ in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")}
+
+    assert public(Client) - {"close"} == public(AsyncClient) - {"aclose"}
+    for name in public(Client) - {"close"}:
+        ours, theirs = (inspect.signature(getattr(cls, name)).parameters for cls in (Client, AsyncClient))
+        assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+            (p.name, p.kind, p.default) for p in theirs.values()
+        ]
+    assert str(inspect.signature(Client)) == str(inspect.signature(AsyncClient))
+
+
+def test_threads_share_a_client(mlcd_client, paths, rows):
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda i: mlcd_client.embed(paths[i : i + 20]).vectors, range(0, 160, 20))
+        assert np.concatenate(list(answers)) == pytest.approx(rows[:160], abs=1e-5)
+
+
+def test_a_pinned_fingerprint_refuses_another_model(server, paths):
+    with Client(server, fingerprint="0" * 64) as client, pytest.raises(Conflict, match="and not with 000000000000"):
+        client.embed(paths[:1])
+    with Client(server) as client:
+        fingerprint = client.info().fingerprint
+    with Client(server, fingerprint=fingerprint) as client:
+        assert len(client.embed(paths[:1]).vectors) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"deadline_s": 0}, {"deadline_s": float("nan")}, {"batch_size": 0}, {"in_flight": -1}, {"retries": -1}]
+)
+def test_options_that_cannot_work_are_refused(server, wrong):
+    with pytest.raises(ConfigInvalid, match=next(iter(wrong))):
+        Client(server, **wrong)
+
+
+def test_a_server_that_is_started_again_in_the_middle_costs_only_time(paths):
+    port = free_port()
+    with Client(f"http://127.0.0.1:{port}", batch_size=4, in_flight=3, retries=20) as client:
+        with serving_at(port, "pixels"):
+            expected = client.embed(paths).vectors
+            each = client.embed_each(paths)
+            first = [next(each) for _ in range(40)]
+        with serving_at(port, "pixels"):
+            rows = np.stack([*first, *each])
+    assert rows == pytest.approx(expected, abs=1e-6)
+
+
+def test_another_model_in_the_middle_ends_the_call(paths):
+    port = free_port()
+    with Client(f"http://127.0.0.1:{port}", batch_size=4, in_flight=3, retries=20) as client:
+        with serving_at(port, "fake:latency_ms=1", engine="fake"):
+            each = client.embed_each(paths)
+            next(each)
+        with serving_at(port, "fake:latency_ms=1,dimension=9", engine="fake"):
+            with pytest.raises(Conflict, match="changed during the call: make the call again"):
+                list(each)
+            assert client.embed(paths).vectors.shape == (200, 9)
+
+
+def test_a_server_with_little_room_is_neither_overrun_nor_given_up(paths):
+    """Room for four images; three requests of two at one time, and a second client that does the same."""
+    limits = {"limits__max_images": 4, "limits__max_queued_images": 4}
+    with serving("fake:latency_ms=150", engine="fake", max_batch=2, **limits) as server:
+        options = {"batch_size": 2, "in_flight": 3, "retries": 30}
+
+        def ask():
+            with Client(server.url, **options) as client:
+                return client.embed(paths[:16]).vectors
+
+        with ThreadPoolExecutor(2) as pool:
+            started = time.monotonic()
+            answers = list(pool.map(lambda _: ask(), range(2)))
+        refused = server.metric('mlcd_requests_total{route="/v1/images/embed",status="429"}')
+        assert refused > 0
+        # None came back within the second that each refusal asks for, hence at most one per request and second.
+        assert refused <= 2 * options["in_flight"] * (time.monotonic() - started + 1)
+        assert (answers[0] == answers[1]).all()
+        assert not np.isnan(answers[0]).any()
+
+
+def test_without_repeats_the_refusal_says_when_to_come_back(paths):
+    limits = {"limits__max_images": 2, "limits__max_queued_images": 2}
+    with (
+        serving("fake:latency_ms=800", engine="fake", **limits) as server,
+        ThreadPoolExecutor(1) as pool,
+        Client(server.url, retries=0) as client,
+        Client(server.url, batch_size=2) as other,
+    ):
+        client.info()
+        busy = pool.submit(other.embed, paths[:2])
+        until(lambda: server.metric('mlcd_held{of="images"}') == 2, 5)
+        with pytest.raises(RefusedOverload) as caught:
+            client.embed(paths[:1])
+        assert 1 <= caught.value.problem.retry_after_s <= 30
+        assert len(busy.result(10).vectors) == 2
+
+
+@pytest.fixture(scope="module")
+def slow():
+    with serving("fake:latency_ms=1500", engine="fake", max_batch=1) as server:
+        yield server
+
+
+def test_a_deadline_passes_and_the_server_stops_working_on_it(slow, paths):
+    with Client(slow.url, deadline_s=0.5) as client:
+        client.info()
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.5 s"):
+            client.embed(paths[:1])
+        assert time.monotonic() - started < 1.4
+        until(lambda: slow.metric('mlcd_held{of="images"}') == 0, 5)
+
+
+def test_leaving_an_iteration_ends_what_is_in_flight(slow, paths):
+    taken = []
+
+    def source():
+        for path in paths:
+            taken.append(path)
+            yield path
+
+    with Client(slow.url, batch_size=1, in_flight=3) as client:
+        for row in client.embed_each(source()):
+            assert row.shape == (8,)
+            break
+        assert len(taken) == 3
+        until(lambda: slow.metric('mlcd_held{of="images"}') == 0, 5)
+
+
+def test_closing_ends_the_calls_of_other_threads(slow, paths):
+    others = {thread.ident for thread in threading.enumerate()}
+    client = Client(slow.url, batch_size=1, in_flight=3)
+    client.info()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.embed, paths[:9])
+        until(lambda: slow.metric('mlcd_held{of="images"}') >= 1, 5)
+        started = time.monotonic()
+        client.close()
+        assert isinstance(call.exception(timeout=5), CancelledError)
+        assert time.monotonic() - started < 1.4
+    assert {thread.ident for thread in threading.enumerate()} == others
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.info()
+
+
+def test_limits_are_kept_and_a_large_image_fails_alone(paths, photo):
+    size = max(path.stat().st_size for path in paths)
+    limits = {"limits__max_images": 3, "limits__max_body_bytes": 2 * (size + 512)}
+    with serving("fake:latency_ms=1", engine="fake", **limits) as server, Client(server.url) as client:
+        embedded = client.embed([*paths[:10], photo, *paths[10:20]])
+        assert {index: error.reason for index, error in embedded.errors.items()} == {10: "too-many-bytes"}
+        assert server.metric('mlcd_requests_total{route="/v1/images/embed",status="413"}') == 0
+        assert server.metric('mlcd_requests_total{route="/v1/images/embed",status="200"}') >= 10
+
+
+def test_smaller_limits_of_a_server_started_again_are_learned(paths):
+    port = free_port()
+    with Client(f"http://127.0.0.1:{port}", retries=20) as client:
+        with serving_at(port, "fake:latency_ms=1", engine="fake"):
+            client.embed(paths[:10])
+        with serving_at(port, "fake:latency_ms=1", engine="fake", limits__max_images=2):
+            with pytest.raises(RefusedInput, match="max_images"):
+                client.embed(paths[:10])
+            assert len(client.embed(paths[:10]).vectors) == 10
+
+
+def test_a_key_opens_what_its_scopes_allow(paths, tmp_path):
+    file = tmp_path / "keys.json"
+    made = run_mlcd("keys", "create", "tests", "--scope", "embed", "--file", file)
+    assert made.returncode == 0, made.stderr
+    (key,) = re.findall(r"mlcd[-_][A-Za-z0-9_-]{20,}", made.stdout)
+    with serving("fake:latency_ms=1", engine="fake", auth__keys_file=file) as server:
+        with Client(server.url, api_key=key) as client:
+            assert len(client.embed(paths[:1]).vectors) == 1
+            with pytest.raises(RefusedAccess, match="scope search"):
+                client.search("demo", paths[:1])
+        for wrong in (None, key[:-1] + "x"):
+            with Client(server.url, api_key=wrong) as client, pytest.raises(RefusedAccess) as caught:
+                client.embed(paths[:1])
+            assert caught.value.problem.status == 401
+            assert key[:-1] not in str(caught.value)
+
+
+def test_a_server_that_is_not_there():
+    url = f"http://127.0.0.1:{free_port()}"
+    with Client(url, retries=0) as client, pytest.raises(Unavailable, match="cannot be reached"):
+        client.embed([b"x"])
+
+
+def test_it_needs_numpy_and_httpx_alone_and_a_program_that_forgets_to_close_ends(server, paths):
+    code = f"""
+import sys
+for name in ("torch", "faiss", "fastapi", "openvino", "pyarrow", "pydantic", "orjson", "PIL", "service"):
+    sys.modules[name] = None
+from mlcd.client import Client
+client = Client({server!r})
+print(client.embed([{str(paths[0])!r}]).vectors.shape)
+Client({server!r}).info()
+each = client.embed_each([{str(paths[0])!r}] * 100)
+next(each)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "(1, 16)\n", "")
+
+
+def test_a_child_process_is_told_to_make_its_own(server):
+    code = f"""
+import os, warnings
+from mlcd.client import Client
+from mlcd.errors import ConfigInvalid
+warnings.simplefilter("ignore")
+client = Client({server!r})
+client.info()
+if os.fork() == 0:
+    try:
+        client.info()
+    except ConfigInvalid as error:
+        print(error, flush=True)
+    client.close()
+    os._exit(0)
+os.wait()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "this client belongs to another process: make one in each process\n"
+
+
+def test_what_the_page_shows_runs(server, digits, tmp_path, monkeypatch):
+    (tmp_path / "photos").symlink_to(digits / "3")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 7
+    code = "\n".join(blocks).replace("http://127.0.0.1:8000", server)
+    names: dict[str, object] = {}
+    compiled = compile(code, str(PAGE), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    asyncio.run(eval(compiled, names))
+    assert np.isnan(names["embedded"].vectors).sum() == 0
+    assert names["found"].matches[0][0].similarity == pytest.approx(1, abs=1e-5)

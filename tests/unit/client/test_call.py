@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlcd.client.answers import Answer, Embedded, Found, Label, Labeled, Match, Origin
+from mlcd.client.call import Call
+from mlcd.errors import Conflict, ImageRejected
+
+ORIGIN = Origin("m", "a" * 64, 1)
+BAD = ImageRejected("undecodable", "the image is damaged", remedy="mend it")
+
+
+def test_batches_of_two_models_are_not_mixed():
+    for other in (
+        replace(ORIGIN, fingerprint="b" * 64),
+        replace(ORIGIN, centers="c"),
+        replace(ORIGIN, rounded="float16"),
+        replace(ORIGIN, preprocess_version=2),
+    ):
+        call = Call(strict=False, fingerprint=None)
+        call.items(Answer([1], ORIGIN))
+        call.items(Answer([BAD], None))
+        call.items(Answer([2], ORIGIN))
+        with pytest.raises(Conflict, match="precision changed during the call"):
+            call.items(Answer([3], other))
+
+
+def test_a_model_other_than_the_one_asked_for_is_refused():
+    assert Call(strict=False, fingerprint="a" * 64).items(Answer([1], ORIGIN)) == [1]
+    with pytest.raises(Conflict, match=r"a{12} and not with b{12}"):
+        Call(strict=False, fingerprint="b" * 64).items(Answer([1], ORIGIN))
+
+
+def test_strict_names_the_image_by_its_place_in_the_call():
+    call = Call(strict=True, fingerprint=None)
+    call.items(Answer([1, 2, 3], ORIGIN))
+    with pytest.raises(ImageRejected) as caught:
+        call.items(Answer([4, BAD], ORIGIN))
+    assert str(caught.value) == "image 4: the image is damaged: mend it"
+    assert caught.value.reason == "undecodable"
+
+
+def test_rows_stand_at_their_images_places():
+    rows = [np.array([1, 0], np.float32), BAD, np.array([0, 1], np.float32)]
+    embedded = Embedded.of(rows, ORIGIN, dimension=7)
+    assert embedded.vectors.dtype == np.float32
+    assert embedded.vectors[[0, 2]].tolist() == [[1, 0], [0, 1]]
+    assert np.isnan(embedded.vectors[1]).all()
+    assert embedded.errors == {1: BAD}
+    assert Embedded.of([], ORIGIN, dimension=7).vectors.shape == (0, 7)
+    nothing = Embedded.of([BAD], ORIGIN, dimension=7).vectors
+    assert nothing.shape == (1, 7)
+    assert np.isnan(nothing).all()
+
+
+def test_labels_are_padded_like_neighbors():
+    labels = [[Label(5, 0.5, "five"), Label(2, 0.25, None)], BAD, [Label(7, 1.0, None)], []]
+    labeled = Labeled.of(labels, ORIGIN)
+    assert labeled.ids.tolist() == [[5, 2], [-1, -1], [7, -1], [-1, -1]]
+    assert labeled.scores.tolist() == [[0.5, 0.25], [-np.inf] * 2, [1.0, -np.inf], [-np.inf] * 2]
+    assert (labeled.ids.dtype, labeled.scores.dtype) == (np.int32, np.float32)
+    assert labeled.names == [["five", None], [], [None], []]
+    assert labeled.errors == {1: BAD}
+    assert Labeled.of([], ORIGIN).ids.shape == (0, 0)
+
+
+def test_matches_stand_at_their_queries_places():
+    match = Match("k", 0.5, None)
+    found = Found.of([[match], BAD], ORIGIN)
+    assert (found.matches, found.errors) == ([[match], []], {1: BAD})
