@@ -6,16 +6,24 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SDK := .venv-sdk
 FUZZ := .venv-fuzz
+TRITON := .venv-triton
+LOCK := .venv-lock
+TRITON_REPOSITORY ?= triton
 FUZZ_SECONDS ?= 60
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+MODEL_DIR ?= demo
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+# openvino reports its use to its maker where it finds openvino-telemetry, and works without.
+UV_COMPILE = $(LOCK)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--no-emit-package openvino-telemetry --custom-compile-command 'make lock'
 
 # The first interpreter of a supported version.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup demo test test-slow test-sdk fuzz lint types fmt bench docs clean
+.PHONY: help setup redis bundled-triton demo test test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,18 +36,24 @@ $(STAMP): pyproject.toml constraints.txt
 		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,redis,triton,dev]'
 	@# An oracle of the tests, read by file: its dependencies (torchvision, timm) do not go with the CPU build of torch.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps open_clip_torch
 	@touch $@
 
+redis: # redis-server, where it is missing and can be installed
+	@command -v redis-server >/dev/null || { \
+		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; \
+	} >/dev/null || echo "redis-server cannot be installed: tests that need it are skipped" >&2
+
 demo: setup ## raw images to a live service; DEMO_ARGS=--no-serve stops after the result table
 	@$(BIN)/mlcd demo $(DEMO_ARGS)
 
-test: setup ## all tests that need no GPU, no Docker and no patience
+test: setup redis bundled-triton ## all tests that need no GPU, no Docker and no patience
 	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow" $(PYTEST_ARGS)
 
-test-slow: setup ## the tests that take minutes
+test-slow: setup redis ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangChain, LlamaIndex and Triton, against a server
@@ -48,6 +62,44 @@ test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangCha
 $(SDK)/.installed: tests/sdk/requirements.txt | setup
 	@test -x $(SDK)/bin/python || $(PYTHON) -m venv $(SDK)
 	@$(SDK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+test-triton: setup $(TRITON)/.installed ## the tests against the real Triton server that nvidia-pytriton bundles
+	@$(BIN)/python -m pytest -m triton $(PYTEST_ARGS)
+
+triton: $(TRITON)/.installed ## that server on loopback with TRITON_REPOSITORY: for development and tests only
+	@$(TRITON)/bin/python deploy/triton/serve.py $(TRITON_REPOSITORY)
+
+bundled-triton: # where the machine allows
+	@$(MAKE) --silent $(TRITON)/.installed || echo "Triton cannot be installed: tests that need it are skipped" >&2
+
+$(TRITON)/.installed: deploy/triton/requirements.txt | setup
+	@test -x $(TRITON)/bin/python || $(PYTHON) -m venv $(TRITON)
+	@$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+compose-up: $(MODEL_DIR)/model/manifest.json ## docker compose up with the demo's model; MODEL_DIR is that of another
+	@# The containers' user is none of this machine's: it reads what everybody may.
+	@chmod -R a+rX $(MODEL_DIR)/model $(wildcard $(MODEL_DIR)/collections)
+	@MODEL_DIR=$(MODEL_DIR) $(COMPOSE) up --detach --build
+	@echo "http://127.0.0.1:$${PORT:-8000}/ when it is ready; $(COMPOSE) down stops it"
+
+demo/model/manifest.json: | setup
+	@$(BIN)/mlcd demo --no-serve
+
+test-docker: setup ## the images and the compose file, with a Docker engine: minutes, some GB
+	@$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
+
+lock: $(LOCK)/.installed ## deploy/locks: all that the images install, with hashes, from pyproject.toml and constraints.txt
+	@$(UV_COMPILE) -c constraints.txt --extra serve --extra redis --extra triton --extra tracing \
+		-o deploy/locks/api.txt pyproject.toml
+	@$(UV_COMPILE) -c constraints.txt --extra serve --extra train -o deploy/locks/train.txt pyproject.toml
+	@$(UV_COMPILE) --no-deps -o deploy/locks/triton.txt deploy/triton/requirements.txt
+	@$(UV_COMPILE) -o deploy/locks/build.txt deploy/locks/build.in
+
+$(LOCK)/.installed: deploy/locks/requirements.txt | setup
+	@test -x $(LOCK)/bin/python || $(PYTHON) -m venv $(LOCK)
+	@$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 fuzz: setup $(FUZZ)/.installed ## the decoder and the parsers of bodies, FUZZ_SECONDS each, guided by coverage
@@ -78,4 +130,4 @@ docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) $(SDK) $(FUZZ) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) $(FUZZ) $(TRITON) $(LOCK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

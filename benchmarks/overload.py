@@ -29,6 +29,7 @@ import numpy as np
 
 FAKE: Final = "fake:latency_ms=100"
 FAKE_BATCH: Final = 4
+NO_CACHE: Final = {"MLCD_CACHE__MEMORY_BYTES": "0"}  # one photograph is sent all the time
 CLIENTS: Final = 32
 SETTLE_S: Final = 2.0  # of a run that is not counted: the queue is still filling
 RETRY_S: Final = 1.0
@@ -207,7 +208,7 @@ async def overload(port: int, payload: bytes, rate: float, seconds: float, settl
 
 
 def compare(model: str, settings: dict[str, str], options: argparse.Namespace, *, payload: bytes) -> Result:
-    with serving(model, {**settings, "MLCD_LIMITS__DEADLINE_S": str(options.deadline)}) as server:
+    with serving(model, {**settings, "MLCD_LIMITS__DEADLINE_S": str(options.deadline), **NO_CACHE}) as server:
         peak = asyncio.run(saturate(server.port, payload, options.peak_seconds, options.settle))
         before = server.memory_mib()
         threading.Thread(target=server.watch_memory, daemon=True).start()

@@ -44,7 +44,7 @@ from typing import Any, Final, Self
 import httpx
 import numpy as np
 from encode import tower_config, write_model
-from overload import CLIENTS, Server, free_port
+from overload import CLIENTS, NO_CACHE, Server, free_port
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -285,7 +285,7 @@ class Others:
 
 @contextmanager
 def our_server(model: Path, precision: str, photos: list[bytes]) -> Iterator[Served]:
-    server = Server(str(model), {"MLCD_PRECISION": precision, "MLCD_DRAIN_S": "0"})
+    server = Server(str(model), {"MLCD_PRECISION": precision, "MLCD_DRAIN_S": "0", **NO_CACHE})
     try:
         server.wait_ready()
         name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]

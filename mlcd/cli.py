@@ -95,10 +95,12 @@ def embed(
     be used are skipped and listed in OUT/errors.jsonl.
     """
     from mlcd.encoders import open_encoder
+    from mlcd.images.quiet import silence_decoders
     from mlcd.images.sources import open_source
     from mlcd.pipelines.embed import embed as run
     from mlcd.pipelines.resolve import resolve_model
 
+    silence_decoders()
     source = open_source(images)
     encoder = open_encoder(
         resolve_model(model, _announce), precision=precision, engine=engine, exif=exif, decode=decode
@@ -132,6 +134,13 @@ def embed(
 @click.option("--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean.")
 @click.option("--names", is_flag=True, help="Name each center by the majority of its members' sub-folders.")
 @click.option("--report", is_flag=True, help="Also write report.json and sizes.png: how good the clusters are.")
+@click.option(
+    "--examples",
+    type=click.IntRange(0, 64),
+    default=8,
+    show_default=True,
+    help="Keep the keys of so many nearest members of each center; 0 keeps none.",
+)
 @click.option("--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic and time; write nothing.")
 @reporter_option
 def cluster(
@@ -145,6 +154,7 @@ def cluster(
     subtract_mean: bool,
     names: bool,
     report: bool,
+    examples: int,
     only_plan: bool,
     reporter: Reporter,
 ) -> None:
@@ -167,6 +177,7 @@ def cluster(
         subtract_mean=subtract_mean,
         names=names,
         report=report,
+        examples=examples,
     )
     try:
         with open_group() as group:
@@ -224,10 +235,12 @@ def label(
     Exactly, unless --mode approximate: that is for many thousands of centers, and tells the recall of an audited
     sample in the manifest. Images that cannot be used are skipped and listed in OUT/errors.jsonl.
     """
+    from mlcd.images.quiet import silence_decoders
     from mlcd.pipelines.label import LabelOptions
     from mlcd.pipelines.label import label as run
     from mlcd.pipelines.resolve import resolve_model
 
+    silence_decoders()
     if model is None and (precision or engine or exif or decode):
         raise click.UsageError("--precision, --engine, --exif and --decode are for a --model, which only images need")
     options = LabelOptions(

@@ -87,6 +87,20 @@ class EmbeddingsArtifact:
         keys: list[SampleKey] = self._column("key").to_pylist()
         return keys
 
+    def keys_at(self, rows: NDArray[np.int64]) -> pa.Array:
+        """The keys of the rows of these numbers, [n] large_string in this order; in memory are those of one part."""
+        order = np.argsort(rows, kind="stable")
+        in_order, found, start = rows[order], [pa.array([], pa.large_string())], 0
+        for part in range(self.num_parts):
+            stop = start + len(self._map(part))
+            wanted = in_order[slice(*np.searchsorted(in_order, [start, stop]))]
+            if len(wanted):
+                self._verify(keys_name(part))
+                keys = pq.read_table(self.artifact.path / keys_name(part), columns=["key"])["key"]
+                found.append(keys.cast(pa.large_string()).take(pa.array(wanted - start)).combine_chunks())
+            start = stop
+        return pa.concat_arrays(found).take(pa.array(np.argsort(order, kind="stable")))
+
     @cached_property
     def class_names(self) -> list[str | None]:
         """The class of each row where the source had one: for evaluation, never for training."""

@@ -25,6 +25,9 @@ ImageReason = Literal[
     "unsupported-format",
     "undecodable",
     "no-embedding",
+    "url-refused",
+    "fetch-failed",
+    "fetch-late",
 ]
 
 

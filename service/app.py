@@ -1,6 +1,7 @@
 """The application: middleware, problems, routers."""
 
 from functools import cache, partial
+from typing import Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -22,14 +23,34 @@ from service.api import (
     kserve,
     labels,
 )
+from service.head import HeadMiddleware
 from service.middleware import BodyLimitMiddleware, RequestMiddleware
 from service.problems import handle_http_error, handle_mlcd_error, handle_unexpected, handle_validation_error
 from service.resources import Resources
+from service.security.gate import check_declared
+from service.security.headers import SecurityHeadersMiddleware
 from service.web import explorer
 
+_ROOMS: Final = (
+    health,
+    info,
+    embeddings,
+    cohere,
+    kserve,
+    inference,
+    images,
+    labels,
+    centers,
+    collections,
+    explorer,
+)
 
-def create_app(resources: Resources) -> FastAPI:
-    """An ASGI application over open resources; their owner closes them."""
+
+def create_app(resources: Resources | None) -> FastAPI:
+    """An ASGI application over open resources; their owner closes them. None: to be described, as it is with keys.
+
+    Raises ValueError for a route of which nobody said who may enter.
+    """
     app = FastAPI(
         title="mlcd",
         version=mlcd.__version__,
@@ -38,16 +59,25 @@ def create_app(resources: Resources) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
+        # A redirect would name the server as the client does, whoever that is, and loses the method with some.
+        redirect_slashes=False,
     )
-    patch_fastapi(app, redirect_from_root_to_docs=False)
+    # A page that remembers a key would hand it to whoever opens it next.
+    parameters = {"tryItOutEnabled": True, "filter": True, "persistAuthorization": False}
+    patch_fastapi(app, redirect_from_root_to_docs=False, swagger_ui_parameters=parameters)
+    check_declared(app.routes)
     app.state.resources = resources
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestMiddleware)
+    app.add_middleware(SecurityHeadersMiddleware)
+    app.add_middleware(HeadMiddleware)
     app.add_exception_handler(MlcdError, handle_mlcd_error)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_unexpected)
-    for module in (health, info, embeddings, cohere, kserve, inference, images, labels, centers, collections, explorer):
-        app.include_router(module.router)
-    app.openapi = cache(partial(document.describe, app))  # type: ignore[method-assign]  # FastAPI's own way
+    for room in _ROOMS:
+        check_declared(room.router.routes)
+        app.include_router(room.router)
+    keyed = resources is None or resources.keys is not None
+    app.openapi = cache(partial(document.describe, app, keyed=keyed))  # type: ignore[method-assign]  # FastAPI's own way
     return app

@@ -19,6 +19,7 @@ MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 """Of a request: headers, the framing of chunks, trailers. More only where there is as much body."""
 _MAX_PIPELINED: Final = 16
 _MAX_DESCRIPTORS: Final = 65_536
+_LINGER_S: Final = 10.0  # for the rest of a body that is refused on a connection that is then closed
 
 
 class Bounds:
@@ -51,6 +52,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._received = self._body = 0
         self._message_complete = True
+        self._lingering = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -81,6 +83,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests at once")  # the parser makes a 400 of it
         super().on_headers_complete()
+        self.cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -90,8 +93,29 @@ class Connection(HttpToolsProtocol):
         self._message_complete = True
         self._received = self._body = 0
         super().on_message_complete()
+        if self._lingering:
+            self.transport.close()
+            return
         if self.cycle.response_complete:
             self._wait()
+
+    def close_after_answer(self) -> None:
+        """End the connection, but not before its client has sent what it is sending.
+
+        Closed with bytes unread it would be reset, and many a client would never read why it was refused.
+        """
+        if self._message_complete or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._lingering = True
+        self.transport.write_eof()
+        self._within(_LINGER_S)
+
+    def send_400_response(self, msg: str) -> None:
+        if self._lingering:
+            self.transport.abort()
+            return
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         follows = bool(self.pipeline)
@@ -124,6 +148,22 @@ class Connection(HttpToolsProtocol):
             return
         self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
+
+
+class _Closing:
+    """A connection's transport to the answer that is written on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def write(self, content: bytes) -> None:
+        self._connection.transport.write(content)
+
+    def close(self) -> None:
+        self._connection.close_after_answer()
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
 
 
 def allow_descriptors() -> None:

@@ -6,23 +6,28 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from mlcd.clustering.approximate import ApproximateScan, audit, divide, fewest_probes
+from mlcd.clustering.approximate import (
+    AUDITED_ROWS,
+    MIN_AUDITED_ROWS,
+    ApproximateScan,
+    audit,
+    divide,
+    fewest_probes,
+)
 from mlcd.clustering.centers import Centers
 from mlcd.clustering.nearest import CenterScan
 from mlcd.collections.snapshot import Snapshot
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
-from mlcd.types import Embeddings, Neighbors
+from mlcd.types import Embeddings, Neighbors, unit_rows
 
 LookupMode = Literal["exact", "approximate"]
 _AUDITED_TOP: Final = 8  # what /v1/labels gives unless asked otherwise
-_AUDITED_ROWS: Final = 2000
-_LEAST_ROWS: Final = 500  # fewer cannot show a recall of 0.99
 
 
 @dataclass(frozen=True)
 class Approximation:
-    """audit: recall, low, high, rows, top, cells and probes, as answers show it."""
+    """audit: recall, low, high, rows, source, top, cells and probes, as answers show it."""
 
     scan: ApproximateScan
     probes: int
@@ -32,15 +37,17 @@ class Approximation:
     def build(cls, centers: Centers, exact: CenterScan, collections: Iterable[Snapshot]) -> "Approximation":
         """Cells of the centers, as few probes as recall allows, and the audit on other rows than chose them.
 
-        Raises ConfigInvalid for too few centers, too few indexed images, or where no number of probes is enough.
+        The rows are those shipped with the centers, else indexed ones. Raises ConfigInvalid for too few centers or
+        rows, or where no number of probes is enough.
         """
-        rows = centers.align(_sample(collections, 2 * _AUDITED_ROWS))
+        source, unaligned = _audited_rows(centers, collections)
+        rows = centers.align(unaligned)
         top = min(_AUDITED_TOP, len(centers.vectors))
         scan = ApproximateScan(centers.vectors, divide(centers.vectors))
         true = exact.nearest(rows, top).ids
         probes = fewest_probes(scan, rows[::2], true[::2])
         found = audit(scan, rows[1::2], true[1::2], probes)
-        seen = {"recall": found.recall, "low": found.low, "high": found.high, "rows": found.rows}
+        seen = {"recall": found.recall, "low": found.low, "high": found.high, "rows": found.rows, "source": source}
         return cls(scan, probes, {**seen, "top": top, "cells": scan.num_cells, "probes": probes})
 
 
@@ -54,7 +61,7 @@ class Lookup:
         self.approximation: Approximation | None = None
 
     def approximate(self, collections: Iterable[Snapshot]) -> None:
-        """Make the approximate mode ready, audited on what is indexed; see `Approximation.build`."""
+        """Make the approximate mode ready, audited on rows shipped with the centers, or indexed ones."""
         try:
             self.approximation = Approximation.build(self.centers, self.scan, collections)
         except ConfigInvalid as error:
@@ -76,13 +83,21 @@ class Lookup:
         return self.approximation.scan.nearest(rows, top, threshold, probes=self.approximation.probes)
 
 
+def _audited_rows(centers: Centers, collections: Iterable[Snapshot]) -> tuple[str, Embeddings]:
+    """Whose rows they are, and the rows: unit [n, D] as the model gives them, MIN_AUDITED_ROWS of them or more."""
+    shipped = centers.audit_rows
+    if shipped is not None and len(shipped) >= MIN_AUDITED_ROWS:
+        return "centers", unit_rows(shipped)
+    return "collections", _sample(collections, AUDITED_ROWS)
+
+
 def _sample(collections: Iterable[Snapshot], num: int) -> Embeddings:
     """At most `num` indexed rows, [n, D], drawn by the hash of their places."""
     places = [(snapshot, row) for snapshot in collections for row in range(snapshot.index.num_rows)]
-    if len(places) < 2 * _LEAST_ROWS:
+    if len(places) < MIN_AUDITED_ROWS:
         raise ConfigInvalid(
-            f"approximate labels are audited on {2 * _LEAST_ROWS} indexed images or more (--state), and there are"
-            f" {len(places)}"
+            f"approximate labels are audited on {MIN_AUDITED_ROWS} rows or more: these centers ship none, as"
+            f" `mlcd cluster` writes them, and there are {len(places)} indexed images (--state)"
         )
     chosen = np.argsort(hash_counters(np.arange(len(places))), kind="stable")[:num]
     return np.concatenate([places[place][0].index.reconstruct(places[place][1]) for place in chosen])

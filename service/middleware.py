@@ -1,6 +1,7 @@
 """Around every request: an id, the deadline, the bounds on its body, the measurement; and it ends with its client."""
 
 import asyncio
+import logging
 import re
 import time
 import uuid
@@ -11,16 +12,25 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
+from service.cache.cached import CachedPipeline
 from service.dispatch.engine import down
+from service.observability.request import RequestRecord, begin_request, received_trace
 from service.problems import COMES_BACK, BadRequest, TooLarge, handle_unexpected
 from service.resources import Resources
 
 _Result = TypeVar("_Result")
+_log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE: Final = 499
 """nginx's status for it, in metrics only: nobody is there to read it."""
+_IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
+_IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/")
+"""Whose bodies, JSON included, hold images and nothing else."""
 _SERVER_TIMING: Final = b"server-timing"
-_OURS: Final = (b"x-request-id", b"retry-after", _SERVER_TIMING)
+_RETRY_AFTER: Final = b"retry-after"
+_PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
+"""They come all day: logged at debug, and not traced."""
+_OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
 
 
 class RequestMiddleware:
@@ -60,8 +70,14 @@ class _Exchange:
         self._scope, self._receive, self._send = scope, receive, send
         self._resources: Resources = scope["app"].state.resources
         self._state: dict[str, Any] = scope.setdefault("state", {})
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
         self._id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
+        self._record = RequestRecord(self._id, received_trace(headers))
+        self._probe = scope["path"] in _PROBES
+        tracer = self._resources.tracer
+        self._span = None if tracer is None or self._probe else tracer.begin(self._record)
+        begin_request(self._record)
         self._deadline = asyncio.get_running_loop().time() + self._resources.settings.limits.deadline_s
         self._state.update(request_id=self._id, deadline=self._deadline)
         self._started = time.perf_counter()
@@ -93,15 +109,24 @@ class _Exchange:
             self.answered, self._status = True, message["status"]
             given = message.get("headers", [])
             stages = [value for name, value in given if name == _SERVER_TIMING]
+            stated = next((value for name, value in given if name == _RETRY_AFTER), None)
             kept = [(name, value) for name, value in given if name not in _OURS]
-            message["headers"] = [*kept, *self._headers(stages)]
+            message["headers"] = [*kept, *self._headers(stages, stated)]
         await self._send(message)
 
     def end(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        status = _CLIENT_GONE if self.client_gone else self._status
-        self._resources.metrics.request(_route_of(self._scope), status, time.perf_counter() - self._started)
+        status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
+        seconds, method = time.perf_counter() - self._started, self._scope["method"]
+        self._resources.metrics.request(route, status, seconds)
+        tracer = self._resources.tracer
+        if tracer is not None and self._span is not None:
+            tracer.end(self._span, self._record, method=method, route=route, status=status)
+        fields = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+        if self._record.num_images is not None:
+            fields["images"] = self._record.num_images
+        _log.log(logging.DEBUG if self._probe else logging.INFO, "request", extra={"fields": fields})
 
     async def _watch(self) -> None:
         """The server tells of a client's leaving only to who asks."""
@@ -110,12 +135,13 @@ class _Exchange:
             self.client_gone = True
             self._handler.cancel()
 
-    def _headers(self, stages: list[bytes]) -> list[tuple[bytes, bytes]]:
+    def _headers(self, stages: list[bytes], retry_after: bytes | None) -> list[tuple[bytes, bytes]]:
+        """retry_after: where the refusal knows better than the load does."""
         total_ms = 1000 * (time.perf_counter() - self._started)
         timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
-        headers = [(b"x-request-id", self._id.encode()), (_SERVER_TIMING, timing)]
+        headers = [(b"x-request-id", self._id.encode()), (_SERVER_TIMING, timing), *self._resources.stamp]
         if self._status in COMES_BACK:
-            headers.append((b"retry-after", str(self._resources.retry_after_s).encode()))
+            headers.append((_RETRY_AFTER, retry_after or str(self._resources.retry_after_s).encode()))
         if self._late:
             headers.append((b"connection", b"close"))
         return headers
@@ -149,7 +175,9 @@ class _Body:
         self._limit = self._resources.settings.limits.max_body_bytes
         headers = dict(scope["headers"])
         self._stated = headers.get(b"content-length", b"0")
-        self._of_images = headers.get(b"content-type", b"").lower().startswith((b"image/", b"multipart/form-data"))
+        kind = headers.get(b"content-type", b"").lower()
+        self._of_images = kind.startswith(_IMAGE_TYPES) or scope["path"].startswith(_IMAGE_ROUTES)
+        self._deadline: float = scope["state"]["deadline"]
         self._checked = False
         self._received = self._taken = 0
 
@@ -174,9 +202,16 @@ class _Body:
             raise _too_large(self._limit)
         if self._of_images and not self._resources.engine.up:
             raise down()
-        if self._of_images and self._resources.admission.full:
+        if self._of_images and not self._has_room():
             raise self._resources.admission.refusal("images")
         self._take(int(self._stated))
+
+    def _has_room(self) -> bool:
+        admission = self._resources.admission
+        # What the cache knows needs no place, and only the body tells what it is.
+        if isinstance(self._resources.pipeline, CachedPipeline):
+            return not admission.full
+        return admission.has_room(1, deadline=self._deadline)
 
     def _take(self, num: int) -> None:
         if num > self._taken:

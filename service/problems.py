@@ -27,6 +27,7 @@ from mlcd.errors import (
     Unavailable,
 )
 from service.dialects import Refusal, dialect_of
+from service.observability.faults import places
 
 _log = logging.getLogger("mlcd.service")
 
@@ -55,6 +56,33 @@ class Unsupported(InvalidInput):
     """The body is of a media type that this route does not take."""
 
 
+class Unauthorized(MlcdError):
+    """No key, or none that the server knows as valid; shown: one was sent."""
+
+    def __init__(self, message: str, *, remedy: str, shown: bool = False) -> None:
+        super().__init__(message, remedy=remedy)
+        # RFC 6750: which scheme, and what is wrong with what came.
+        self.headers = {"WWW-Authenticate": 'Bearer realm="mlcd"' + (', error="invalid_token"' if shown else "")}
+
+
+class Forbidden(MlcdError):
+    """The key is valid and its scopes do not reach so far."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(f"the API key lacks the scope {scope}", remedy="use one that has it")
+        self.headers = {"WWW-Authenticate": f'Bearer realm="mlcd", error="insufficient_scope", scope="{scope}"'}
+
+
+class RateExceeded(Overloaded):
+    """The key has sent as many images as it may for now."""
+
+    def __init__(self, rate: int, *, retry_after_s: int) -> None:
+        super().__init__(
+            f"the API key is over its rate of {rate} images a minute", remedy=f"come back in {retry_after_s} s"
+        )
+        self.headers = {"Retry-After": str(retry_after_s)}
+
+
 class StrictBatch(InvalidInput):
     """One image of a batch failed on a route that knows no partial answer."""
 
@@ -72,12 +100,15 @@ class StrictBatch(InvalidInput):
 
 STATUS: Final[dict[type[MlcdError], int]] = {
     BadRequest: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
     NotFound: 404,
     NotAcceptable: 406,
     Conflict: 409,
     TooLarge: 413,
     Unsupported: 415,
     InvalidInput: 422,
+    RateExceeded: 429,
     Overloaded: 429,
     Unavailable: 503,
     DeadlineExceeded: 504,
@@ -95,6 +126,8 @@ COMES_BACK: Final = (429, 503)
 """Statuses after which a client should try again; with Retry-After."""
 TITLES: Final = {
     400: "Malformed request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not found",
     405: "Method not allowed",
     406: "Not acceptable",
@@ -107,7 +140,6 @@ TITLES: Final = {
     503: "Unavailable",
     504: "Deadline exceeded",
 }
-_PLACES: Final = 12
 _FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _BRANCHES: Final = ("str", "int", "float", "bool")
 _OTHER_FAULT: Final = "is not what it can be"
@@ -176,7 +208,7 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlcdError)
     status = status_of(error)
     if status >= _SERVER_FAULT and not isinstance(error, Unavailable):  # those are counted: load must not fill a log
-        _log.error("request %s: %s (%s)", _request_id(request), error, _places(error))
+        _log.error("request %s: %s (%s)", _request_id(request), error, places(error))
     # The text of a server fault names files and versions: that is for the log, not for the client.
     detail = str(error) if status != _SERVER_FAULT else "the server is misconfigured; its log says how"
     refusal = replace(_refusal(request, status, detail), param=getattr(error, "param", None))
@@ -185,7 +217,7 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     if isinstance(error, StrictBatch):
         reason = error.rejection.reason
         refusal = replace(refusal, name=reason, index=error.index, limit=_IMAGE_LIMIT.get(reason))
-    return _respond(refusal)
+    return _respond(refusal, getattr(error, "headers", None))
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
@@ -202,19 +234,8 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:
     # Where it happened and not what the library said: that text may hold what the client sent.
-    _log.error("request %s failed: %s (%s)", _request_id(request), type(error).__name__, _places(error))
+    _log.error("request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error))
     return _respond(_refusal(request, _SERVER_FAULT, "the server failed; its log knows where, under the request id"))
-
-
-def _places(error: BaseException) -> str:
-    """Modules and lines that the error came through, outermost first, with those of its cause."""
-    places, trace = [], error.__traceback__
-    while trace is not None:
-        places.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    cause = error.__cause__
-    behind = "" if cause is None else f" from {type(cause).__name__} {_places(cause)}"
-    return " > ".join(places[-_PLACES:]) + behind
 
 
 def _request_id(request: Request) -> str:

@@ -5,16 +5,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mlcd.artifact import MANIFEST
 from mlcd.clustering.centers import Centers
 from mlcd.collections.snapshot import Snapshot
-from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import DecodeLimits
 from mlcd.pipelines.resolve import resolve_model
+from service.cache.cached import CachedPipeline, open_cached
 from service.dispatch.admission import Admission, bounded_retry_s
 from service.dispatch.batcher import MicroBatcher
 from service.dispatch.engine import SupervisedEngine
@@ -23,7 +24,14 @@ from service.dispatch.readiness import Readiness
 from service.dispatch.served import Opening, ServedEncoder
 from service.lookup import Lookup
 from service.observability.metrics import Metrics
+from service.security.fetch.fetcher import Fetcher
+from service.security.rate import Rates, open_rates
+from service.security.ring import KeyRing
 from service.settings import Settings
+from service.threads import ThreadBudget, limit_blas
+
+if TYPE_CHECKING:  # an extra that few install
+    from service.observability.tracing import RequestTracer
 
 _BATCH_SHARE: Final = 0.25
 """Of the deadline: an image may wait for the batch that runs and the one that is ready before its own is taken."""
@@ -43,10 +51,26 @@ class Resources:
     admission: Admission
     batcher: MicroBatcher
     readiness: Readiness
-    pipeline: Pipeline
+    pipeline: Pipeline | CachedPipeline
     compute: ThreadPoolExecutor
     """For label look-up and search, which are too long for the event loop."""
     metrics: Metrics
+    tracer: "RequestTracer | None"
+    keys: KeyRing | None
+    """None where all may enter."""
+    rates: Rates
+    fetcher: Fetcher
+
+    @cached_property
+    def stamp(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Headers of every answer: the model, its preprocessing, and the centers that ids refer to."""
+        stamp = {
+            "x-mlcd-model": self.encoder.name,
+            "x-mlcd-fingerprint": self.encoder.fingerprint,
+            "x-mlcd-preprocess-version": str(self.encoder.preprocess.version),
+            **({} if self.centers is None else {"x-mlcd-centers": self.centers.digest}),
+        }
+        return tuple((name.encode(), value.encode("latin-1")) for name, value in stamp.items())
 
     @property
     def retry_after_s(self) -> int:
@@ -56,34 +80,46 @@ class Resources:
 
 @asynccontextmanager
 async def open_resources(
-    settings: Settings, announce: Callable[[str], None] = lambda _: None
+    settings: Settings, announce: Callable[[str], None] = lambda _: None, *, together: Path | None = None
 ) -> AsyncIterator[Resources]:
     """Open model, centers and collections; refuse those of another fingerprint.
 
-    announce: told when weights are exported first, which takes a while.
+    announce: told when weights are exported first, which takes a while. together: where several server processes are
+    counted together, see `Metrics`.
     """
+    # Before the model, which takes a while to load.
+    keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
     model = settings.model if settings.engine == "fake" else resolve_model(settings.model, announce)
+    threads = ThreadBudget.of(settings)
+    limit_blas(threads.blas)
     opening = Opening(
         model,
         max_batch=settings.max_batch,
         precision=settings.precision,
         engine=settings.engine,
-        num_threads=settings.engine_threads,
+        num_threads=threads.engine,
         exif=settings.exif,
         decode=settings.decode,
+        log=settings.log,
     )
-    num_cores = available_cores()
-    num_decoders = settings.decode_threads or num_cores
     limits = settings.limits
     async with AsyncExitStack() as stack:
         headers = _open_pool(stack, 1, "headers")
-        decoders = _open_pool(stack, num_decoders, "decode")
-        compute = _open_pool(stack, num_cores, "compute")
+        decoders = _open_pool(stack, threads.decode, "decode")
+        compute = _open_pool(stack, threads.compute, "compute")
         engine = await stack.enter_async_context(SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s))
         encoder = engine.served
         metrics = Metrics(
-            model=encoder.name, fingerprint=encoder.fingerprint, engine=encoder.engine, precision=encoder.precision
+            model=encoder.name,
+            fingerprint=encoder.fingerprint,
+            engine=encoder.engine,
+            precision=encoder.precision,
+            preprocess=str(encoder.preprocess.version),
+            together=together,
         )
+        tracer = _open_tracer(stack, settings, encoder)
+        for pool, num in threads.as_dict().items():
+            metrics.threads(pool, num)
         engine.observe(metrics)
         admission = Admission(
             max_images=limits.max_queued_images,
@@ -97,27 +133,34 @@ async def open_resources(
             max_queued=limits.max_queued_images,
             metrics=metrics,
         )
+        decode_limits = DecodeLimits(max_bytes=limits.max_body_bytes, max_pixels=limits.max_pixels)
         pipeline = Pipeline(
             engine,
             batcher,
             admission,
             headers=headers,
             decoders=decoders,
-            num_decoders=num_decoders,
+            num_decoders=threads.decode,
             preprocess=encoder.preprocess,
             dimension=encoder.dimension,
-            limits=DecodeLimits(max_bytes=limits.max_body_bytes, max_pixels=limits.max_pixels),
+            limits=decode_limits,
             max_pixels=limits.max_queued_pixels,
             metrics=metrics,
         )
         await pipeline.warm_up()
+        cached = await stack.enter_async_context(open_cached(pipeline, settings, encoder, decode_limits, metrics))
         centers = _open_centers(settings, model, encoder)
         lookup = None if centers is None else Lookup(centers)
         collections = _open_collections(settings, encoder)
         if settings.approximate and lookup is not None:
             lookup.approximate(collections.values())
         await stack.enter_async_context(batcher)
-        await stack.enter_async_context(_running(metrics.watch_loop()))
+        await stack.enter_async_context(_running(metrics.watch()))
+        if keys is not None:
+            await stack.enter_async_context(_running(keys.watch()))
+        redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+        rates = await stack.enter_async_context(open_rates(redis_url, metrics=metrics))
+        fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
         yield Resources(
             settings=settings,
             encoder=encoder,
@@ -128,10 +171,31 @@ async def open_resources(
             admission=admission,
             batcher=batcher,
             readiness=Readiness(engine, batcher),
-            pipeline=pipeline,
+            pipeline=cached,
             compute=compute,
             metrics=metrics,
+            tracer=tracer,
+            keys=keys,
+            rates=rates,
+            fetcher=fetcher,
         )
+
+
+def _open_tracer(stack: AsyncExitStack, settings: Settings, encoder: ServedEncoder) -> "RequestTracer | None":
+    if settings.tracing.endpoint is None:
+        return None
+    try:
+        from service.observability.tracing import RequestTracer
+    except ModuleNotFoundError as error:
+        raise ConfigInvalid("tracing is not installed", remedy="pip install 'mlcd[tracing]'") from error
+    tracer = RequestTracer(
+        settings.tracing.endpoint,
+        sample=settings.tracing.sample,
+        model=encoder.name,
+        fingerprint=encoder.fingerprint,
+    )
+    stack.callback(tracer.close)
+    return tracer
 
 
 def _open_pool(stack: AsyncExitStack, num_threads: int, name: str) -> ThreadPoolExecutor:

@@ -1,22 +1,29 @@
 """Settings of the service: the one place that reads the environment."""
 
 import difflib
+import json
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mlcd.encoders.base import EngineName
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
+from service.security.fetch.hosts import ANY_HOST, canonical_entry
 
 _PREFIX = "MLCD_"
+_MAX_PORT = 65535
 
 
-class Limits(BaseModel, frozen=True, extra="forbid"):
+class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """What one request, and the server as a whole, may hold. Shown in /v1/info."""
 
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
@@ -48,10 +55,111 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+class Auth(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Who may enter."""
+
+    keys_file: Annotated[str, Field(min_length=1)] | None = None
+    """The file of `mlcd keys`; with it every route but health, metrics and documents asks for a key."""
+    mode: Literal["keys", "open"] = "keys"
+    """keys: without a keys file only this machine is served; open: whoever reaches the server may use it."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.mode == "open" and self.keys_file is not None:
+            raise ValueError("mode open and a keys file contradict each other")
+        return self
+
+
+class Log(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """What is told on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """info: a line for every request, but probes of health and metrics, which come at debug."""
+    format: Literal["auto", "json", "text"] = "auto"
+    """auto: text on a terminal, JSON elsewhere."""
+
+
+class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """OpenTelemetry, with the extra `tracing` installed."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")] | None = None
+    """Of a collector, OTLP over HTTP: http://collector:4318, to which /v1/traces is added. Default: no tracing."""
+    sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the requests that are traced, where the caller has not decided it."""
+
+
+def _parts(value: object) -> list[str]:
+    """Of a list as environment variables hold it, with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return [str(part).strip() for part in parts if str(part).strip()] if isinstance(parts, list | tuple) else []
+
+
+def _hosts(value: object) -> list[str]:
+    entries = [entry for part in _parts(value) if (entry := canonical_entry(part))]
+    if len(entries) < len(_parts(value)):
+        raise ValueError("hosts are names or addresses without scheme and port, *.suffix, or *")
+    return entries
+
+
+def _networks(value: object) -> list[IPv4Network | IPv6Network]:
+    try:
+        return [ip_network(part) for part in _parts(value)]
+    except ValueError:
+        raise ValueError("networks are written 10.1.0.0/16, with nothing after the bits that count") from None
+
+
+def _ports(value: object) -> list[int]:
+    ports = [int(part) if part.isascii() and part.isdigit() else 0 for part in _parts(value)]
+    if not all(0 < port <= _MAX_PORT for port in ports):
+        raise ValueError(f"ports are numbers from 1 to {_MAX_PORT}")
+    return ports
+
+
+class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Images by URL."""
+
+    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
+    """Hosts to fetch from, with commas: example.com, *.example.com (all below it), * (any, at public addresses).
+    Default: none, URLs are refused."""
+    networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)] = ()
+    """Networks, with commas, where those hosts may have their addresses though they are not public: 10.1.0.0/16."""
+    ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_ports)] = (80, 443)
+    """Ports to fetch from, with commas."""
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """For all images of a request together; those that are not here by then fail, the others are answered."""
+    max_redirects: Annotated[int, Field(ge=0, le=10)] = 3
+    """From one URL to the next; each is checked as the first."""
+    max_connections: Annotated[int, Field(gt=0, le=256)] = 32
+    """Fetches at one time; the others wait."""
+    max_connections_per_host: Annotated[int, Field(gt=0)] = 8
+    """Fetches from one host at one time."""
+
+    @model_validator(mode="after")
+    def _inside_only_by_name(self) -> Self:
+        if ANY_HOST in self.allow and self.networks:
+            raise ValueError("allow=* reaches public addresses only: name the hosts that are in networks")
+        return self
+
+
+class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Vectors of images that were embedded before, in this process and, with a redis_url, in Redis."""
+
+    memory_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    """Of a server process, for vectors and their bookkeeping; 0: none in the process."""
+    ttl_s: Annotated[int, Field(ge=0, le=10 * 365 * 86400)] = 7 * 86400
+    """Seconds that Redis keeps a vector; 0: none in Redis, whatever else it is used for."""
+    timeout_s: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """Of a look-up in Redis: one that takes longer is a miss."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """float16 halves the bytes and rounds every vector, of misses too; answers then say X-Mlcd-Rounded: float16."""
+
+
 class Settings(BaseSettings):
     """Environment variables MLCD_<NAME>, nested by two underscores: MLCD_LIMITS__MAX_IMAGES."""
 
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
     model: str
     """A directory made by `mlcd export`, other weights as it takes them, an .onnx file with its JSON, hog or pixels."""
@@ -67,9 +175,13 @@ class Settings(BaseSettings):
     state_dir: str | None = None
     """Holds collections/NAME, each made by `mlcd index`."""
     approximate: bool = False
-    """Make the approximate labels of /v1/labels?mode=approximate ready at start, audited on the collections."""
+    """Make the approximate labels of /v1/labels?mode=approximate ready at start, audited on shipped or indexed rows."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on; one that others reach only with keys, or with MLCD_AUTH__MODE=open."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0 takes a free one."""
+    processes: Annotated[int, Field(ge=1, le=256)] = 1
+    """Server processes on one port, each with an engine, limits and a share of the cores of its own."""
     max_batch: Annotated[int, Field(ge=1)] = 32
     """Images that the engine is given at once."""
     engine_threads: Annotated[int, Field(ge=0)] = 0
@@ -82,7 +194,14 @@ class Settings(BaseSettings):
     """After SIGTERM the server is not ready but goes on serving for so long, until the balancer has noticed."""
     grace_s: Annotated[float, Field(ge=0)] = 8.0
     """Then requests in flight have so long to finish."""
+    redis_url: SecretStr | None = None
+    """redis://[user:password@]host:port/database, rediss:// or unix://: what several servers share."""
     limits: Limits = Limits()
+    fetch: Fetch = Fetch()
+    auth: Auth = Auth()
+    log: Log = Log()
+    tracing: Tracing = Tracing()
+    cache: Cache = Cache()
 
     @model_validator(mode="after")
     def _fake_is_meant(self) -> Self:
@@ -91,19 +210,15 @@ class Settings(BaseSettings):
         return self
 
 
-def read_settings(overrides: Mapping[str, Any]) -> Settings:
-    """Settings from the environment, with command-line `overrides` (None: not given) on top.
+def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> Settings:
+    """Settings from `file` (lines NAME=value), on top the environment, then command-line `overrides` (None: not given).
 
     Raises ConfigInvalid for an unknown MLCD_ name, suggesting the nearest known one, and for bad values.
     """
-    known = setting_names()
-    for name in os.environ:  # noqa: TID251 - this is the one place
-        if name.startswith(_PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise ConfigInvalid(f"unknown setting {name}", remedy=remedy)
+    lines = {} if file is None else _read_lines(file)
+    _check_names([*lines, *(name for name in os.environ if name.startswith(_PREFIX))])  # noqa: TID251 - the one place
     try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+        return Settings(**_nested(lines) | {name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         name = _PREFIX + ("__".join(str(part).upper() for part in first["loc"]) or "ENGINE")
@@ -112,11 +227,87 @@ def read_settings(overrides: Mapping[str, Any]) -> Settings:
         raise ConfigInvalid(f"{name}: {first['msg'].removeprefix('Value error, ').lower()}") from error
 
 
+def read_keys_file(override: str | None) -> str:
+    """Where the keys are, without the other settings. Raises ConfigInvalid where nobody said."""
+    name = f"{_PREFIX}AUTH__KEYS_FILE"
+    found = override or os.environ.get(name)  # noqa: TID251 - this is the one place
+    if not found:
+        raise ConfigInvalid("which keys file?", remedy=f"give --file or set {name}")
+    return found
+
+
 def setting_names() -> list[str]:
-    names = []
+    return [name for name, _, _ in named_fields()]
+
+
+def named_fields() -> Iterator[tuple[str, tuple[str, ...], FieldInfo]]:
+    """The name, the path in Settings and the declaration of every setting, in order."""
     for name, field in Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += [f"{_PREFIX}{name}__{nested}".upper() for nested in field.annotation.model_fields]
+        if (nested := nested_model(field)) is None:
+            yield f"{_PREFIX}{name}".upper(), (name,), field
         else:
-            names.append(f"{_PREFIX}{name}".upper())
-    return names
+            for inner, declared in nested.model_fields.items():
+                yield f"{_PREFIX}{name}__{inner}".upper(), (name, inner), declared
+
+
+def nested_model(field: FieldInfo) -> type[BaseModel] | None:
+    """Of the settings that belong together."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def setting_lines(settings: Settings) -> list[str]:
+    """Every setting as a line NAME=value for a shell or for `read_settings`; unset ones and secrets as comments."""
+    lines = []
+    for name, path, _ in named_fields():
+        value: object = settings
+        for part in path:
+            value = getattr(value, part)
+        if value is None or value == ():
+            lines.append(f"# {name} is not set")
+        elif isinstance(value, SecretStr):
+            lines.append(f"# {name}={value}")
+        else:
+            lines.append(f"{name}={shlex.quote(as_text(value))}")
+    return lines
+
+
+def as_text(value: object) -> str:
+    """As a setting's value is written in the environment."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = setting_names()
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise ConfigInvalid(f"unknown setting {name}", remedy=remedy)
+
+
+def _read_lines(file: str) -> dict[str, str]:
+    """Names and values of lines NAME=value, quoted as in a shell. Raises ConfigInvalid for a file that is none."""
+    try:
+        words = shlex.split(Path(file).read_text(encoding="utf-8"), comments=True)
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"the settings file {file} cannot be read", remedy="give lines NAME=value") from error
+    pairs = [word.partition("=") for word in words]
+    if not all(separator and name.isidentifier() for name, separator, _ in pairs):
+        raise ConfigInvalid(f"the settings file {file} cannot be read", remedy="give lines NAME=value")
+    return {name: value for name, _, value in pairs}
+
+
+def _nested(lines: Mapping[str, str]) -> dict[str, Any]:
+    """As the class takes them, without those that the environment sets."""
+    found: dict[str, Any] = {}
+    for name, path, _ in named_fields():
+        if name in lines and name not in os.environ:  # noqa: TID251 - this is the one place
+            *groups, last = path
+            place = found
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = lines[name]
+    return found

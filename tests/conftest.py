@@ -87,7 +87,7 @@ def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    return subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **({"stdout": subprocess.PIPE} | options))
 
 
 def free_port() -> int:

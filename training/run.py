@@ -25,6 +25,7 @@ from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig, validate_config
 from training.data.dataset import Dataset, open_dataset
 from training.evaluation.while_training import check_evaluation
+from training.examples import write_examples
 from training.flops import step_flops
 from training.loop import Journal, Log, train
 from training.optim.groups import center_optimizer, parameter_groups
@@ -200,6 +201,7 @@ def _store(
 ) -> CheckpointStore:
     if processes.world.rank == 0:
         (run / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        write_examples(dataset, run)
     sizes = np.zeros(dataset.num_centers, dtype=np.int64)
     for part in dataset.parts:
         sizes += _first_label_counts(part.labels, dataset.num_centers)

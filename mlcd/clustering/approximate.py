@@ -24,6 +24,8 @@ from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors
 
 MIN_CENTERS: Final = 1000
+MIN_AUDITED_ROWS: Final = 1000  # half choose the probes, half audit them; fewer cannot show a recall of 0.99
+AUDITED_ROWS: Final = 4000
 PROBES: Final = (8, 16, 32, 64)
 RECALL: Final = 0.99
 _ITERATIONS: Final = 10

@@ -1,24 +1,29 @@
 """The Centers artifact: what labels refer to.
 
-centers.npy  float32 [k, d], unit rows
-sizes.npy    int64 [k], training members of each center
-names.json   optional: a name for each center, or null
-mean.npy     optional: float32 [d], subtracted from unit embeddings (which are then normalized again) before
-             they are compared with the centers; for encoders whose features sit in a narrow cone
+centers.npy     float32 [k, d], unit rows
+sizes.npy       int64 [k], training members of each center
+names.json      optional: a name for each center, or null
+mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then normalized again) before
+                they are compared with the centers; for encoders whose features sit in a narrow cone
+examples.arrow  optional: the keys of a few members of each center, see `mlcd.clustering.examples`
+audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure approximate look-ups on
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.artifact import Artifact, Draft, open_artifact
+from mlcd.clustering.examples import EXAMPLES, Examples
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
+
+AUDIT_ROWS: Final = "audit.npy"
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ class Centers:
     fingerprint: Fingerprint
     names: tuple[str | None, ...] | None = None
     mean: NDArray[np.float32] | None = None
+    examples: Examples | None = None
+    audit_rows: NDArray[np.float16] | None = None
+    """Rows as the model gives them, drawn by hash from those that the centers have not seen, where there were any."""
     digest: str = ""
     """Identity of the artifact; empty until published."""
 
@@ -39,6 +47,10 @@ class Centers:
             raise ArtifactInvalid(f"{num} centers, {len(self.sizes)} sizes: the center set is not consistent")
         if self.mean is not None and self.mean.shape != (dimension,):
             raise ArtifactInvalid(f"the mean has shape {self.mean.shape}, the centers dimension {dimension}")
+        if self.examples is not None and len(self.examples) != num:
+            raise ArtifactInvalid(f"{num} centers, examples of {len(self.examples)}: the center set is not consistent")
+        if self.audit_rows is not None and self.audit_rows.shape[1:] != (dimension,):
+            raise ArtifactInvalid(f"audit rows {list(self.audit_rows.shape)}, but centers of dimension {dimension}")
 
     def align(self, embeddings: Embeddings) -> Embeddings:
         """Unit embeddings as these centers want them: the mean subtracted, where there is one."""
@@ -51,11 +63,16 @@ class Centers:
         arrays: dict[str, NDArray[Any]] = {"centers.npy": self.vectors, "sizes.npy": self.sizes}
         if self.mean is not None:
             arrays["mean.npy"] = self.mean
+        if self.audit_rows is not None:
+            arrays[AUDIT_ROWS] = self.audit_rows
         for name, array in arrays.items():
             with draft.write(name) as path, path.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
         if self.names is not None:
             draft.write_json("names.json", list(self.names))
+        if self.examples is not None:
+            with draft.write(EXAMPLES) as path:
+                self.examples.write(path)
 
     @classmethod
     def open(cls, path: Path) -> "Centers":
@@ -77,6 +94,8 @@ class Centers:
             fingerprint=artifact.fingerprint,
             names=None if names is None else tuple(names),
             mean=load("mean.npy").astype(np.float32) if "mean.npy" in artifact.files else None,
+            examples=Examples.open(artifact.file(EXAMPLES)) if EXAMPLES in artifact.files else None,
+            audit_rows=load(AUDIT_ROWS).astype(np.float16) if AUDIT_ROWS in artifact.files else None,
             digest=artifact.digest,
         )
 

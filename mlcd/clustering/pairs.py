@@ -16,7 +16,7 @@ def ordered(
     z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The first `top` of the given (row, center) pairs of each row, by float64 score and then id."""
-    exact = _pair_scores(z_BD, centers, rows, columns)
+    exact = pair_scores(z_BD, centers, rows, columns)
     order = np.lexsort((columns, -exact, rows))
     rows, columns, exact = rows[order], columns[order], exact[order]
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
@@ -27,8 +27,8 @@ def ordered(
     return ids, scores
 
 
-def _pair_scores(
-    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64]
+def pair_scores(
+    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.integer]
 ) -> NDArray[np.float64]:
     """The float64 score of each (row, center) pair, summed in one order whatever the others are."""
     scores = np.empty(len(rows))

@@ -86,6 +86,13 @@ def decode_scaled(
     return _decode(data, shortest=shortest, exif=exif, limits=limits)
 
 
+def format_of(data: bytes) -> str:
+    """One of FORMATS, by the first bytes alone; "other" where it is none."""
+    Image.init()
+    start = data[:16].ljust(16, b"\0")
+    return next((name for name in FORMATS if Image.OPEN[name][1](start)), "other")  # type: ignore[misc]
+
+
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
     """Width times height, by the header alone. Raises ImageRejected where `decode` would for what a header says."""
     _check_length(data, limits)

@@ -112,6 +112,13 @@ class LabelTable:
             digests = b"".join(table["sha256"].to_pylist())
             yield _padded(table["ids"]), np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
+    def first_labels(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+        """Of the same samples, part by part: the id and the score of the nearest center, [m] each."""
+        for part in self._parts:
+            table = self._labeled(part, "scores")
+            ids, scores = (pc.list_element(table[name], 0) for name in ("ids", "scores"))
+            yield ids.to_numpy(), scores.to_numpy().astype(np.float64)
+
     @property
     def _parts(self) -> list[Path]:
         return [self.artifact.path / name for name in sorted(self.artifact.files) if name.endswith(".parquet")]

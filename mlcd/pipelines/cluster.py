@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.artifact import Artifact, Draft, Request, find_published, verify_file
+from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
 from mlcd.clustering.centers import Centers, majority_names
+from mlcd.clustering.examples import Examples
 from mlcd.clustering.group import Alone, Group, own_rows
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
+from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
+from mlcd.clustering.pairs import pair_scores
 from mlcd.clustering.plan import Plan
 from mlcd.clustering.plan import plan as plan_clustering
 from mlcd.clustering.quality import (
@@ -27,7 +31,7 @@ from mlcd.clustering.quality import (
     size_histogram,
     tightness,
 )
-from mlcd.clustering.rows import FileRows, Rows, SelectedRows, UnitRows
+from mlcd.clustering.rows import FileRows, Rows, SelectedRows, UnitRows, lowest_hashed
 from mlcd.clustering.seeding import sampled
 from mlcd.clustering.sums import mean_of
 from mlcd.embeddings import EmbeddingsArtifact, part_name
@@ -39,6 +43,7 @@ REPORT: Final = "report.json"
 PICTURE: Final = "sizes.png"
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
+_AUDITED_STREAM: Final = 2  # first counter of the hash, so that the audited are not the first centers
 _ALONE: Final = Alone()
 
 
@@ -49,6 +54,7 @@ class ClusterOptions:
     iterations: at most; None for 25, or 3 after a two-level start (above 16,384 clusters).
     hold_out: share of the rows left out. sample: cluster only so many rows for each cluster, drawn by hash.
     subtract_mean: compare rows after subtracting their mean, which becomes part of the centers.
+    examples: the keys of so many nearest members of each center become part of them.
     """
 
     num_clusters: int
@@ -59,6 +65,7 @@ class ClusterOptions:
     subtract_mean: bool = False
     names: bool = False
     report: bool = False
+    examples: int = NUM_EXAMPLES
 
     @property
     def passes(self) -> int:
@@ -70,7 +77,8 @@ class ClusterOptions:
     def identity(self) -> dict[str, Any]:
         """What stands in the manifest; options added later stand there only where they are used."""
         chosen = asdict(self) | {"iterations": self.passes}
-        return {name: value for name, value in chosen.items() if name not in ("sample", "report") or value}
+        defaults = {"sample": None, "report": False, "examples": NUM_EXAMPLES}
+        return {name: value for name, value in chosen.items() if name not in defaults or value != defaults[name]}
 
 
 def cluster(
@@ -113,10 +121,18 @@ def cluster(
                 on_iteration=lambda progress: _show(meter, progress),
             )
         assignment = _gathered(result.assignment, rows.num_rows, group)
+        nearest = _nearest_members(UnitRows(rows, mean), result, options.examples, group) if options.examples else None
         if draft:
             classes = _chosen(embeddings.class_names, numbers)
-            names = majority_names(assignment, classes, options.num_clusters) if options.names else None
-            Centers(result.centers, result.sizes, embeddings.fingerprint, names, mean).write(draft)
+            Centers(
+                vectors=result.centers,
+                sizes=result.sizes,
+                fingerprint=embeddings.fingerprint,
+                names=majority_names(assignment, classes, options.num_clusters) if options.names else None,
+                mean=mean,
+                examples=None if nearest is None else _examples(nearest, embeddings, numbers),
+                audit_rows=_audit_rows(embeddings, numbers) if options.num_clusters >= MIN_CENTERS else None,
+            ).write(draft)
             summary = _summary(result, assignment, classes)
             if options.report:
                 summary |= _write_report(draft, result, assignment, classes)
@@ -231,6 +247,37 @@ def _gathered(own: NDArray[np.int32], num_rows: int, group: Group) -> NDArray[np
     every = np.zeros(num_rows, dtype=np.int32)
     every[slice(*own_rows(num_rows, group))] = own
     return group.sum(every)
+
+
+def _nearest_members(rows: Rows, result: KMeansResult, num_each: int, group: Group) -> NearestMembers:
+    """Of every center, one more reading of the rows: only the last pass knows that it was the last."""
+    nearest = NearestMembers(len(result.centers), num_each)
+    start, stop = own_rows(rows.num_rows, group)
+    for first, block in rows.blocks(start, stop):
+        centers = result.assignment[first - start :][: len(block)]
+        scores = pair_scores(block, result.centers, np.arange(len(block)), centers)
+        # Unit rows are so within the rounding of float16, which a cosine would show.
+        cosines = scores / np.linalg.norm(block.astype(np.float64), axis=1)
+        nearest.add(centers, cosines, np.arange(first, first + len(block)))
+    nearest.gather(group)
+    return nearest
+
+
+def _examples(nearest: NearestMembers, embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None) -> Examples:
+    present = nearest.rows >= 0
+    rows = nearest.rows[present]
+    keys = embeddings.keys_at(rows if numbers is None else numbers[rows])
+    return Examples.of(keys, present.sum(axis=1), nearest.scores[present].astype(np.float32))
+
+
+def _audit_rows(embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None) -> NDArray[np.float16]:
+    """Rows that were not clustered; where those are too few, any: [n, D] as the model gives them, drawn by hash."""
+    if numbers is not None and embeddings.num_rows - len(numbers) >= MIN_AUDITED_ROWS:
+        others = np.delete(np.arange(embeddings.num_rows), numbers)
+        drawn = others[lowest_hashed(len(others), AUDITED_ROWS, _AUDITED_STREAM)]
+    else:
+        drawn = lowest_hashed(embeddings.num_rows, AUDITED_ROWS, _AUDITED_STREAM)
+    return UnitRows(_KeyedRows(embeddings)).read(np.sort(drawn)).astype(np.float16)
 
 
 def _summary(result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlcd.artifact import Draft
 from mlcd.errors import Conflict
+from mlcd.images.quiet import silence_decoders
 from mlcd.pipelines.label import LabelOptions, make_parts, open_labeling
 from mlcd.pipelines.workers import serve_as_worker
 
@@ -20,4 +21,5 @@ def work(task: dict[str, Any], on_progress: Callable[[int, int], None]) -> None:
 
 
 if __name__ == "__main__":
+    silence_decoders()
     serve_as_worker(work)

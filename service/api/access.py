@@ -8,7 +8,7 @@ from mlcd.errors import NotFound
 from service.resources import Resources
 
 
-def _resources(request: Request) -> Resources:
+async def _resources(request: Request) -> Resources:  # not async, every request would wait for a thread to say it
     return cast(Resources, request.app.state.resources)
 
 

@@ -43,17 +43,14 @@ def provenance(resources: Resources) -> dict[str, Any]:
     }
 
 
-def headers(resources: Resources, encoded: Encoded | None = None, *, centers: str | None = None) -> dict[str, str]:
-    """The same for every dialect and for binary answers, with the stages of `encoded` as Server-Timing.
+def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, str]:
+    """The same for every dialect and for binary answers, beside those of `Resources.stamp`, which every answer has.
 
-    centers: digest of the set that was used.
+    With `encoded`, its stages as Server-Timing.
     """
     return {
-        "X-Mlcd-Model": resources.encoder.name,
-        "X-Mlcd-Fingerprint": resources.encoder.fingerprint,
-        "X-Mlcd-Preprocess-Version": str(resources.encoder.preprocess.version),
         "X-Mlcd-Dimension": str(resources.encoder.dimension),
-        **({} if centers is None else {"X-Mlcd-Centers": centers}),
+        **({} if encoded is None or encoded.rounded is None else {"X-Mlcd-Rounded": encoded.rounded}),
         **({} if encoded is None else {"Server-Timing": encoded.timings.server_timing()}),
     }
 

@@ -9,10 +9,11 @@ from starlette.responses import Response
 from mlcd.errors import NotFound
 from service.api.access import Opened
 from service.api.answers import headers, json_answer, provenance
-from service.api.labels import opened_lookup
+from service.api.labels import example_members, opened_lookup
 from service.api.schemas.own import DescribedCenter
 from service.middleware import within_deadline
 from service.resources import Resources
+from service.security.gate import needs
 
 router = APIRouter(tags=["labels"])
 
@@ -20,9 +21,9 @@ _NUM_NEIGHBORS: Final = 8
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": DescribedCenter}, 404: {}, 504: {}}
 
 
-@router.get("/v1/centers/{center}", response_class=Response, responses=_ANSWERS)
+@router.get("/v1/centers/{center}", dependencies=[needs("search")], response_class=Response, responses=_ANSWERS)
 async def describe_center(request: Request, center: Annotated[int, Path(ge=0)], resources: Opened) -> Response:
-    """Size, name, the nearest other centers, and the nearest items of each collection as examples."""
+    """Size, name, the nearest other centers, and examples: its nearest members, then items of each collection."""
     centers = opened_lookup(resources).centers
     if center >= len(centers.vectors):
         raise NotFound("there is no such center", remedy=f"ids go from 0 to {len(centers.vectors) - 1}")
@@ -30,7 +31,7 @@ async def describe_center(request: Request, center: Annotated[int, Path(ge=0)], 
     description = await within_deadline(
         loop.run_in_executor(resources.compute, _describe, center, resources), request.state.deadline
     )
-    return json_answer(description, headers(resources, centers=centers.digest))
+    return json_answer(description, headers(resources))
 
 
 def _describe(center: int, resources: Resources) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def _describe(center: int, resources: Resources) -> dict[str, Any]:
         for other, score in zip(near.ids[0], near.scores[0], strict=True)
         if other != center
     ]
-    examples = [
+    items = [
         {"collection": name, "id": match.key, "similarity": match.similarity}
         for name, snapshot in resources.collections.items()
         # Where centers compare embeddings less their mean, their vectors are not in the items' space.
@@ -57,5 +58,5 @@ def _describe(center: int, resources: Resources) -> dict[str, Any]:
         "size": int(centers.sizes[center]),
         "name": centers.name(center),
         "nearest": neighbors[:_NUM_NEIGHBORS],
-        "examples": examples,
+        "examples": [*example_members(centers, center), *items],
     }

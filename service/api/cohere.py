@@ -17,6 +17,8 @@ from service.api.encoding import encode_strictly, shortened
 from service.api.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
 from service.api.schemas.cohere import CohereType, EmbedRequest, EmbedResponse
 from service.problems import BadRequest
+from service.security.fetch.urls import GivenImage
+from service.security.gate import needs
 from service.settings import Limits
 
 router = APIRouter(tags=["cohere"])
@@ -24,7 +26,13 @@ router = APIRouter(tags=["cohere"])
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse}, 404: {}}
 
 
-@router.post("/v2/embed", response_class=Response, responses=_ANSWERS, openapi_extra=json_body(EmbedRequest))
+@router.post(
+    "/v2/embed",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=json_body(EmbedRequest),
+)
 async def embed(request: Request, resources: Opened) -> Response:
     """Embed images in Cohere's shapes; one bad image refuses the request, naming its index."""
     body = validated(EmbedRequest, await read_json(request, resources.compute))
@@ -45,7 +53,7 @@ async def embed(request: Request, resources: Opened) -> Response:
     )
 
 
-def _images(body: EmbedRequest, limits: Limits) -> list[bytes | ImageRejected]:
+def _images(body: EmbedRequest, limits: Limits) -> list[GivenImage]:
     if body.texts:
         raise BadRequest("this model embeds images, not texts", remedy="send `images` or `inputs`", param="texts")
     if bool(body.images) == bool(body.inputs):
@@ -55,7 +63,7 @@ def _images(body: EmbedRequest, limits: Limits) -> list[bytes | ImageRejected]:
     return [image_from_uri(item) if body.images else _of_input(item) for item in items]
 
 
-def _of_input(item: Any) -> bytes | ImageRejected:
+def _of_input(item: Any) -> GivenImage:
     """One entry of `inputs`; Cohere fuses several parts into one embedding, which an image model cannot."""
     content = item.get("content") if isinstance(item, dict) else None
     part = content[0] if isinstance(content, list) and len(content) == 1 else None

@@ -15,8 +15,10 @@ from service.api.document import image_body
 from service.api.queries import Queries, check_top, given_fields, queries_from_json, read_queries
 from service.api.schemas.own import Collection, CollectionList, FoundItems, SearchRequest
 from service.middleware import within_deadline
+from service.observability.request import timed
 from service.problems import BadRequest, item_error
 from service.resources import Resources
+from service.security.gate import needs
 
 router = APIRouter(tags=["collections"])
 
@@ -25,14 +27,14 @@ _ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Collection}, 404:
 _FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}}
 
 
-@router.get("/v1/collections", response_class=Response, responses=_LIST)
+@router.get("/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST)
 async def list_collections(resources: Opened) -> Response:
     """Everything that can be searched."""
     described = [_describe(name, snapshot) for name, snapshot in resources.collections.items()]
     return json_answer({"collections": described}, headers(resources))
 
 
-@router.get("/v1/collections/{name}", response_class=Response, responses=_ONE)
+@router.get("/v1/collections/{name}", dependencies=[needs("search")], response_class=Response, responses=_ONE)
 async def describe_collection(name: str, resources: Opened) -> Response:
     """Its size and index."""
     return json_answer(_describe(name, _opened(name, resources)), headers(resources))
@@ -40,6 +42,7 @@ async def describe_collection(name: str, resources: Opened) -> Response:
 
 @router.post(
     "/v1/collections/{name}/search",
+    dependencies=[needs("search")],
     response_class=Response,
     responses=_FOUND,
     openapi_extra=image_body(SearchRequest),
@@ -50,9 +53,10 @@ async def search(name: str, request: Request, resources: Opened, top: Annotated[
     check_top(top, resources)
     queries = await _read_queries(request, resources, snapshot)
     loop = asyncio.get_running_loop()
-    found = await within_deadline(
-        loop.run_in_executor(resources.compute, snapshot.search, queries.embeddings, top), request.state.deadline
-    )
+    with resources.metrics.searching(), timed("search"):
+        found = await within_deadline(
+            loop.run_in_executor(resources.compute, snapshot.search, queries.embeddings, top), request.state.deadline
+        )
     return json_answer(
         {
             **provenance(resources),

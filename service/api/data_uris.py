@@ -1,20 +1,21 @@
-"""Images as text: data-URIs, and plain base64 where a field says that it is an image."""
+"""Images as text: data-URIs, URLs, and plain base64 where a field says that it is an image."""
 
 import base64
 import binascii
 from typing import Any, Final
 
 from mlcd.errors import ImageRejected
+from service.security.fetch.urls import GivenImage, ImageUrl
 
 _REMEDY: Final = "data:image/jpeg;base64,…"
 
 
-def image_from_uri(value: Any) -> bytes | ImageRejected:
-    """A data-URI to its bytes. Anything else is refused: never a path, and URLs only where fetching is on."""
+def image_from_uri(value: Any) -> GivenImage:
+    """A data-URI to its bytes; a URL stays one. Anything else is refused: a string is never a path."""
     if not isinstance(value, str):
         return ImageRejected("unreadable", "an image must be a data-URI", remedy=_REMEDY)
     if is_url(value):
-        return ImageRejected("unreadable", "fetching URLs is off", remedy="send the image itself as a data-URI")
+        return ImageUrl(value)
     if not is_data_uri(value):
         return ImageRejected("unreadable", "this model embeds images, not texts", remedy=f"send {_REMEDY}")
     head, separator, payload = value.partition(",")
@@ -23,7 +24,7 @@ def image_from_uri(value: Any) -> bytes | ImageRejected:
     return image_from_base64(payload)
 
 
-def image_from_field(value: Any) -> bytes | ImageRejected:
+def image_from_field(value: Any) -> GivenImage:
     """As `image_from_uri`, but of a field that can hold nothing but an image: plain base64 is one too."""
     if not isinstance(value, str) or is_url(value) or is_data_uri(value):
         return image_from_uri(value)

@@ -13,12 +13,15 @@ from service.api.schemas.openai import EmbeddingsRequest
 from service.api.schemas.own import QueryRequest, SearchRequest
 from service.dialects import DIALECTS, dialect_of
 from service.problems import COMES_BACK, TITLES
+from service.security.gate import BEARER, HEADER, HEADER_NAME
 
 _REFERENCE: Final = "#/components/schemas/{model}"
 _REQUESTS: Final = (EmbeddingsRequest, EmbedRequest, InferRequest, QueryRequest, SearchRequest)
 _OF_BODIES: Final = (400, 413, 415, 422, 429, 503, 504)
 _OF_PARAMETERS: Final = (400,)
 _OF_ALL: Final = (500,)
+_OF_KEYS: Final = (401, 403, 503)
+_OF_ANY_KEY: Final = (401, 503)
 _METHODS: Final = ("get", "post", "put", "delete", "patch")
 _FIRST_ERROR: Final = 400
 BINARY: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
@@ -32,7 +35,16 @@ _FORM: Final[dict[str, Any]] = {
 _HEADERS: Final[dict[str, Any]] = {
     "X-Request-Id": {"description": "yours, if you sent a harmless one", "schema": {"type": "string"}},
     "Server-Timing": {"description": "milliseconds, by stage", "schema": {"type": "string"}},
+    "X-Mlcd-Model": {"description": "the served model", "schema": {"type": "string"}},
+    "X-Mlcd-Fingerprint": {"description": "its fingerprint", "schema": {"type": "string"}},
+    "X-Mlcd-Preprocess-Version": {"description": "of its preprocessing", "schema": {"type": "string"}},
+    "X-Mlcd-Rounded": {"description": "what vectors are rounded to, where they are", "schema": {"type": "string"}},
+    "X-Mlcd-Centers": {"description": "digest of the centers, where there are any", "schema": {"type": "string"}},
 }
+_CHALLENGE: Final[dict[str, Any]] = {
+    "WWW-Authenticate": {"description": "Bearer, and what is wrong with the key", "schema": {"type": "string"}}
+}
+_KEY_IN_HEADER: Final = {"type": "apiKey", "in": "header", "name": HEADER_NAME, "description": "the same key"}
 _RETRY_AFTER: Final[dict[str, Any]] = {
     "Retry-After": {"description": "seconds", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
 }
@@ -55,7 +67,8 @@ def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
+def describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
+    """keyed: keys are asked for; the list beside each scheme is the scope that a key needs."""
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody here speaks
@@ -67,25 +80,44 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for path, item in document["paths"].items():
         for method in _METHODS:
             if method in item:
+                _secure(item[method], keyed=keyed)
                 _complete(path, item[method])
+    schemes = document["components"].pop("securitySchemes")
+    if keyed:
+        document["components"]["securitySchemes"] = {**schemes, HEADER: _KEY_IN_HEADER}
     return document
+
+
+def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
+    """Either header will do; without keys, neither is looked at."""
+    declared = operation.pop("security", None)
+    if keyed and declared is not None:
+        operation["security"] = [{scheme: declared[0][BEARER]} for scheme in (BEARER, HEADER)]
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
+    scopes = [scope for scheme in operation.get("security", [])[:1] for scope in scheme[BEARER]]
     statuses = [
         *_OF_ALL,
+        *((_OF_KEYS if scopes else _OF_ANY_KEY) if "security" in operation else ()),
         *(_OF_BODIES if "requestBody" in operation else ()),
         *(_OF_PARAMETERS if operation.get("parameters") else ()),
     ]
     for status in statuses:
         responses.setdefault(str(status), {})
     for status, response in responses.items():
-        response["headers"] = {**_HEADERS, **(_RETRY_AFTER if int(status) in COMES_BACK else {})}
+        response["headers"] = {**_HEADERS, **_headers_of(int(status))}
         if int(status) >= _FIRST_ERROR:
             dialect = dialect_of(path)
             response["description"] = TITLES[int(status)]
             response.setdefault("content", {dialect.media_type: {"schema": reference(dialect.schema)}})
     operation["responses"] = dict(sorted(responses.items()))
+
+
+def _headers_of(status: int) -> dict[str, Any]:
+    if status in COMES_BACK:
+        return _RETRY_AFTER
+    return _CHALLENGE if status in (401, 403) else {}

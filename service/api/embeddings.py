@@ -18,6 +18,8 @@ from service.api.encoding import encode_strictly, shortened
 from service.api.quantization import as_base64, as_binary, as_ubinary
 from service.api.schemas.openai import EmbeddingsRequest, EmbeddingsResponse
 from service.problems import BadRequest
+from service.security.fetch.urls import GivenImage
+from service.security.gate import needs
 from service.settings import Limits
 
 router = APIRouter(tags=["openai"])
@@ -28,8 +30,12 @@ _BODY: Final = json_body(EmbeddingsRequest)
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsResponse}, 404: {}}
 
 
-@router.post("/v1/embeddings", response_class=Response, responses=_ANSWERS, openapi_extra=_BODY)
-@router.post("/embeddings", response_class=Response, responses=_ANSWERS, openapi_extra=_BODY)
+@router.post(
+    "/v1/embeddings", dependencies=[needs("embed")], response_class=Response, responses=_ANSWERS, openapi_extra=_BODY
+)
+@router.post(
+    "/embeddings", dependencies=[needs("embed")], response_class=Response, responses=_ANSWERS, openapi_extra=_BODY
+)
 async def create_embeddings(request: Request, resources: Opened) -> Response:
     """Embed images in OpenAI's shapes; one bad image refuses the request, naming its index."""
     body = validated(EmbeddingsRequest, await read_json(request, resources.compute))
@@ -50,7 +56,7 @@ async def create_embeddings(request: Request, resources: Opened) -> Response:
     )
 
 
-def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[bytes | ImageRejected], str]:
+def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenImage], str]:
     """The images, and how the client names one of them."""
     if (body.input is None) == (body.messages is None):
         raise BadRequest("give either `input` or `messages`", param="input")
@@ -69,7 +75,7 @@ def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[bytes | Image
     return [_of_item(item) for item in items], "input[{index}]"
 
 
-def _of_item(item: Any) -> bytes | ImageRejected:
+def _of_item(item: Any) -> GivenImage:
     if not isinstance(item, dict):
         return image_from_uri(item)
     given = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
@@ -81,12 +87,12 @@ def _of_item(item: Any) -> bytes | ImageRejected:
     return image_from_field(value)
 
 
-def _of_image_url(value: Any) -> bytes | ImageRejected:
+def _of_image_url(value: Any) -> GivenImage:
     """The address itself, or OpenAI's object around it."""
     return image_from_uri(value.get("url") if isinstance(value, dict) else value)
 
 
-def _of_messages(messages: list[Any]) -> bytes | ImageRejected:
+def _of_messages(messages: list[Any]) -> GivenImage:
     """VLLM embeds a whole conversation at once; of an image model's there can be one image and nothing else."""
     contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
     parts = [part for content in contents for part in (content if isinstance(content, list) else [content])]

@@ -1,7 +1,8 @@
 """Images of a request to embeddings, by its deadline."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 from fastapi import Request
@@ -11,26 +12,32 @@ from mlcd.types import Embeddings, ImageBatch, unit_rows
 from service.dispatch.engine import down
 from service.dispatch.pipeline import Encoded, Timings
 from service.middleware import within_deadline
+from service.observability.request import count_images
 from service.problems import BadRequest, StrictBatch
 from service.resources import Resources
+from service.security.fetch.urls import GivenImage, Url
 
 
-async def encode(request: Request, resources: Resources, images: Sequence[bytes | ImageRejected]) -> Encoded:
-    """Every image on its own."""
-    deadline: float = request.state.deadline
-    return await within_deadline(resources.pipeline.encode(images, deadline=deadline), deadline)
+async def encode(request: Request, resources: Resources, images: Sequence[GivenImage]) -> Encoded:
+    """Every image on its own, counted for the client's key; those at URLs are fetched."""
+    count_images(len(images))
+    async with _at_hand(request, resources, resources.fetcher.screened(images)) as found:
+        return await _encode(request, resources, found)
 
 
 async def encode_strictly(
-    request: Request, resources: Resources, images: Sequence[bytes | ImageRejected], *, param: str = "input[{index}]"
+    request: Request, resources: Resources, images: Sequence[GivenImage], *, param: str = "input[{index}]"
 ) -> Encoded:
     """All of them, or StrictBatch of the first that failed, before any work where that is known.
 
     param: the field's name in the client's own words.
     """
-    if known := {index: image for index, image in enumerate(images) if isinstance(image, ImageRejected)}:
-        raise StrictBatch.first_of(known, param=param)
-    encoded = await encode(request, resources, images)
+    count_images(len(images))
+    screened = resources.fetcher.screened(images)
+    _refuse_rejected(resources, screened, param)
+    async with _at_hand(request, resources, screened) as found:
+        _refuse_rejected(resources, found, param)
+        encoded = await _encode(request, resources, found)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
     return encoded
@@ -38,6 +45,8 @@ async def encode_strictly(
 
 async def encode_pixels(request: Request, resources: Resources, pixels: ImageBatch, *, param: str) -> Encoded:
     """Images that the client has prepared, uint8 [n, 3, S, S]: as `encode_strictly`, without decoding."""
+    count_images(len(pixels))
+    await resources.rates.take(request.state.key, len(pixels))
     deadline: float = request.state.deadline
     if not resources.engine.up:
         raise down()
@@ -47,12 +56,44 @@ async def encode_pixels(request: Request, resources: Resources, pixels: ImageBat
     ):
         together = (resources.batcher.encode(image, deadline=deadline, request=request) for image in pixels)
         rows = await within_deadline(asyncio.gather(*together), deadline)
+    for row in rows:
+        row.tell()
     timings = Timings(0.0, max(row.queue_s for row in rows), max(row.inference_s for row in rows))
     encoded = Encoded(np.stack([row.embedding for row in rows]), list(range(len(rows))), {}, timings)
     nothing = ImageRejected("no-embedding", "the model finds nothing in this image to describe")
-    if zero := {int(row): nothing for row in np.flatnonzero(~encoded.embeddings.any(axis=1))}:
+    zero = {int(row): nothing for row in np.flatnonzero(~encoded.embeddings.any(axis=1))}
+    resources.metrics.images(embedded=len(rows) - len(zero), rejected=len(zero))
+    if zero:
         raise StrictBatch.first_of(zero, param=param)
     return encoded
+
+
+@asynccontextmanager
+async def _at_hand(
+    request: Request, resources: Resources, images: Sequence[bytes | ImageRejected | Url]
+) -> AsyncIterator[list[bytes | ImageRejected]]:
+    """Those at URLs fetched, unless nothing could be made of them now; nothing is admitted while they are awaited."""
+    await resources.rates.take(request.state.key, len(images))
+    if any(isinstance(image, Url) for image in images):
+        if not resources.engine.up:
+            raise down()
+        if resources.admission.full:
+            raise resources.admission.refusal("images")
+    async with resources.fetcher.fetched(images, deadline=request.state.deadline) as found:
+        yield found
+
+
+async def _encode(request: Request, resources: Resources, images: Sequence[bytes | ImageRejected]) -> Encoded:
+    deadline: float = request.state.deadline
+    encoded = await within_deadline(resources.pipeline.encode(images, deadline=deadline), deadline)
+    resources.metrics.images(embedded=len(encoded.rows), rejected=len(encoded.errors))
+    return encoded
+
+
+def _refuse_rejected(resources: Resources, images: Sequence[bytes | ImageRejected | Url], param: str) -> None:
+    if known := {index: image for index, image in enumerate(images) if isinstance(image, ImageRejected)}:
+        resources.metrics.images(embedded=0, rejected=len(known))
+        raise StrictBatch.first_of(known, param=param)
 
 
 def shortened(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:

@@ -15,6 +15,7 @@ from service.api.schemas.own import EmbeddedImages
 from service.dispatch.pipeline import Encoded
 from service.problems import StrictBatch, item_error
 from service.resources import Resources
+from service.security.gate import needs
 
 router = APIRouter(tags=["images"])
 
@@ -25,7 +26,13 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.post("/v1/images/embed", response_class=Response, responses=_ANSWERS, openapi_extra=image_body())
+@router.post(
+    "/v1/images/embed",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=image_body(),
+)
 async def embed_images(request: Request, resources: Opened) -> Response:
     """Embed the images of a multipart form (field `files`) or one raw image.
 

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from mlcd.errors import ImageRejected
 from mlcd.types import ImageBatch
 from service.api.access import Opened
 from service.api.answers import JSON, RAW, headers
@@ -34,10 +33,12 @@ from service.api.tensors import (
     split,
     write,
 )
-from service.dispatch.pipeline import Encoded
 from service.middleware import within_deadline
+from service.observability.request import timed
 from service.problems import BadRequest
 from service.resources import Resources
+from service.security.fetch.urls import GivenImage
+from service.security.gate import needs
 
 router = APIRouter(tags=["kserve"])
 
@@ -55,9 +56,19 @@ _BODY: Final = {**json_body(InferRequest, **{RAW: BINARY}), "parameters": [_LENG
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": InferResponse, "content": {RAW: BINARY}}, 404: {}}
 
 
-@router.post("/v2/models/{model}/infer", response_class=Response, responses=_ANSWERS, openapi_extra=_BODY)
 @router.post(
-    "/v2/models/{model}/versions/{version}/infer", response_class=Response, responses=_ANSWERS, openapi_extra=_BODY
+    "/v2/models/{model}/infer",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
+)
+@router.post(
+    "/v2/models/{model}/versions/{version}/infer",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
 )
 async def infer(request: Request, model: str, resources: Opened, version: str = VERSION) -> Response:
     """Embeddings, and labels where there are centers; one bad image refuses the request, naming its index."""
@@ -72,20 +83,22 @@ async def infer(request: Request, model: str, resources: Opened, version: str = 
         encoded = await encode_strictly(request, resources, given, param="inputs")
     else:
         encoded = await encode_pixels(request, resources, given, param="inputs")
-    find = partial(_outputs, wanted, encoded, asked.parameters.top, resources)
-    outputs = await within_deadline(loop.run_in_executor(resources.compute, find), request.state.deadline)
+    outputs: dict[str, NDArray[Any]] = {EMBEDDING: encoded.embeddings}
+    if resources.lookup is not None and wanted != [EMBEDDING]:
+        find = partial(resources.lookup.nearest, encoded.embeddings, asked.parameters.top)
+        with resources.metrics.looking_up("exact"), timed("labels"):
+            labels = await within_deadline(loop.run_in_executor(resources.compute, find), request.state.deadline)
+        outputs |= {LABEL_IDS: labels.ids.astype(np.int32), LABEL_SCORES: labels.scores}
+    outputs = {name: outputs[name] for name in wanted}
     content = {"model_name": model, "model_version": version, **({} if asked.id is None else {"id": asked.id})}
     answer, head_bytes = write(content, outputs, _binary(asked, wanted))
-    used = None if wanted == [EMBEDDING] or resources.lookup is None else resources.lookup.centers.digest
-    stamp = headers(resources, encoded, centers=used)
+    stamp = headers(resources, encoded)
     if head_bytes == len(answer):
         return Response(answer, 200, stamp, JSON)
     return Response(answer, 200, {**stamp, LENGTH_HEADER: str(head_bytes)}, RAW)
 
 
-def _read(
-    body: bytes, stated: str | None, resources: Resources
-) -> tuple[InferRequest, list[bytes | ImageRejected] | ImageBatch]:
+def _read(body: bytes, stated: str | None, resources: Resources) -> tuple[InferRequest, list[GivenImage] | ImageBatch]:
     """The request, and its encoded images or prepared pixels."""
     head, tensors = split(body, stated)
     if stated is not None and not head:  # one raw tensor: a single image, without its length
@@ -122,7 +135,7 @@ def _check(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
         raise BadRequest("binary_data_size is not what follows the JSON part", param="inputs")
 
 
-def _images(tensor: InputTensor, binary: memoryview) -> list[bytes | ImageRejected]:
+def _images(tensor: InputTensor, binary: memoryview) -> list[GivenImage]:
     if tensor.data is None:
         return list(read_bytes_elements(binary, tensor.shape[0]))
     if not isinstance(tensor.data, list) or len(tensor.data) != tensor.shape[0]:
@@ -144,14 +157,6 @@ def _wanted(asked: InferRequest, resources: Resources) -> list[str]:
     if not wanted or not set(wanted) <= set(known):
         raise BadRequest(f"outputs are {', '.join(known)}", param="outputs")
     return wanted
-
-
-def _outputs(wanted: list[str], encoded: Encoded, top: int, resources: Resources) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {EMBEDDING: encoded.embeddings}
-    if wanted != [EMBEDDING] and resources.lookup is not None:
-        labels = resources.lookup.nearest(encoded.embeddings, top)
-        found[LABEL_IDS], found[LABEL_SCORES] = labels.ids.astype(np.int32), labels.scores
-    return {name: found[name] for name in wanted}
 
 
 def _binary(asked: InferRequest, wanted: list[str]) -> frozenset[str]:

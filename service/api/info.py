@@ -14,6 +14,7 @@ from service.api.schemas.openai import Model, ModelList
 from service.api.schemas.own import Info
 from service.lookup import Lookup
 from service.resources import Resources
+from service.security.gate import needs
 
 router = APIRouter()
 
@@ -22,7 +23,7 @@ _MODELS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ModelList}}
 _MODEL: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Model}, 404: {}}
 
 
-@router.get("/v1/info", response_class=Response, responses=_INFO, tags=["info"])
+@router.get("/v1/info", dependencies=[needs()], response_class=Response, responses=_INFO, tags=["info"])
 async def info(resources: Opened) -> Response:
     """Model, preprocessing, engine, centers, collections and every limit."""
     encoder = resources.encoder
@@ -43,13 +44,13 @@ async def info(resources: Opened) -> Response:
     )
 
 
-@router.get("/v1/models", response_class=Response, responses=_MODELS, tags=["openai"])
+@router.get("/v1/models", dependencies=[needs()], response_class=Response, responses=_MODELS, tags=["openai"])
 async def models(resources: Opened) -> Response:
     """OpenAI's shape of the model list."""
     return json_answer({"object": "list", "data": [_model(resources)]}, headers(resources))
 
 
-@router.get("/v1/models/{model}", response_class=Response, responses=_MODEL, tags=["openai"])
+@router.get("/v1/models/{model}", dependencies=[needs()], response_class=Response, responses=_MODEL, tags=["openai"])
 async def model(model: str, resources: Opened) -> Response:
     """OpenAI's shape of one model."""
     check_model(model, resources)

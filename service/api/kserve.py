@@ -12,6 +12,7 @@ from service.api.answers import headers, json_answer
 from service.api.schemas.kserve import LiveAnswer, ModelMetadata, ModelReadyAnswer, ReadyAnswer, ServerMetadata
 from service.api.tensors import EMBEDDING, IMAGE, LABEL_IDS, LABEL_SCORES, PIXELS
 from service.resources import Resources
+from service.security.gate import needs
 
 router = APIRouter(tags=["kserve"])
 
@@ -38,14 +39,16 @@ async def ready(resources: Opened, response: Response) -> dict[str, bool]:
     return {"ready": await _is_ready(resources, response)}
 
 
-@router.get("/v2", response_class=Response, responses={200: {"model": ServerMetadata}})
+@router.get("/v2", dependencies=[needs()], response_class=Response, responses={200: {"model": ServerMetadata}})
 async def server() -> Response:
     """Name, version, extensions."""
     return json_answer({"name": "mlcd", "version": mlcd.__version__, "extensions": ["binary_tensor_data"]})
 
 
-@router.get("/v2/models/{model}", response_class=Response, responses=_METADATA)
-@router.get("/v2/models/{model}/versions/{version}", response_class=Response, responses=_METADATA)
+@router.get("/v2/models/{model}", dependencies=[needs()], response_class=Response, responses=_METADATA)
+@router.get(
+    "/v2/models/{model}/versions/{version}", dependencies=[needs()], response_class=Response, responses=_METADATA
+)
 async def describe_model(model: str, resources: Opened, version: str = VERSION) -> Response:
     """Inputs, of which a request carries one, and outputs; the fingerprint as a parameter."""
     check_version(model, version, resources)
@@ -70,8 +73,8 @@ async def describe_model(model: str, resources: Opened, version: str = VERSION) 
     )
 
 
-@router.get("/v2/models/{model}/ready", responses=_READY)
-@router.get("/v2/models/{model}/versions/{version}/ready", responses=_READY)
+@router.get("/v2/models/{model}/ready", dependencies=[needs()], responses=_READY)
+@router.get("/v2/models/{model}/versions/{version}/ready", dependencies=[needs()], responses=_READY)
 async def model_ready(model: str, resources: Opened, response: Response, version: str = VERSION) -> dict[str, Any]:
     """As /health/ready, of the served model."""
     check_version(model, version, resources)

@@ -8,6 +8,8 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import Neighbors
 from service.api.access import Opened
@@ -17,8 +19,10 @@ from service.api.queries import Queries, check_top, read_queries
 from service.api.schemas.own import LabeledImages, QueryRequest
 from service.lookup import Lookup, LookupMode
 from service.middleware import within_deadline
+from service.observability.request import timed
 from service.problems import StrictBatch, item_error
 from service.resources import Resources
+from service.security.gate import needs
 
 router = APIRouter(tags=["labels"])
 
@@ -30,15 +34,24 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.post("/v1/labels", response_class=Response, responses=_ANSWERS, openapi_extra=image_body(QueryRequest))
+@router.post(
+    "/v1/labels",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=image_body(QueryRequest),
+)
 async def label(
     request: Request,
     resources: Opened,
     top: Annotated[int, Query(ge=1)] = 8,
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
     mode: LookupMode = "exact",
+    examples: Annotated[int, Query(ge=0, le=NUM_EXAMPLES)] = 0,
 ) -> Response:
     """The `top` nearest centers of each image, best first; with `threshold` only those so similar.
+
+    JSON answers hold, with `examples`, so many members of each center, where it shipped with them.
 
     JSON answers per image. The binary forms know no partial answer: with them one bad image refuses the request.
     Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l in X-Mlcd-Top. npy: n records of
@@ -56,9 +69,10 @@ async def label(
         raise StrictBatch.first_of(queries.errors, param="images[{index}]")
     loop = asyncio.get_running_loop()
     search = partial(lookup.nearest, queries.embeddings, top, threshold, mode=mode)
-    found = await within_deadline(loop.run_in_executor(resources.compute, search), request.state.deadline)
+    with resources.metrics.looking_up(mode), timed("labels"):
+        found = await within_deadline(loop.run_in_executor(resources.compute, search), request.state.deadline)
     stamp = {
-        **headers(resources, queries.encoded, centers=lookup.centers.digest),
+        **headers(resources, queries.encoded),
         "X-Mlcd-Mode": mode,
         "X-Mlcd-Top": str(found.ids.shape[1]),
     }
@@ -66,13 +80,15 @@ async def label(
         return Response(found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes(), 200, stamp, RAW)
     if chosen == NPY:
         return Response(to_npy(_records(found)), 200, stamp, NPY)
+    describe = partial(_results, queries, found, lookup.centers, examples)
+    results = await within_deadline(loop.run_in_executor(resources.compute, describe), request.state.deadline)
     return json_answer(
         {
             **provenance(resources),
             "centers": lookup.centers.digest,
             "mode": mode,
             **_audit(lookup, mode),
-            "results": _results(queries, found, lookup),
+            "results": results,
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         stamp,
@@ -99,15 +115,30 @@ def _records(found: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
     return records
 
 
-def _results(queries: Queries, found: Neighbors, lookup: Lookup) -> list[dict[str, Any]]:
+def example_members(centers: Centers, center: int, num: int | None = None) -> list[dict[str, Any]]:
+    """The first `num` of the samples that shipped with a center, or all."""
+    if centers.examples is None:
+        return []
+    return [
+        {"collection": None, "id": example.key, "similarity": example.similarity}
+        for example in centers.examples.of_center(center, num)
+    ]
+
+
+def _results(queries: Queries, found: Neighbors, centers: Centers, num_examples: int) -> list[dict[str, Any]]:
     return [
         {
             "index": index,
             "labels": [
-                {"id": int(center), "similarity": float(score), "name": lookup.centers.name(int(center))}
+                _label(int(center), float(score), centers, num_examples)
                 for center, score in zip(ids, scores, strict=True)
                 if center >= 0
             ],
         }
         for index, ids, scores in zip(queries.rows, found.ids, found.scores, strict=True)
     ]
+
+
+def _label(center: int, similarity: float, centers: Centers, num_examples: int) -> dict[str, Any]:
+    label = {"id": center, "similarity": similarity, "name": centers.name(center)}
+    return {**label, "examples": example_members(centers, center, num_examples)} if num_examples else label

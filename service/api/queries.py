@@ -1,6 +1,7 @@
 """Unit embeddings to look up: encoded from images, or sent as they are."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from service.api.encoding import encode
 from service.dispatch.pipeline import Encoded
 from service.problems import BadRequest, TooLarge
 from service.resources import Resources
+from service.security.fetch.urls import GivenImage
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ async def queries_from_json(request: Request, content: dict[str, Any], resources
         rows = await loop.run_in_executor(
             resources.compute, embeddings_from_json, given, resources.encoder.dimension, limits
         )
+        await resources.rates.take(request.state.key, len(rows))
         return Queries.given(rows)
     images = content["images"]
     if not isinstance(images, list) or not images:
-        raise BadRequest("images must be a list of data-URIs", param="images")
+        raise BadRequest("images must be a list of data-URIs or URLs", param="images")
     check_count(len(images), limits)
     decoded = await loop.run_in_executor(resources.compute, lambda: [image_from_uri(image) for image in images])
     return await _encoded(request, decoded, resources)
@@ -74,6 +77,6 @@ def check_top(top: int, resources: Resources) -> None:
         raise TooLarge(f"top is more than {resources.settings.limits.max_top}", limit="max_top")
 
 
-async def _encoded(request: Request, images: list[bytes | ImageRejected], resources: Resources) -> Queries:
+async def _encoded(request: Request, images: Sequence[GivenImage], resources: Resources) -> Queries:
     encoded = await encode(request, resources, images)
     return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded)

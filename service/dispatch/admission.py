@@ -55,6 +55,13 @@ class Admission:
         """Whether no further image would be admitted."""
         return self._images >= self._max_images
 
+    def has_room(self, num: int, *, deadline: float) -> bool:
+        """Whether so many images would be admitted now: there is a place, and by the measured rate they are in time."""
+        if self._images + num > self._max_images:
+            return False
+        time_left = deadline - asyncio.get_running_loop().time()
+        return not self._images or self._rate.seconds_for(self._images + num) <= _MARGIN * time_left
+
     @property
     def retry_after_s(self) -> int:
         """When about half of what is held will be done, by the measured rate: whole seconds, 1 to 30."""
@@ -63,12 +70,9 @@ class Admission:
     @contextlib.contextmanager
     def images(self, num: int, *, deadline: float) -> Iterator[None]:
         """A place for so many images. Raises Overloaded where there is none, or none that would be served in time."""
-        now = asyncio.get_running_loop().time()
-        if self._images + num > self._max_images:
+        if not self.has_room(num, deadline=deadline):
             raise self.refusal("images")
-        if self._images and self._rate.seconds_for(self._images + num) > _MARGIN * (deadline - now):
-            raise self.refusal("images")
-        self._rate.working(now)
+        self._rate.working(asyncio.get_running_loop().time())
         self._images += num
         self._metrics.held("images", self._images)
         try:

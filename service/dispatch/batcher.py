@@ -22,6 +22,7 @@ from service.dispatch.fair import FairQueue
 from service.dispatch.process import Inference
 from service.dispatch.slots import NUM_SLOTS
 from service.observability.metrics import Metrics
+from service.observability.request import took
 
 _MAX_DELAY_S: Final = 0.002
 
@@ -33,6 +34,13 @@ class Row:
     embedding: NDArray[np.float32]
     queue_s: float
     inference_s: float
+    started: float
+    """Of that batch's inference, by time.perf_counter."""
+
+    def tell(self) -> None:
+        """The request that it belongs to."""
+        took("queue", self.started - self.queue_s, self.started)
+        took("inference", self.started, self.started + self.inference_s)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class MicroBatcher:
         self._changed = asyncio.Event()
         self._at_engine: set[asyncio.Task[None]] = set()
         self._coming = 0
+        metrics.queue_depth("engine", lambda: len(self._waiting))
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.create_task(self._run(), name="micro-batcher")
@@ -159,7 +168,7 @@ class MicroBatcher:
         self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
         for waiter, embedding in zip(batch, inference.rows, strict=True):
             if not waiter.future.done():
-                waiter.future.set_result(Row(embedding, started - waiter.enqueued, inference.seconds))
+                waiter.future.set_result(Row(embedding, started - waiter.enqueued, inference.seconds, started))
 
 
 def _fail(waiters: list[_Waiter], error: MlcdError) -> None:

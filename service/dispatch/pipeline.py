@@ -6,22 +6,25 @@ Decoders are threads: Pillow and simplejpeg let go of the interpreter's lock whi
 import asyncio
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from mlcd.errors import DeadlineExceeded, ImageRejected
-from mlcd.images.decode import DecodeLimits, num_pixels
+from mlcd.images.decode import DecodeLimits, format_of, num_pixels
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings
 from service.dispatch.admission import Admission
 from service.dispatch.batcher import MicroBatcher
 from service.dispatch.engine import Engine, down
 from service.observability.metrics import Metrics
+from service.observability.request import took
 from service.problems import TooLarge
 
 
@@ -34,27 +37,37 @@ class Timings:
     queue_s: float = 0.0
     inference_s: float = 0.0
     """Of the batch it rode in."""
+    cache_s: float = 0.0
+    """Look-ups of the whole request, and its wait for what another one was having encoded."""
 
     def server_timing(self) -> str:
         """The value of a Server-Timing header, in milliseconds."""
-        stages = {"decode": self.decode_s, "queue": self.queue_s, "inference": self.inference_s}
+        stages = {"cache": self.cache_s, "decode": self.decode_s, "queue": self.queue_s, "inference": self.inference_s}
         return ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in stages.items())
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """embeddings: [M, D] of the images that succeeded; rows: their M indexes in the request; errors: the others."""
+    """embeddings: [M, D] of the images that succeeded; rows: their M indexes in the request; errors: the others.
+
+    rounded: the type that the cache rounds vectors to, None where they are exact.
+    """
 
     embeddings: Embeddings
     rows: list[int]
     errors: dict[int, ImageRejected]
     timings: Timings = Timings()
+    rounded: str | None = None
 
 
 @dataclass(frozen=True)
 class _One:
     embedding: NDArray[np.float32]
     timings: Timings
+
+
+Each: TypeAlias = Callable[[int, NDArray[np.float32] | ImageRejected], None]
+"""Hears of every image as soon as it is done: its index in the request, its embedding [D] or its rejection."""
 
 
 class Pipeline:
@@ -84,6 +97,8 @@ class Pipeline:
         self._preprocess, self._dimension = preprocess, dimension
         self._limits, self._max_pixels = limits, max_pixels
         self._metrics = metrics
+        self._num_decoding = 0
+        metrics.queue_depth("decode", lambda: max(0, self._num_decoding - self._num_decoders))
 
     async def warm_up(self) -> None:
         """Read and decode a picture: what is loaded for the first one, no client shall wait for."""
@@ -91,7 +106,9 @@ class Pipeline:
         await loop.run_in_executor(self._headers, _read_headers, [image], self._limits)
         await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
 
-    async def encode(self, images: Sequence[bytes | ImageRejected], *, deadline: float) -> Encoded:
+    async def encode(
+        self, images: Sequence[bytes | ImageRejected], *, deadline: float, each: Each | None = None
+    ) -> Encoded:
         """Every image on its own; an ImageRejected in `images` is passed through to `errors`.
 
         deadline: by the running loop's clock. Cancelled, it drops what is not decoded or not encoded yet.
@@ -109,13 +126,18 @@ class Pipeline:
             if num > self._max_pixels:
                 raise TooLarge(f"{num} pixels in one request, more than {self._max_pixels}", limit="max_queued_pixels")
             with self._admission.pixels(num):
-                outcomes = await self._encode_all(images, deadline)
+                outcomes = await self._encode_all(images, deadline, each)
         return self._joined(outcomes)
 
-    async def _encode_all(self, images: Sequence[bytes | ImageRejected], deadline: float) -> list[_One | ImageRejected]:
+    async def _encode_all(
+        self, images: Sequence[bytes | ImageRejected], deadline: float, each: Each | None
+    ) -> list[_One | ImageRejected]:
         # A request with many images has a few at the decoders at a time: others come in between.
         turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
         tasks = [asyncio.ensure_future(self._encode_one(image, turn, deadline, request)) for image in images]
+        if each is not None:
+            for index, task in enumerate(tasks):
+                task.add_done_callback(partial(_tell, each, index))
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -140,17 +162,25 @@ class Pipeline:
             late = asyncio.get_running_loop().time() >= deadline
             self._metrics.dropped("deadline" if late else "client_gone")
             raise
-        decode_s = time.perf_counter() - started
+        decoded = time.perf_counter()
+        took("decode", started, decoded)
         row = await self._batcher.encode(pixels, deadline=deadline, request=request)
+        row.tell()
         if not row.embedding.any():
             return ImageRejected("no-embedding", "the model finds nothing in this image to describe")
-        return _One(row.embedding, Timings(decode_s, row.queue_s, row.inference_s))
+        return _One(row.embedding, Timings(decoded - started, row.queue_s, row.inference_s))
 
     async def _decode(self, image: bytes, turn: asyncio.Semaphore) -> NDArray[np.uint8]:
         loop = asyncio.get_running_loop()
         async with turn:
-            with self._batcher.announced(), self._metrics.decoding():
-                return await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
+            started = time.perf_counter()
+            self._num_decoding += 1
+            try:
+                with self._batcher.announced():
+                    return await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
+            finally:
+                self._num_decoding -= 1
+                self._metrics.decoded(format_of(image), time.perf_counter() - started)
 
     def _joined(self, outcomes: list[_One | ImageRejected]) -> Encoded:
         errors = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, ImageRejected)}
@@ -159,7 +189,14 @@ class Pipeline:
         found = [outcome for outcome in outcomes if isinstance(outcome, _One)]
         rows = [index for index in range(len(outcomes)) if index not in errors]
         embeddings = np.stack([one.embedding for one in found]) if found else np.zeros((0, self._dimension), np.float32)
-        return Encoded(np.ascontiguousarray(embeddings), rows, errors, _slowest([one.timings for one in found]))
+        return Encoded(np.ascontiguousarray(embeddings), rows, errors, slowest([one.timings for one in found]))
+
+
+def _tell(each: Each, index: int, task: "asyncio.Task[_One | ImageRejected]") -> None:
+    if task.cancelled() or task.exception() is not None:
+        return
+    outcome = task.result()
+    each(index, outcome.embedding if isinstance(outcome, _One) else outcome)
 
 
 def _read_headers(
@@ -189,9 +226,10 @@ def _blank_jpeg() -> bytes:
     return buffer.getvalue()
 
 
-def _slowest(timings: list[Timings]) -> Timings:
+def slowest(timings: list[Timings]) -> Timings:
     return Timings(
         max((one.decode_s for one in timings), default=0.0),
         max((one.queue_s for one in timings), default=0.0),
         max((one.inference_s for one in timings), default=0.0),
+        max((one.cache_s for one in timings), default=0.0),
     )

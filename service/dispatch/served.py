@@ -8,11 +8,12 @@ from mlcd.encoders.base import EngineName, Precision
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode, PreprocessSpec
 from mlcd.types import Fingerprint
+from service.settings import Log
 
 
 @dataclass(frozen=True)
 class Opening:
-    """All that a worker needs to open the encoder; the arguments of `mlcd.encoders.open_encoder`."""
+    """All that a worker needs to open the encoder; the arguments of `mlcd.encoders.open_encoder`, and how to log."""
 
     spec: str
     max_batch: int
@@ -21,9 +22,15 @@ class Opening:
     num_threads: int = 0
     exif: ExifPolicy | None = None
     decode: DecodeMode | None = None
+    log: Log = Log()  # noqa: RUF009 - frozen
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "log": self.log.model_dump()})
+
+    @classmethod
+    def from_json(cls, line: str) -> "Opening":
+        fields = json.loads(line)
+        return cls(**{**fields, "log": Log(**fields["log"])})
 
 
 @dataclass(frozen=True)

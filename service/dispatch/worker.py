@@ -24,6 +24,9 @@ from mlcd.types import ImageBatch
 from service.dispatch.fake import FakeEncoder
 from service.dispatch.served import Opening, ServedEncoder
 from service.dispatch.slots import Slots
+from service.observability.faults import kinds
+from service.observability.logs import configure_logs
+from service.threads import limit_blas
 
 _PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
 _log = logging.getLogger("mlcd.service")
@@ -33,7 +36,6 @@ _Tell = Callable[[dict[str, Any]], None]
 def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     _end_with(parent)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.WARNING)
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no message
 
@@ -41,7 +43,9 @@ def main() -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
 
-    opening = Opening(**json.loads(sys.stdin.readline()))
+    opening = Opening.from_json(sys.stdin.readline())
+    configure_logs(opening.log)
+    limit_blas(opening.num_threads)
     try:
         encoder, served = _open(opening)
     except MlcdError as error:
@@ -112,18 +116,10 @@ def _encode_batches(encoder: Encoder, slots: Slots, lines: Iterable[str], tell: 
             slots.rows[slot, :num] = encoder.encode(slots.pixels[slot, :num])
         except Exception as error:  # noqa: BLE001 - whatever an engine raises, the server must hear of it
             # Its text may quote what clients sent: the kind and the cause's kind say enough.
-            _log.error("the engine failed on %d images: %s", num, _kinds(error))
+            _log.error("the engine failed on %d images: %s", num, kinds(error))
             tell({"slot": slot, "error": True})
         else:
             tell({"slot": slot, "seconds": time.perf_counter() - started})
-
-
-def _kinds(error: BaseException | None) -> str:
-    kinds = []
-    while error is not None:
-        kinds.append(type(error).__name__)
-        error = error.__cause__
-    return " from ".join(kinds)
 
 
 if __name__ == "__main__":

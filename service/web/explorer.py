@@ -8,7 +8,10 @@ from starlette.responses import HTMLResponse
 router = APIRouter(include_in_schema=False)
 _PAGE = (resources.files("service.web") / "explorer.html").read_text(encoding="utf-8")
 # Everything the page needs is in it; nothing may be loaded from elsewhere.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob:; connect-src 'self'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob:; connect-src 'self';"
+    " frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 @router.get("/")

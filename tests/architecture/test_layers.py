@@ -43,6 +43,8 @@ def test_every_contract_holds():
         ("mlcd/encoders/pixels.py", "import mlcd.models.vit"),
         ("service/resources.py", "import faiss"),
         ("mlcd/pipelines/embed.py", "import fastapi"),
+        ("mlcd/client/images.py", "import mlcd.images.decode"),
+        ("mlcd/client/loop.py", "import torch"),
     ],
 )
 def test_a_forbidden_import_is_noticed(copy, file, line):
@@ -58,7 +60,7 @@ def test_a_new_top_level_file_must_be_given_a_layer(copy):
 
 
 @pytest.mark.parametrize(
-    "package", ["mlcd", "mlcd.errors", "mlcd.types", "mlcd.artifact", "mlcd.cli", "mlcd.images.sources"]
+    "package", ["mlcd", "mlcd.errors", "mlcd.types", "mlcd.artifact", "mlcd.cli", "mlcd.images.sources", "mlcd.client"]
 )
 def test_the_vocabulary_imports_nothing_heavy(package):
     code = f"import {package}, sys; print([m for m in ('torch', 'redis', 'fastapi', 'faiss', 'openvino') if m in sys.modules])"

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from mlcd.artifact import Draft, Request
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.nearest import nearest_centers
 from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.keys import split_positions
 from mlcd.types import unit_rows
@@ -204,6 +206,40 @@ def test_a_plan_tells_what_it_will_take_and_writes_nothing(tmp_path, embeddings)
     assert facts["flops"] == 2 * 2700 * 60 * 16 * 6
     assert facts["seconds"] > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_every_center_comes_with_the_keys_of_its_nearest_members(embeddings, whole, rows):
+    centers = Centers.open(whole)
+    kept = np.flatnonzero(~EmbeddingsArtifact.open(embeddings).held_out(0.1))
+    aligned = centers.align(rows[kept])
+    nearest = nearest_centers(aligned, centers.vectors, 1).ids[:, 0]
+    cosines = np.einsum("nd,nd->n", aligned.astype(np.float64), centers.vectors[nearest].astype(np.float64))
+    for center in range(CLUSTERS):
+        members = np.flatnonzero(nearest == center)
+        first = members[np.argsort(-cosines[members], kind="stable")][:8]
+        examples = centers.examples.of_center(center)
+        assert [example.key for example in examples] == [f"{kept[row]:07d}" for row in first]
+        assert np.array([example.similarity for example in examples]) == pytest.approx(cosines[first], abs=1e-6)
+
+
+def test_no_key_is_kept_where_none_is_wanted(tmp_path, embeddings):
+    assert run_mlcd("cluster", embeddings, tmp_path / "c", "--clusters", 20, "--examples", 0).returncode == 0
+    assert Centers.open(tmp_path / "c").examples is None
+    assert manifest(tmp_path / "c")["config"]["examples"] == 0
+
+
+def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, whole, rows):
+    """Of those that were not clustered, where these are enough; as the model gave them."""
+    assert Centers.open(whole).audit_rows is None
+    for hold_out, unseen in ((0.4, True), (0.1, False)):
+        out = tmp_path / str(hold_out)
+        options = ("--clusters", 1000, "--iterations", 1, "--subtract-mean", "--hold-out", hold_out)
+        assert run_mlcd("cluster", embeddings, out, *options).returncode == 0
+        held_out = EmbeddingsArtifact.open(embeddings).held_out(hold_out)
+        expected = rows[held_out] if unseen else rows
+        audited = Centers.open(out).audit_rows
+        assert audited.dtype == np.float16
+        assert (audited == expected.astype(np.float16)).all()
 
 
 def test_a_sample_is_clustered_where_asked(tmp_path, embeddings):

@@ -8,6 +8,7 @@ from mlcd.errors import ImageRejected
 from mlcd.images.decode import DecodeLimits, decode
 from mlcd.images.transform import PreprocessSpec
 from service.api.data_uris import image_from_field, image_from_uri
+from service.security.fetch.urls import ImageUrl, Url, parse_url
 from tests.fuzz.in_process import Service
 
 LIMITS = DecodeLimits(max_bytes=2**20, max_pixels=10**6)
@@ -41,14 +42,25 @@ def decoder(data):
 
 
 def data_uri(data):
-    """Bytes or ImageRejected, whatever the text."""
+    """Bytes, ImageRejected or a URL, which is read or refused in turn, whatever the text."""
     for text in (data.decode("latin-1"), data.decode("utf-8", "replace")):
         for read in (image_from_uri, image_from_field):
             found = read(text)
+            if isinstance(found, ImageUrl):
+                found = _read_url(found)
             if isinstance(found, ImageRejected):
                 _check_rejection(found)
             else:
-                assert isinstance(found, bytes)
+                assert isinstance(found, bytes | Url)
+
+
+def _read_url(url):
+    try:
+        found = parse_url(url.text)
+    except ImageRejected as rejection:
+        return rejection
+    assert re.fullmatch(r"[a-z0-9_.:-]+", found.host)
+    return found
 
 
 def multipart(data):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,13 +13,19 @@ from tests.conftest import free_port, start_mlcd
 
 
 class Server:
-    """settings: MLCD_ names without the prefix, in lower case; two underscores for nested ones."""
+    """settings: MLCD_ names without the prefix, in lower case; two underscores for nested ones.
 
-    def __init__(self, model, **settings):
+    output: a file for all that it says, where that may be more than a pipe holds.
+    """
+
+    def __init__(self, model, *, output=subprocess.PIPE, **settings):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        given = {f"MLCD_{name.upper()}": str(value) for name, value in ({"drain_s": 0} | settings).items()}
-        self.process = start_mlcd("serve", "--model", model, "--port", self.port, env={**os.environ, **given})
+        # The fake engine is there to be loaded, by the same few images over and over.
+        defaults = {"drain_s": 0} | ({"cache__memory_bytes": 0} if settings.get("engine") == "fake" else {})
+        given = {f"MLCD_{name.upper()}": str(value) for name, value in (defaults | settings).items()}
+        arguments = ("serve", "--model", model, "--port", self.port)
+        self.process = start_mlcd(*arguments, env={**os.environ, **given}, stdout=output)
 
     def wait_ready(self, timeout_s=60):
         until(self.ready, timeout_s, self)
@@ -62,6 +69,19 @@ def serving(model, **settings):
         if server.process.poll() is None:
             status, output = server.stop()
             assert (status, "Traceback" in output) == (0, False), output
+
+
+def children(pid):
+    """Process ids, oldest first; those that have ended and are not waited for do not count."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(child) for child in path.read_text().split()]
+    return sorted(child for child in found if _state(child) not in ("Z", None))
+
+
+def _state(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def exists(pid):

@@ -231,3 +231,43 @@ def test_an_honest_chunked_body_is_taken(server, photo):
     client.request("POST", "/v1/images/embed", iter(pieces), {"Content-Type": "image/jpeg"}, encode_chunked=True)
     assert client.getresponse().status == 200
     client.close()
+
+
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+@pytest.mark.parametrize("kind", [b"text/html", b"image/jpeg"])
+def test_a_refusal_is_read_by_a_client_that_sends_all_of_its_body_first(server, close, kind):
+    """415, and 413 by the stated length: neither is lost in a reset of the connection."""
+    num = 100_000_000
+    head = POST.replace(b"image/jpeg", kind) + close + b"Content-Length: %d\r\n\r\n" % num
+    with connected(server, head) as client:
+        for _ in range(num // 1_000_000):
+            client.sendall(b"x" * 1_000_000)
+        assert client.recv(2**16).startswith(b"HTTP/1.1 413 " if kind == b"image/jpeg" else b"HTTP/1.1 415 ")
+
+
+def test_a_client_that_goes_on_after_the_end_is_let_go(server):
+    head = POST.replace(b"image/jpeg", b"text/html") + b"Connection: close\r\nContent-Length: 1000000\r\n\r\n"
+    with connected(server, head) as client:
+        assert statuses(client.recv(2**16)) == [415]
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            client.sendall(b"x" * 1_000_000 + GET * 3)
+        assert statuses(whole(client)) == []
+    assert answers(server) < 5
+
+
+def test_where_a_route_is_does_not_depend_on_what_the_client_calls_the_server(server):
+    with connected(server, b"GET /v1/info/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n") as client:
+        answer = whole(client)
+    assert statuses(answer) == [404]
+    assert b"evil" not in answer
+
+
+def test_head_is_get_without_a_body(server):
+    """Load balancers probe so."""
+    for path in ("/health/live", "/health/ready", "/v2/health/ready", "/v1/info", "/metrics", "/"):
+        answer = httpx.head(f"{server.url}{path}")
+        assert (answer.status_code, answer.content) == (200, b""), path
+        assert answer.headers["content-type"] == httpx.get(f"{server.url}{path}").headers["content-type"]
+    assert httpx.head(f"{server.url}/v1/labels").status_code == 405
+    assert httpx.head(f"{server.url}/nowhere").status_code == 404
+    assert server.metric('mlcd_requests_total{route="/v1/info",status="200"}') >= 2

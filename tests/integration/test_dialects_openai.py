@@ -71,7 +71,7 @@ def test_both_paths_and_the_headers(client, model, picture):
         assert answer.headers["x-mlcd-fingerprint"] == info["fingerprint"]
         assert answer.headers["x-mlcd-preprocess-version"] == str(info["preprocess"]["version"])
         stages = [stage.split(";")[0] for stage in answer.headers["server-timing"].split(", ")]
-        assert stages == ["decode", "queue", "inference", "total"]
+        assert stages == ["cache", "decode", "queue", "inference", "total"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_every_answer_says_where_it_comes_from(client, picture, centers):
         assert answer.headers["x-mlcd-model"] == info["model"]
         assert answer.headers["x-mlcd-fingerprint"] == info["fingerprint"]
         assert answer.headers["x-mlcd-preprocess-version"] == "1"
-        assert ("x-mlcd-centers" in answer.headers) == answer.request.url.path.startswith(("/v1/labels", "/v1/centers"))
+        assert answer.headers["x-mlcd-centers"] == centers.digest
         assert answer.headers["x-request-id"]
         assert ("inference;dur=" in answer.headers["server-timing"]) == (answer.request.method == "POST")
     answer = client.post("/v1/labels", files=sent)
@@ -107,20 +107,33 @@ def test_a_null_is_a_field_that_is_not_given(client, picture):
     assert client.post("/v1/labels", json={"images": None}).status_code == 400
 
 
+def test_labels_come_with_examples_where_they_are_asked_for(client, picture, centers):
+    sent = files(picture[1])
+    plain = client.post("/v1/labels?top=3", files=sent).json()["results"][0]["labels"]
+    labels = client.post("/v1/labels?top=3&examples=2", files=sent).json()["results"][0]["labels"]
+    assert [label["id"] for label in labels] == [label["id"] for label in plain]
+    assert all("examples" not in label for label in plain)
+    for label in labels:
+        expected = [example.key for example in centers.examples.of_center(label["id"])][:2]
+        assert [example["id"] for example in label["examples"]] == expected
+    for number in (-1, 9):
+        refused = client.post(f"/v1/labels?examples={number}", files=sent)
+        assert (refused.status_code, refused.json()["param"]) == (400, "examples")
+
+
 @pytest.mark.slow
 def test_approximate_labels_name_themselves_and_their_audited_recall(tmp_path):
-    """1,000 clusters of real scans by hog, the whole way by commands."""
+    """1,000 clusters of real scans by hog, the whole way by commands; no collection is needed."""
     digits = write_digits(tmp_path / "digits", len(load_digits().images))
-    out, state = tmp_path / "embeddings", tmp_path / "state"
+    out = tmp_path / "embeddings"
     for command in (
         ("embed", digits, out, "--model", "hog"),
         ("cluster", out, tmp_path / "centers", "--clusters", 1000, "--iterations", 3),
-        ("index", out, state / "collections" / "digits"),
     ):
         result = run_mlcd(*command)
         assert result.returncode == 0, result.stderr
     sent = files(*[path.read_bytes() for path in sorted(digits.rglob("*.png"))[:40]])
-    with serving("hog", centers=tmp_path / "centers", state_dir=state, approximate="true") as server:
+    with serving("hog", centers=tmp_path / "centers", approximate="true") as server:
         import httpx
 
         audit = httpx.get(f"{server.url}/v1/info").json()["centers"]["audit"]
@@ -130,5 +143,6 @@ def test_approximate_labels_name_themselves_and_their_audited_recall(tmp_path):
     assert "audit" not in exact
     assert near["audit"] == audit
     assert audit["low"] >= 0.98
+    assert audit["source"] == "centers"
     ids = [[{label["id"] for label in result["labels"]} for result in answer["results"]] for answer in (exact, near)]
     assert np.mean([len(a & b) / len(a) for a, b in zip(*ids, strict=True)]) > 0.95

@@ -38,8 +38,8 @@ def small():
         yield server
 
 
-def head(length, kind="image/jpeg"):
-    lines = ("POST /v1/images/embed HTTP/1.1", "Host: localhost", f"Content-Type: {kind}", f"Content-Length: {length}")
+def head(length, kind="image/jpeg", route="/v1/images/embed"):
+    lines = (f"POST {route} HTTP/1.1", "Host: localhost", f"Content-Type: {kind}", f"Content-Length: {length}")
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -75,6 +75,22 @@ def test_an_image_for_which_there_is_no_room_is_refused_before_its_body_comes(sm
     assert "max_queued_pixels" in httpx.get(f"{small.url}/v1/info").json()["limits"]
 
 
+def test_an_image_that_would_be_late_is_refused_before_its_body_comes(photo):
+    """In every language whose bodies hold nothing but images."""
+    files = [("files", (f"{i}.jpg", photo, "image/jpeg")) for i in range(12)]
+    model, settings = "fake:latency_ms=700", {"limits__deadline_s": 2.8, "cache__memory_bytes": 0}
+    with serving(model, engine="fake", max_batch=4, **settings) as server, ThreadPoolExecutor(1) as pool:
+        httpx.post(f"{server.url}/v1/images/embed", files=files[:4], timeout=20)  # now it knows its rate
+        ahead = pool.submit(httpx.post, f"{server.url}/v1/images/embed", files=files, timeout=20)
+        until(lambda: server.metric('mlcd_held{of="images"}') == 12, 5)
+        for route in ("/v1/images/embed", "/v1/embeddings", "/embeddings", "/v2/embed", f"/v2/models/{model}/infer"):
+            kind = "image/jpeg" if route == "/v1/images/embed" else "application/json"
+            status, headers = first_answer(server, head(9000, kind, route))
+            assert status == 429, route
+            assert 1 <= int(headers["retry-after"]) <= 30
+        ahead.result(timeout=20)
+
+
 def test_a_large_request_and_a_small_one_are_answered_side_by_side(photo):
     files = [("files", (f"{i}.jpg", photo, "image/jpeg")) for i in range(40)]
     with serving("fake:latency_ms=300", engine="fake", max_batch=4) as server, ThreadPoolExecutor(1) as pool:
@@ -86,4 +102,4 @@ def test_a_large_request_and_a_small_one_are_answered_side_by_side(photo):
         assert not large.done()
         assert len(large.result(timeout=30).json()["results"]) == 40
         timing = small.headers["server-timing"]
-        assert [part.split(";")[0] for part in timing.split(", ")] == ["decode", "queue", "inference", "total"]
+        assert [part.split(";")[0] for part in timing.split(", ")] == ["cache", "decode", "queue", "inference", "total"]

@@ -127,7 +127,11 @@ def test_a_center_describes_itself(client, journey):
     assert answer["size"] == centers.sizes[1]
     assert len(answer["nearest"]) == min(8, len(centers.vectors) - 1)
     assert 1 not in [other["id"] for other in answer["nearest"]]
-    assert len(answer["examples"]) == 8
+    members = [example for example in answer["examples"] if example["collection"] is None]
+    assert [example["id"] for example in members] == [example.key for example in centers.examples.of_center(1)]
+    assert members
+    assert {example["similarity"] for example in members} == {None}  # the center has moved since
+    assert sum(example["collection"] == "demo" for example in answer["examples"]) == 8
     assert client.get("/v1/centers/100000").status_code == 404
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mlcd.artifact import MANIFEST, Artifact, Draft, Parent, Request, open_artifact, refuse_full_disk
 from mlcd.clustering.centers import Centers
+from mlcd.clustering.examples import EXAMPLES, Examples
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
 from training.checkpoint.files import write_tensors
@@ -161,8 +162,15 @@ class CheckpointStore:
     def _write_centers(self, snapshot: Snapshot, directory: Path, fingerprint: str) -> None:
         request = Request("centers", {"origin": "training", "step": snapshot.step}, (), fingerprint)
         vectors = read_unit_centers(directory / _STATE)
+        examples = self._folder.with_name(EXAMPLES)
         with Draft(directory / "centers", request, fresh=True) as draft:
-            Centers(vectors=vectors, sizes=self._sizes, fingerprint=fingerprint, names=self._names).write(draft)
+            Centers(
+                vectors=vectors,
+                sizes=self._sizes,
+                fingerprint=fingerprint,
+                names=self._names,
+                examples=Examples.open(examples) if examples.is_file() else None,
+            ).write(draft)
             draft.publish()
 
     def _retire(self, newest: int) -> None:

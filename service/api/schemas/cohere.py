@@ -13,7 +13,7 @@ CohereType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 class EmbedRequest(BaseModel):
-    """Images as data-URIs: `images`, or `inputs` with one `image_url` each. `texts` are refused."""
+    """Images as data-URIs or URLs: `images`, or `inputs` with one `image_url` each. `texts` are refused."""
 
     model_config = ConfigDict(
         extra="forbid",

@@ -63,7 +63,7 @@ class InputParameters(BaseModel):
 
 
 class InputTensor(BaseModel):
-    """`image`: BYTES [n], encoded images, in JSON as base64; `image_u8`: UINT8 [n, 3, S, S], prepared pixels."""
+    """`image`: BYTES [n], encoded images, in JSON base64 or URLs; `image_u8`: UINT8 [n, 3, S, S], prepared pixels."""
 
     model_config = ConfigDict(extra="forbid")
 

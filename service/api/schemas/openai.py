@@ -16,8 +16,8 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class EmbeddingsRequest(BaseModel):
     """Images in one of four ways; give `input` or `messages`.
 
-    `input`: a data-URI, a list of them, or a list of objects with `image` (base64 or a data-URI), `image_url`,
-    `url` or `bytes` (base64). `messages`: one message with one `image_url`; one embedding comes back.
+    `input`: a data-URI or URL, a list of them, or a list of objects with `image` (base64, a data-URI or URL),
+    `image_url`, `url` or `bytes` (base64). `messages`: one message with one `image_url`; one embedding comes back.
     """
 
     model_config = ConfigDict(

@@ -72,7 +72,7 @@ class EmbeddedImages(Provenance):
 
 
 class QueryRequest(BaseModel):
-    """Give one of them. images: data-URIs; what is none fails alone. embeddings: rows of the model's dimension."""
+    """Give one of them. images: data-URIs or URLs; each may fail alone. embeddings: rows of the model's dimension."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -94,12 +94,24 @@ class SearchRequest(QueryRequest):
     id: str | None = None
 
 
+class Example(BaseModel):
+    """A sample near a center. collection: that holds it as an item; null: a member when the center was made.
+
+    similarity: cosine with the center; null where the center has moved since, by training.
+    """
+
+    collection: str | None
+    id: str
+    similarity: float | None
+
+
 class Label(BaseModel):
-    """similarity: cosine with the center."""
+    """similarity: cosine with the center. examples: where they were asked for."""
 
     id: int
     similarity: float
     name: str | None
+    examples: list[Example] | None = None
 
 
 class LabeledImage(BaseModel):
@@ -110,12 +122,16 @@ class LabeledImage(BaseModel):
 
 
 class Audit(BaseModel):
-    """recall: share of the exact `top` found on `rows` rows of a collection; low, high: its 95 % interval."""
+    """recall: share of the exact `top` found on `rows` rows; low, high: its 95 % interval.
+
+    source: whose rows: those that shipped with the centers, or of the collections.
+    """
 
     recall: float
     low: float
     high: float
     rows: int
+    source: Literal["centers", "collections"]
     top: int
     cells: int
     probes: int
@@ -129,14 +145,6 @@ class LabeledImages(Provenance):
     audit: Audit | None = None
     results: list[LabeledImage]
     errors: list[ItemError]
-
-
-class Example(BaseModel):
-    """An indexed item near a center."""
-
-    collection: str
-    id: str
-    similarity: float
 
 
 class DescribedCenter(Provenance):

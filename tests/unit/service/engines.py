@@ -62,7 +62,7 @@ def picture(value):
 
 
 def new_metrics():
-    return Metrics(model="fake", fingerprint="f", engine="fake", precision="fp32")
+    return Metrics(model="fake", fingerprint="f", engine="fake", precision="fp32", preprocess="1")
 
 
 def sample(metrics, name):

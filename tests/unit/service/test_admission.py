@@ -74,3 +74,30 @@ def test_a_fair_queue_serves_requests_in_turn_and_each_in_order():
     assert (len(queue), queue.take()) == (5, "a0")
     queue.put("c", "c0")
     assert [queue.take() for _ in range(len(queue))] == ["b0", "a1", "c0", "a2", "a3"]
+
+
+def test_room_is_told_as_admission_gives_it():
+    """A refusal before the body must refuse what would be refused after it, and nothing else."""
+
+    async def scenario():
+        admission = new_admission()
+        now = asyncio.get_running_loop().time()
+        assert admission.has_room(100, deadline=now - 1)  # nobody is ahead
+        assert not admission.has_room(101, deadline=math.inf)
+        with admission.images(10, deadline=now + 10):
+            await asyncio.sleep(0.05)
+        with admission.images(50, deadline=math.inf):
+            seen = set()
+            for num in (1, 30, 51):
+                for time_left in (0.01, 0.3, 5.0):
+                    deadline = asyncio.get_running_loop().time() + time_left
+                    room = admission.has_room(num, deadline=deadline)
+                    try:
+                        with admission.images(num, deadline=deadline):
+                            assert room
+                    except Overloaded:
+                        assert not room
+                    seen.add(room)
+            assert seen == {True, False}
+
+    run(scenario())

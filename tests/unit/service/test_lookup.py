@@ -10,9 +10,9 @@ from mlcd.types import unit_rows
 from service.lookup import Lookup
 
 
-def random_centers(num, seed=0, mean=None):
+def random_centers(num, seed=0, mean=None, audit_rows=None):
     vectors = unit_rows(np.random.default_rng(seed).standard_normal((num, 16)))
-    return Centers(vectors, np.ones(num, np.int64), "f" * 64, mean=mean)
+    return Centers(vectors, np.ones(num, np.int64), "f" * 64, mean=mean, audit_rows=audit_rows)
 
 
 def indexed(rows):
@@ -42,7 +42,7 @@ def test_the_audit_of_the_approximation_is_true_of_other_rows():
     audit = lookup.approximation.audit
     assert audit["low"] >= 0.98
     assert audit["low"] <= audit["recall"] <= audit["high"]
-    assert (audit["rows"], audit["top"]) == (1250, 8)
+    assert (audit["rows"], audit["top"], audit["source"]) == (1250, 8, "collections")
     others = near(centers, 1000, seed=2)
     exact = lookup.nearest(others, 8).ids
     found = lookup.nearest(others, 8, mode="approximate").ids
@@ -50,8 +50,26 @@ def test_the_audit_of_the_approximation_is_true_of_other_rows():
     assert abs(recall - audit["recall"]) < 0.01
 
 
+def test_the_audit_is_made_on_rows_shipped_with_the_centers_where_there_are_some():
+    rows = near(random_centers(1500), 2100)
+    centers = random_centers(1500, audit_rows=rows.astype(np.float16))
+    lookup = Lookup(centers)
+    lookup.approximate([indexed(near(centers, 1000))])
+    audit = lookup.approximation.audit
+    assert (audit["rows"], audit["source"]) == (1050, "centers")
+    probes = audit["probes"]
+    exact = lookup.scan.nearest(rows[1::2], 8).ids
+    found = lookup.approximation.scan.nearest(rows[1::2], 8, probes=probes).ids
+    recall = np.mean([len(set(a) & set(b)) / 8 for a, b in zip(exact, found, strict=True)])
+    assert recall == pytest.approx(audit["recall"], abs=1e-3)  # they are in half precision
+
+
 def test_what_cannot_be_approximated_or_audited_is_refused():
-    with pytest.raises(ConfigInvalid, match=r"1000 indexed images or more .* there are 999"):
+    few = near(random_centers(9), 999).astype(np.float16)
+    for centers in (random_centers(1500), random_centers(1500, audit_rows=few)):
+        with pytest.raises(ConfigInvalid, match=r"on 1000 rows or more.* 0 indexed images .*leave MLCD_APPROXIMATE"):
+            Lookup(centers).approximate([])
+    with pytest.raises(ConfigInvalid, match=r"1000 rows or more.* 999 indexed images"):
         Lookup(random_centers(1500)).approximate([indexed(near(random_centers(9), 999))])
     with pytest.raises(ConfigInvalid, match=r"900 centers are too few .* leave MLCD_APPROXIMATE out"):
         Lookup(random_centers(900)).approximate([indexed(near(random_centers(9), 1000))])

@@ -1,0 +1,51 @@
+"""The members of each center that are nearest to it: what it stands for, by examples."""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.group import Group
+
+NUM_EXAMPLES: Final = 8
+
+
+class NearestMembers:
+    """The `num_each` rows of highest score of each center, of those seen so far, in any blocks and any order.
+
+    rows: int64 [K, num_each], -1 where a center has fewer; scores: float64, -inf there. The order is score descending,
+    then row ascending. 16 bytes for each of them, however many rows are seen.
+    """
+
+    def __init__(self, num_centers: int, num_each: int = NUM_EXAMPLES) -> None:
+        self.rows = np.full((num_centers, num_each), -1, dtype=np.int64)
+        self.scores = np.full((num_centers, num_each), -np.inf)
+
+    def add(self, centers: NDArray[np.integer], scores: NDArray[np.float64], rows: NDArray[np.int64]) -> None:
+        """Rows of these numbers [n], each with its center [n] and its score [n]; no row twice."""
+        last_rows, last_scores = self.rows[centers, -1], self.scores[centers, -1]
+        better = (scores > last_scores) | ((scores == last_scores) & (rows < last_rows))
+        if not better.any():
+            return
+        touched = np.unique(centers[better])
+        num_each = self.rows.shape[1]
+        of = np.concatenate([np.repeat(touched, num_each), centers[better]])
+        candidate_rows = np.concatenate([self.rows[touched].ravel(), rows[better]])
+        candidate_scores = np.concatenate([self.scores[touched].ravel(), scores[better]])
+        order = np.lexsort((candidate_rows, -candidate_scores, of))
+        of = of[order]
+        rank = np.arange(len(of)) - np.searchsorted(of, of)
+        # Every touched center has at least what it had, so so many stay of each.
+        kept = order[rank < num_each]
+        self.rows[touched] = candidate_rows[kept].reshape(-1, num_each)
+        self.scores[touched] = candidate_scores[kept].reshape(-1, num_each)
+
+    def gather(self, group: Group) -> None:
+        """Take in what the other processes have seen: afterwards all have the same."""
+        own = (self.rows.copy(), self.scores.view(np.int64).copy())
+        for rank in range(group.size):
+            # A sum to which one process alone contributes is what that process has, bit for bit.
+            rows, bits = (group.sum(values if rank == group.rank else np.zeros_like(values)) for values in own)
+            if rank != group.rank:
+                centers, places = np.nonzero(rows >= 0)
+                self.add(centers, bits.view(np.float64)[centers, places], rows[centers, places])

@@ -1,0 +1,1 @@
+"""Vectors that were computed before: in this process, and in Redis where there is one. Never needed, only faster."""

@@ -1,0 +1,81 @@
+"""What is known of the request that is being answered, wherever its work goes on: for its log line, its trace, and the
+headers of what is asked of others on its behalf.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final
+
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_MAX_TRACESTATE: Final = 512  # what W3C Trace Context asks a service to pass on at least
+
+
+@dataclass
+class RequestRecord:
+    """trace_headers: `traceparent` and `tracestate`, as a call to another service must carry them.
+
+    num_images: None where the request brings none. stages: name to its start and end by time.perf_counter, from the
+    first image's start to the last one's end.
+    """
+
+    request_id: str
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    num_images: int | None = None
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def trace_ids(self) -> tuple[str, str] | None:
+        """Of the trace and of the span, in hexadecimal."""
+        parts = self.trace_headers.get("traceparent", "").split("-")
+        return (parts[1], parts[2]) if len(parts) == 4 else None
+
+    def took(self, stage: str, started: float, ended: float) -> None:
+        before = self.stages.get(stage, (started, ended))
+        self.stages[stage] = min(before[0], started), max(before[1], ended)
+
+
+_current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
+
+
+def begin_request(record: RequestRecord) -> None:
+    """For the running task and those that it starts."""
+    _current.set(record)
+
+
+def current_request() -> RequestRecord | None:
+    """None outside of a request, as at the engine's own trials."""
+    return _current.get()
+
+
+def count_images(num: int) -> None:
+    if (record := _current.get()) is not None:
+        record.num_images = num
+
+
+def took(stage: str, started: float, ended: float) -> None:
+    """By time.perf_counter; forgotten outside of a request."""
+    if (record := _current.get()) is not None:
+        record.took(stage, started, ended)
+
+
+@contextmanager
+def timed(stage: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        took(stage, started, time.perf_counter())
+
+
+def received_trace(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """The trace that a request belongs to, empty where it names none that is well formed."""
+    parent = headers.get(b"traceparent", b"").decode("latin-1")
+    if not _TRACEPARENT.fullmatch(parent):
+        return {}
+    state = headers.get(b"tracestate", b"").decode("latin-1")
+    harmless = 0 < len(state) <= _MAX_TRACESTATE and state.isascii() and state.isprintable()
+    return {"traceparent": parent} | ({"tracestate": state} if harmless else {})

@@ -1,0 +1,1 @@
+"""Several server processes on one port: a supervisor and what it starts."""

@@ -1,0 +1,102 @@
+"""A server process under a supervisor.
+
+Standard input brings one line of JSON, `Order`; standard output takes {"serving", "identity"} when it serves, or
+{"error", "message", "remedy"}. The settings are read again, from where the supervisor had them: no
+secret is written anywhere.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from mlcd.errors import MlcdError
+from service.observability.metrics import count_together
+from service.resources import Resources
+from service.serving import describe, identity_of, prepare_process, serve_on
+from service.settings import read_settings
+
+_PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where settings are read from, beside the environment. options: of the command line; file: named there."""
+
+    options: dict[str, object]
+    file: str | None
+
+
+@dataclass(frozen=True)
+class Order:
+    """descriptor: of the listening socket. slot: 0 to processes - 1.
+
+    together: where all processes' numbers are. identity: what must be served, None for the first to come.
+    """
+
+    source: Source
+    descriptor: int
+    slot: int
+    together: str
+    identity: str | None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Order":
+        fields = json.loads(line)
+        return cls(**{**fields, "source": Source(**fields["source"])})
+
+
+def main() -> None:
+    _end_with(int(sys.argv[1]))
+    pipe = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no message
+
+    def tell(message: dict[str, Any]) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    def serving(resources: Resources) -> None:
+        tell({"serving": describe(resources), "identity": identity_of(resources)})
+
+    order = Order.from_json(sys.stdin.readline())
+    settings = read_settings(order.source.options, file=order.source.file)
+    prepare_process(settings)
+    count_together(Path(order.together), order.slot)
+    listener = socket.socket(fileno=order.descriptor)
+    try:
+        asyncio.run(
+            serve_on(
+                listener,
+                settings,
+                announce=lambda line: click.echo(f"mlcd: {line}", err=True),
+                serving=serving,
+                together=Path(order.together),
+                identity=order.identity,
+            )
+        )
+    except MlcdError as error:
+        tell({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+        sys.exit(2)
+
+
+def _end_with(parent: int) -> None:
+    """Where the supervisor is killed, finish what is in flight and end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before we asked
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""API keys: random tokens, of which only the hashes are kept, in one JSON file."""
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self, get_args
+
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
+
+from mlcd.errors import ConfigInvalid, NotFound
+
+Scope = Literal["embed", "search", "write", "jobs", "admin"]
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+"""admin grants them all."""
+
+_TOKEN: Final = re.compile(r"mlcd_([0-9a-f]{8})_[0-9a-f]{64}")
+"""A prefix that scanners for leaked secrets can look for, the public id, 256 random bits."""
+_ID_BYTES: Final = 4
+_SECRET_BYTES: Final = 32
+_MODE: Final = 0o600
+_NOBODY: Final = "0" * 64
+
+
+class Key(BaseModel, frozen=True, extra="forbid"):
+    """What is known of a key. Times are aware; rate: images a minute, None without bound."""
+
+    MAX_NAME: ClassVar = 100
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
+    rate: Annotated[int, Field(gt=0)] | None = None
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    revoked: AwareDatetime | None = None
+
+    def state(self, now: datetime) -> Literal["valid", "revoked", "expired"]:
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and now >= self.expires else "valid"
+
+    def grants(self, scope: str) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class KeySet(BaseModel, frozen=True, extra="forbid"):
+    """The content of a keys file."""
+
+    version: Literal[1] = 1
+    keys: tuple[Key, ...] = ()
+
+    @model_validator(mode="after")
+    def _ids_are_unique(self) -> Self:
+        if len({key.id for key in self.keys}) < len(self.keys):
+            raise ValueError("two keys have one id")
+        return self
+
+    @cached_property
+    def _by_id(self) -> dict[str, Key]:
+        return {key.id: key for key in self.keys}
+
+    def find(self, token: str) -> Key | None:
+        """The key that this token is, whatever its state. Takes as long for every token of one length."""
+        shaped = _TOKEN.fullmatch(token)
+        named = self._by_id.get(shaped[1]) if shaped else None
+        same = hmac.compare_digest(_digest(token), named.sha256 if named else _NOBODY)
+        return named if same else None
+
+
+def read_keys(path: Path) -> KeySet:
+    """Raises ConfigInvalid where the file is missing, unreadable or other than `mlcd keys` writes it."""
+    try:
+        return KeySet.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigInvalid(f"there is no keys file {path}", remedy="`mlcd keys create` makes one") from error
+    except OSError as error:
+        raise ConfigInvalid(f"the keys file {path} cannot be read", remedy="give this user the right to") from error
+    except ValidationError:
+        # Not `from`: pydantic's text holds pieces of the file.
+        raise ConfigInvalid(f"{path} is not a keys file", remedy="only `mlcd keys` should write it") from None
+
+
+def create_key(
+    path: Path,
+    name: str,
+    *,
+    scopes: Sequence[Scope],
+    now: datetime,
+    rate: int | None = None,
+    expires: datetime | None = None,
+) -> tuple[Key, str]:
+    """A new key in the file, which is made where there is none, and its token, which is kept nowhere.
+
+    Raises ConfigInvalid for a file that cannot be written.
+    """
+    with _alone(path):
+        held = read_keys(path) if path.exists() else KeySet()
+        identity = _unused_id(held)
+        token = f"mlcd_{identity}_{secrets.token_hex(_SECRET_BYTES)}"
+        key = Key(
+            id=identity,
+            name=name,
+            sha256=_digest(token),
+            scopes=tuple(scope for scope in SCOPES if scope in scopes),
+            rate=rate,
+            created=now,
+            expires=expires,
+        )
+        _write(path, KeySet(keys=(*held.keys, key)))
+    return key, token
+
+
+def revoke_key(path: Path, identity: str, *, now: datetime) -> Key:
+    """The key as it is then; one that was revoked before stays as it was.
+
+    Raises NotFound for an unknown id, ConfigInvalid for a file that cannot be read or written.
+    """
+    read_keys(path)  # no lock beside a file that is not there
+    with _alone(path):
+        held = {key.id: key for key in read_keys(path).keys}
+        if identity not in held:
+            raise NotFound("there is no key with that id", remedy="`mlcd keys list` shows them")
+        if held[identity].revoked is None:
+            held[identity] = held[identity].model_copy(update={"revoked": now})
+            _write(path, KeySet(keys=tuple(held.values())))
+        return held[identity]
+
+
+def _unused_id(held: KeySet) -> str:
+    taken = {key.id for key in held.keys}
+    while (identity := secrets.token_hex(_ID_BYTES)) in taken:
+        pass
+    return identity
+
+
+def _digest(token: str) -> str:
+    """Of one round: a token holds 256 random bits, so there is nothing to guess and a slow hash would guard nothing."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One writer at a time."""
+    try:
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, _MODE)
+    except OSError as error:
+        raise _unwritable(path) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, keys: KeySet) -> None:
+    """Readers find the old file or the new one, never a part; nobody else may read either."""
+    path = path.resolve()  # a link stays one
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(keys.model_dump_json(indent=2) + "\n")
+            file.flush()
+            os.fsync(descriptor)
+        draft.rename(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise _unwritable(path) from error
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path) -> ConfigInvalid:
+    return ConfigInvalid(f"the keys file {path} cannot be written", remedy="give a folder that this user may write to")

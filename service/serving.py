@@ -1,0 +1,129 @@
+"""One server process: resources opened, an application on a listening socket, and its end by a signal."""
+
+import asyncio
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from mlcd.errors import ConfigInvalid
+from mlcd.images.quiet import silence_decoders
+from service.app import create_app
+from service.connections import Bounds, Connection, allow_descriptors
+from service.memory import return_large_blocks
+from service.observability.logs import configure_logs
+from service.resources import Resources, open_resources
+from service.settings import Settings
+
+BACKLOG: Final = 2048
+STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+_MARGIN_S: Final = 3.0  # to cancel what is left, and to close everything
+
+
+def bound_s(settings: Settings) -> float:
+    """Within so many seconds of a signal a server process has ended."""
+    return settings.drain_s + settings.grace_s + _MARGIN_S
+
+
+def prepare_process(settings: Settings) -> None:
+    """What a process does before it serves."""
+    return_large_blocks()
+    allow_descriptors()
+    silence_decoders()
+    configure_logs(settings.log)
+    # Loading a model takes a while, in which a SIGTERM must be heard too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
+async def serve_on(
+    listener: socket.socket,
+    settings: Settings,
+    *,
+    announce: Callable[[str], None],
+    serving: Callable[[Resources], None],
+    together: Path | None = None,
+    identity: str | None = None,
+) -> None:
+    """Serve until a signal.
+
+    announce: told when weights are exported first. serving: called when everything is open. together: see `Metrics`.
+    identity: what `identity_of` must say of the resources; ConfigInvalid where it does not.
+    """
+    async with open_resources(settings, announce, together=together) as resources:
+        if identity not in (None, identity_of(resources)):
+            raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
+        limits = settings.limits
+        bounds = Bounds(most=limits.max_connections, exchange_s=limits.deadline_s, metrics=resources.metrics)
+        config = uvicorn.Config(
+            create_app(resources),
+            http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be
+            ws="none",
+            lifespan="off",
+            log_config=None,  # ours holds for its lines too
+            log_level="error",  # what a connection sent is counted: clients must not fill a log
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=math.ceil(settings.grace_s),
+        )
+        server = _Server(config)
+        stop = _Stop(server, resources)
+        for number in STOPS:
+            asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
+        serving(resources)
+        await server.serve(sockets=[listener])
+
+
+def identity_of(resources: Resources) -> str:
+    """The same for processes whose answers are the same."""
+    centers = resources.centers.digest if resources.centers else "-"
+    return f"{resources.encoder.fingerprint} {centers}"
+
+
+def describe(resources: Resources) -> str:
+    """What is served, for people."""
+    centers = len(resources.centers.vectors) if resources.centers else 0
+    collections = ", ".join(resources.collections) or "none"
+    encoder = resources.encoder
+    return f"{encoder.name} ({encoder.engine}, {centers} centers, collections: {collections})"
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: the server has to go on serving for a while after one."""
+        yield
+
+
+class _Stop:
+    """The end of serving: not ready at once, served for a while still, then what is in flight, and no longer."""
+
+    def __init__(self, server: uvicorn.Server, resources: Resources) -> None:
+        self._server, self._resources = server, resources
+        self._under_way = False
+
+    def requested(self, number: int) -> None:
+        """By a signal; a second one ends the process as it would have without us, and the engine's ends with it."""
+        if self._under_way:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._under_way = True
+        settings = self._resources.settings
+        self._resources.readiness.draining = True
+        asyncio.get_running_loop().call_later(settings.drain_s, self._stop_listening)
+        # Whatever hangs, a decoder's thread or the loop itself: the end is bounded.
+        last = threading.Timer(bound_s(settings), os._exit, (1,))
+        last.daemon = True
+        last.start()
+
+    def _stop_listening(self) -> None:
+        self._server.should_exit = True

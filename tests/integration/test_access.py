@@ -1,0 +1,391 @@
+"""Who may enter: every route of the document, with every kind of key, on the real server."""
+
+import contextlib
+import http.client
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
+
+from service.security.keys import SCOPES, create_key, read_keys, revoke_key
+from tests.conftest import run_mlcd, start_mlcd
+from tests.integration.bodies import data_uri, files
+from tests.integration.running import Server, serving, until
+from tests.integration.test_schema import explore
+
+OPEN_TO_ALL = {"/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
+"""Of the document; beside them there are the pages."""
+NEEDED = {
+    "/v1/info": [],
+    "/v1/embeddings": ["embed"],
+    "/v2/embed": ["embed"],
+    "/v1/images/embed": ["embed"],
+    "/v1/labels": ["embed"],
+    "/v2/models/{model}/infer": ["embed"],
+    "/v1/centers/{center}": ["search"],
+    "/v1/collections/{name}/search": ["search"],
+}
+"""Some of them, by hand: where the document and the routes are wrong in the same way."""
+
+
+class Keys:
+    """A keys file, and tokens by what they are for."""
+
+    def __init__(self, path):
+        self.path = path
+        self.tokens = {scope: self.create(scope) for scope in SCOPES}
+        self.tokens["expired"] = self.create(*SCOPES, expires=datetime.now(UTC) - timedelta(seconds=1))
+        self.tokens["revoked"] = self.create(*SCOPES)
+        revoke_key(path, self.tokens["revoked"][5:13], now=datetime.now(UTC))
+        self.tokens["wrong"] = self.tokens["admin"][:-1] + ("0" if self.tokens["admin"][-1] != "0" else "1")
+        self.tokens["of another file"] = f"mlcd_00000000_{'0' * 64}"
+
+    def create(self, *scopes, **given):
+        return create_key(self.path, "test", scopes=scopes, now=datetime.now(UTC), **given)[1]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    return Keys(tmp_path_factory.mktemp("keys") / "keys.json")
+
+
+@pytest.fixture(scope="module")
+def running(keys, journey, tmp_path_factory):
+    """Standard error goes to a file, so that all of it can be read while the server runs."""
+    log = tmp_path_factory.mktemp("log") / "log"
+    with log.open("w") as stderr:
+        server = Server(
+            journey / "model", state_dir=journey, auth__keys_file=keys.path, log__level="debug", output=stderr
+        )
+        server.log = log
+        try:
+            yield server.wait_ready()
+        finally:
+            server.process.terminate()
+            assert server.process.wait(20) == 0
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def anyone(running):
+    with httpx.Client(base_url=running.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def document(anyone):
+    return anyone.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def operations(document):
+    return [(method, path, one) for path, item in document["paths"].items() for method, one in item.items()]
+
+
+def as_bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+def as_header(token):
+    return {"X-API-Key": token}
+
+
+def needed(operation):
+    """The scopes that the document asks for; None: no key."""
+    asked = operation.get("security")
+    if asked is None:
+        return None
+    assert [set(scheme) for scheme in asked] == [{"bearer"}, {"header"}]
+    assert asked[0]["bearer"] == asked[1]["header"]
+    return asked[0]["bearer"]
+
+
+def test_every_route_of_the_document_lets_in_whom_it_says_and_nobody_else(anyone, operations, keys):
+    """No key, one of each bad kind, one of each scope; each as bearer and in X-API-Key, with no body at all."""
+    bad = [None, *(keys.tokens[kind] for kind in ("wrong", "revoked", "expired", "of another file")), "x"]
+    wrong = []
+    for method, path, operation in operations:
+        address, scopes = re.sub(r"\{\w+\}", "1", path), needed(operation)
+        for place in (as_bearer, as_header):
+            for token in bad:
+                status = anyone.request(method, address, headers=place(token) if token is not None else {}).status_code
+                if (status == 401) != (scopes is not None):
+                    wrong.append((method, path, "bad key", status))
+            for scope in SCOPES:
+                status = anyone.request(method, address, headers=place(keys.tokens[scope])).status_code
+                let_in = not scopes or scope in (*scopes, "admin")
+                if (status not in (401, 403)) != let_in or status in (401, 500):
+                    wrong.append((method, path, scope, status))
+    assert wrong == []
+    assert len(operations) >= 24
+
+
+def test_the_document_asks_for_keys_everywhere_but_where_it_must_not(operations):
+    by_path = {path: needed(operation) for _, path, operation in operations}
+    assert {path for path, scopes in by_path.items() if scopes is None} == OPEN_TO_ALL
+    assert {path: by_path[path] for path in NEEDED} == NEEDED
+
+
+def test_no_other_spelling_of_a_route_goes_around_its_key(running):
+    """As bytes on the wire: clients tidy up what they are given."""
+    for method in ("GET", "HEAD", "POST", "OPTIONS"):
+        for path in ("/v1/info", "/v1/%69nfo", "//v1/info", "/v1/info/", "/V1/INFO", "/docs/../v1/info", "/v1/info;x"):
+            connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)
+            with contextlib.closing(connection):
+                connection.request(method, path)
+                assert connection.getresponse().status in (401, 404, 405), (method, path)
+
+
+def test_the_pages_need_no_key_and_name_no_client(anyone, running):
+    script = re.search(r'src="([^"]+)"', anyone.get("/docs").text)[1]
+    for page in ("/", "/docs", "/openapi.json", script):
+        assert anyone.get(page).status_code == 200
+    assert anyone.get("/v1/nothing").status_code == 404
+
+
+def test_the_document_is_true_of_a_server_with_keys(running, keys):
+    header = f"Authorization: Bearer {keys.tokens['admin']}"
+    explore(running.url, 2, "--phases", "examples,coverage", "--header", header, timeout_s=280)
+
+
+def test_refusals_are_in_the_words_of_each_client(anyone, keys):
+    wrong, jobs = as_bearer(keys.tokens["wrong"]), as_bearer(keys.tokens["jobs"])
+    shapes = {
+        "/v1/labels": lambda body: (body["type"], body["status"], body["detail"]),
+        "/v1/embeddings": lambda body: (body["error"]["code"], body["error"]["type"], body["error"]["message"]),
+        "/v2/embed": lambda body: (body["message"],),
+        "/v2/models/x/infer": lambda body: (body["error"],),
+    }
+    for path, read in shapes.items():
+        missing, refused, lacking = (anyone.post(path, headers=headers) for headers in ({}, wrong, jobs))
+        assert [answer.status_code for answer in (missing, refused, lacking)] == [401, 401, 403]
+        assert "an API key is needed" in read(missing.json())[-1]
+        assert "is not known here" in read(refused.json())[-1]
+        assert "lacks the scope embed" in read(lacking.json())[-1]
+        assert missing.headers["www-authenticate"] == 'Bearer realm="mlcd"'
+        assert refused.headers["www-authenticate"] == 'Bearer realm="mlcd", error="invalid_token"'
+        assert 'error="insufficient_scope", scope="embed"' in lacking.headers["www-authenticate"]
+    for kind in ("revoked", "expired"):
+        assert f"the API key is {kind}" in anyone.get("/v1/info", headers=as_header(keys.tokens[kind])).json()["detail"]
+
+
+def test_the_openai_client_sees_its_own_errors(running, keys, picture):
+    def client(token):
+        return OpenAI(api_key=token, base_url=f"{running.url}/v1", max_retries=0)
+
+    image = data_uri(picture[1])
+    model = client(keys.tokens["jobs"]).models.list().data[0].id
+    assert client(keys.tokens["embed"]).embeddings.create(model=model, input=image).data[0].embedding
+    with pytest.raises(AuthenticationError):
+        client(keys.tokens["wrong"]).embeddings.create(model=model, input=image)
+    with pytest.raises(PermissionDeniedError):
+        client(keys.tokens["jobs"]).embeddings.create(model=model, input=image)
+    limited = client(keys.create("embed", rate=1))
+    until(lambda: anyone_knows(limited), 5)
+    limited.embeddings.create(model=model, input=image)
+    with pytest.raises(RateLimitError):
+        limited.embeddings.create(model=model, input=image)
+
+
+def anyone_knows(client):
+    try:
+        return bool(client.models.list())
+    except AuthenticationError:
+        return False
+
+
+def test_which_header_counts(anyone, keys):
+    good, bad = keys.tokens["embed"], keys.tokens["wrong"]
+
+    def status(**headers):
+        return anyone.get("/v1/info", headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    for headers in (
+        {"Authorization": f"bearer   {good}"},
+        {"Authorization": "Basic dTpw", "X_API_Key": good},
+        {"Authorization": f"Bearer {bad}", "X_API_Key": good},
+    ):
+        assert status(**headers).status_code == 200
+    for headers in (
+        {"Authorization": good},
+        {"Authorization": f"Basic {good}"},
+        {"Authorization": f"Bearer {good}", "X_API_Key": bad},
+        {"Cookie": f"X-API-Key={good}"},
+    ):
+        assert status(**headers).status_code == 401
+    assert anyone.get("/v1/info", params={"api_key": good, "X-API-Key": good}).status_code == 401
+
+
+def test_nothing_of_a_request_is_read_before_its_key(running):
+    """A client without one cannot make the server hold its body: the answer is there before any of it is sent."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
+        client.sendall(
+            b"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 60000000\r\n\r\n"
+        )
+        assert client.recv(100).startswith(b"HTTP/1.1 401 ")
+    assert running.metric('mlcd_held{of="bytes"}') == 0
+
+
+def test_a_new_key_enters_and_a_revoked_one_does_not_within_seconds(anyone, keys):
+    made = run_mlcd("keys", "create", "late", "--scope", "embed", "--file", keys.path)
+    token = made.stdout.strip()
+
+    def enters():
+        return anyone.get("/v1/info", headers=as_bearer(token)).status_code == 200
+
+    assert until(enters, 5) < 5
+    assert run_mlcd("keys", "revoke", token[5:13], "--file", keys.path).returncode == 0
+    assert until(lambda: not enters(), 5) < 5
+
+
+def test_keys_that_cannot_be_read_let_nobody_in(anyone, keys, running):
+    """Which ones are revoked is not known then. The server recovers with the file."""
+    held = keys.path.read_text()
+    headers = as_bearer(keys.tokens["embed"])
+
+    def status():
+        return anyone.get("/v1/info", headers=headers).status_code
+
+    for damage in (lambda: keys.path.write_text("{"), keys.path.unlink):
+        damage()
+        until(lambda: status() == 503, 5)
+        assert anyone.get("/health/live").status_code == 200
+        keys.path.write_text(held)
+        until(lambda: status() == 200, 5)
+    assert "every key is refused until it can be read" in running.log.read_text()
+
+
+def test_a_key_sends_as_many_images_as_its_rate(anyone, keys, running, picture):
+    _, data, expected = picture
+    token = keys.create("embed", "search", rate=6)
+    headers = as_header(token)
+    until(lambda: anyone.get("/v1/info", headers=headers).status_code == 200, 5)
+    rejected = running.metric('mlcd_rejected_total{reason="rate"}')
+    for route, body, status in [
+        ("/v1/images/embed", {"files": files(data, b"no image")}, 200),
+        ("/v1/labels", {"json": {"embeddings": [expected.tolist()] * 2}}, 200),
+        ("/v1/collections/demo/search", {"json": {"images": [data_uri(data)]}}, 200),
+        ("/v1/images/embed", {"files": files(data, data)}, 429),
+        ("/v1/images/embed", {"content": data, "headers": {"Content-Type": "image/png"}}, 200),
+        ("/v1/labels", {"files": files(data)}, 429),
+        ("/v1/labels", {"files": files(*[data] * 7)}, 422),
+    ]:
+        answer = anyone.post(route, **body | {"headers": headers | body.get("headers", {})})
+        assert answer.status_code == status, (route, answer.text)
+    assert running.metric('mlcd_rejected_total{reason="rate"}') == rejected + 2
+    last = anyone.post("/v1/labels", files=files(data), headers=headers)
+    assert 1 <= int(last.headers["retry-after"]) <= 120
+    assert f"come back in {last.headers['retry-after']} s" in last.json()["detail"]
+    assert anyone.get("/v1/info", headers=headers).status_code == 200
+    other = anyone.post("/v1/labels", files=files(data), headers=as_header(keys.tokens["embed"]))
+    assert other.status_code == 200
+
+
+def test_browsers_and_caches_are_told_what_they_may_do(anyone, keys, picture):
+    good = as_bearer(keys.tokens["embed"])
+    answers = {
+        "page": anyone.get("/"),
+        "docs": anyone.get("/docs"),
+        "refusal": anyone.get("/v1/info"),
+        "no route": anyone.get("/v1/nothing"),
+        "probe": anyone.get("/health/live"),
+        "data": anyone.post("/v1/images/embed", files=files(picture[1]), headers=good),
+    }
+    for name, answer in answers.items():
+        assert answer.headers["x-content-type-options"] == "nosniff", name
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        policy = answer.headers.get_list("content-security-policy")
+        assert len(policy) == 1
+        assert policy[0].startswith("default-src 'none'")
+        assert "frame-ancestors 'none'" in policy[0]
+        assert ("script-src" in policy[0]) == (name in ("page", "docs"))
+    assert "http" not in answers["docs"].headers["content-security-policy"]
+
+
+def test_keys_are_nowhere_but_in_the_answer_to_create(anyone, keys, running, picture):
+    """After every kind of request, also such as fail: logs, metrics, answers, the list of processes, the disk."""
+    secrets = [token[14:] for token in keys.tokens.values() if token]
+    seen = []
+    for token in keys.tokens.values():
+        for headers in (as_bearer(token), as_header(token), {"X-API-Key": f"{token}\tx"}, {"X-Request-Id": "r"}):
+            for method, path in (("get", "/v1/info"), ("post", "/v1/labels"), ("post", "/v1/embeddings"), ("get", "/")):
+                answer = anyone.request(method, path, headers=headers)
+                seen += [answer.text, str(answer.headers)]
+    seen += [anyone.get("/metrics").text, running.log.read_text(), keys.path.read_text()]
+    for process in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            try:
+                seen.append((process / name).read_text(errors="replace"))
+            except OSError:
+                continue
+    assert [secret for secret in secrets for text in seen if secret in text] == []
+    hashes = [key.sha256 for key in read_keys(keys.path).keys]
+    assert not [digest for digest in hashes for text in seen[:-1] if digest in text and '"sha256"' not in text]
+
+
+def test_a_server_that_others_reach_needs_keys_or_a_word():
+    refused = run_mlcd("serve", "--model", "hog", "--host", "0.0.0.0", "--port", 0)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "`mlcd keys create`" in refused.stderr
+    assert "MLCD_AUTH__MODE=open" in refused.stderr
+
+
+def test_a_server_that_says_it_is_open_asks_for_nothing_and_documents_nothing(journey):
+    with serving(journey / "model", host="0.0.0.0", auth__mode="open") as server:
+        assert httpx.get(f"{server.url}/v1/info", headers=as_bearer("whatever")).status_code == 200
+        document = httpx.get(f"{server.url}/openapi.json").json()
+        assert "securitySchemes" not in document["components"]
+        assert not [one for item in document["paths"].values() for one in item.values() if "security" in one]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no keys file"),
+        ("{}", "holds no valid key: `mlcd keys create` makes one"),
+        ("SECRET", "is not a keys file"),
+    ],
+)
+def test_a_server_without_a_usable_keys_file_does_not_start(tmp_path, content, message):
+    path = tmp_path / "keys.json"
+    if content is not None:
+        path.write_text(content)
+    process = start_mlcd("serve", "--model", "hog", "--port", 0, env={"MLCD_AUTH__KEYS_FILE": str(path), "PATH": ""})
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert message in output
+    assert "SECRET" not in output
+    assert output.count("\n") == 1
+
+
+def test_several_processes_all_hear_of_a_revoked_key(tmp_path):
+    path, log = tmp_path / "keys.json", tmp_path / "log"
+    key, token = create_key(path, "x", scopes=["embed"], now=datetime.now(UTC))
+    create_key(path, "other", scopes=["embed"], now=datetime.now(UTC))
+    with log.open("w") as output:
+        server = Server("hog", auth__keys_file=path, processes=2, output=output)
+
+    def statuses():
+        """Each over a connection of its own, at the same time, so that more than one process answers."""
+        with ThreadPoolExecutor(16) as threads:
+            asked = [threads.submit(httpx.get, f"{server.url}/v1/info", headers=as_bearer(token)) for _ in range(32)]
+        return {one.result().status_code for one in asked}
+
+    try:
+        until(lambda: "serving hog" in log.read_text(), 60, server)
+        assert statuses() == {200}
+        revoke_key(path, key.id, now=datetime.now(UTC))
+        until(lambda: statuses() == {401}, 10)
+        assert statuses() == {401}
+    finally:
+        server.process.terminate()
+        server.process.wait(20)
+    pids = set(re.findall(r'"pid":(\d+)', log.read_text()))
+    assert len(pids) == 2

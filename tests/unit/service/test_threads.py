@@ -1,0 +1,42 @@
+import threading
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import service.threads
+from service.settings import Settings
+from service.threads import ThreadBudget, limit_blas
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "given", "expected"),
+    [
+        (8, 1, {}, (8, 8, 8, 8)),
+        (8, 3, {}, (2, 2, 2, 2)),
+        (1, 4, {}, (1, 1, 1, 1)),
+        (8, 2, {"engine_threads": 3, "decode_threads": 6}, (3, 6, 4, 4)),
+    ],
+)
+def test_processes_share_the_cores(monkeypatch, cores, processes, given, expected):
+    monkeypatch.setattr(service.threads, "available_cores", lambda: cores)
+    budget = ThreadBudget.of(Settings(model="hog", processes=processes, **given))
+    assert (budget.engine, budget.decode, budget.compute, budget.blas) == expected
+
+
+def test_blas_keeps_to_its_part():
+    before = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+    try:
+        limit_blas(1)
+        seen = []
+
+        def elsewhere():
+            np.ones((300, 300)) @ np.ones((300, 300))
+            seen.extend(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert set(seen) == {1}
+    finally:
+        threadpool_limits(max(before), user_api="blas")

@@ -1,0 +1,51 @@
+"""Samples that stand for a class: of those whose first label it is, the ones of highest score."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mlcd.clustering.examples import EXAMPLES, Examples
+from mlcd.clustering.members import NearestMembers
+from training.data.dataset import Dataset
+
+
+def write_examples(dataset: Dataset, run: Path) -> None:
+    """Make `run`/examples.arrow, which every checkpoint's centers take over, unless it stands already."""
+    path = run / EXAMPLES
+    if not path.is_file():
+        temporary = path.with_name(f".{path.name}.tmp")
+        class_examples(dataset).write(temporary)
+        temporary.rename(path)
+
+
+def class_examples(dataset: Dataset) -> Examples:
+    """Keys of samples that are trained on, at most 8 of each class.
+
+    Without similarities: scores are cosines with the centers that were clustered, and training moves these.
+    """
+    nearest = NearestMembers(dataset.num_centers)
+    starts = [0]
+    for table in dataset.label_tables:
+        starts.append(starts[-1])
+        for ids, scores in table.first_labels():
+            nearest.add(ids, scores, starts[-1] + np.arange(len(ids)))
+            starts[-1] += len(ids)
+    classes, places = np.nonzero(nearest.rows >= 0)
+    keys, trained = _samples(dataset, nearest.rows[classes, places], starts)
+    return Examples.of(keys.filter(pa.array(trained)), np.bincount(classes[trained], minlength=len(nearest.rows)), None)
+
+
+def _samples(dataset: Dataset, rows: NDArray[np.int64], starts: list[int]) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """(keys, which of them are trained on) of labeled rows, numbered over all tables; starts: of each, and the end."""
+    order = np.argsort(rows, kind="stable")
+    bounds = np.searchsorted(rows[order], starts)
+    keys, trained = [pa.array([], pa.large_string())], []
+    for number, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
+        own = rows[order[bounds[number] : bounds[number + 1]]] - starts[number]
+        found = table.labeled_keys().take(pa.array(own))
+        keys.extend(found.chunks)
+        trained.append(part.entries.find(found) >= 0)
+    back = np.argsort(order, kind="stable")
+    return pa.concat_arrays(keys).take(pa.array(back)), np.concatenate(trained)[back]
