@@ -76,7 +76,8 @@ class Supervisor:
             status = await self._processes[slot].wait()
             mark_process_dead(slot, str(together))
             if self._stopping.is_set():
-                return status
+                # A process that is just beginning cannot hear SIGTERM yet and ends by it: told to, all the same.
+                return 0 if status == -signal.SIGTERM else status
             pause_s = 0.0 if time.monotonic() - born > _STEADY_S else pause_s
             _log.error("server process %d ended with status %d; the next starts in %.1f s", slot, status, pause_s)
             while not await self._started_again(slot, together, pause_s):
@@ -111,6 +112,8 @@ class Supervisor:
             process_group=0,  # Ctrl-C is for us, and we pass it on
         )
         self._processes[slot] = process
+        if self._stopping.is_set():  # the signal came while it was being made
+            process.terminate()
         order = Order(self._source, self._listener.fileno(), slot, str(together), self._identity)
         assert process.stdin is not None
         assert process.stdout is not None

@@ -123,6 +123,14 @@ def test_sigterm_is_heard_while_the_model_is_loaded(started):
     assert time.monotonic() - started_at < 10  # and not the 40 s that loading takes
 
 
+def test_sigterm_is_heard_while_the_second_process_begins(started):
+    """Before it can hear it itself."""
+    server = started()
+    until(lambda: len(children(server.process.pid)) == 2, 20, server)
+    status, output = server.stop()
+    assert (status, "Traceback" in output) == (0, False)
+
+
 def test_what_cannot_be_served_is_refused_in_one_line(journey, monkeypatch):
     monkeypatch.setenv("MLCD_PROCESSES", "3")
     for model, message in (("absent", "there is no model absent"), (journey / "embeddings", "holds no weights")):
