@@ -81,7 +81,7 @@ $(TRITON)/.installed: deploy/triton/requirements.txt | setup
 compose-up: $(MODEL_DIR)/model/manifest.json ## docker compose up with the demo's model; MODEL_DIR is that of another
 	@# The containers' user is none of this machine's: it reads what everybody may.
 	@chmod -R a+rX $(MODEL_DIR)/model $(wildcard $(MODEL_DIR)/collections)
-	@MODEL_DIR=$(MODEL_DIR) $(COMPOSE) up --detach --build
+	@MODEL_DIR=$(abspath $(MODEL_DIR)) $(COMPOSE) up --detach --build
 	@echo "http://127.0.0.1:$${PORT:-8000}/ when it is ready; $(COMPOSE) down stops it"
 
 demo/model/manifest.json: | setup

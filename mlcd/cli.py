@@ -16,6 +16,7 @@ from mlcd.encoders.base import EngineName, Precision
 from mlcd.errors import MlcdError
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
+from mlcd.pipelines.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.progress import Reporter
 
 FINISHED = "finished"
@@ -292,6 +293,15 @@ def index(embeddings: Path, out: Path, reporter: Reporter) -> None:
 @click.option("--no-projection", is_flag=True, help="Embed by the pooled class token.")
 @click.option("--image-size", type=click.IntRange(1), help="Another resolution; positions are resized.")
 @click.option("--exif", type=click.Choice(["apply", "ignore"]), help="What orientation tags do.  [default: apply]")
+@click.option(
+    "--backend",
+    type=click.Choice(["cuda", "tensorrt", "cpu", "openvino", "python"]),
+    help="Of triton: ONNX Runtime on what, or OpenVINO in the python backend.  [default: cuda]",
+)
+@click.option("--version", type=click.IntRange(1), help="Of triton: beside the earlier ones.  [default: 1]")
+@click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="Of triton.  [default: fp32]")
+@click.option("--max-batch", type=click.IntRange(1, 1024), help="Of triton.  [default: 64]")
+@click.option("--threads", type=click.IntRange(1), help="Of triton on a CPU.  [default: this machine's cores]")
 @reporter_option
 def export(
     checkpoint: str,
@@ -304,6 +314,11 @@ def export(
     no_projection: bool,
     image_size: int | None,
     exif: ExifPolicy | None,
+    backend: Backend | None,
+    version: int | None,
+    precision: TritonPrecision | None,
+    max_batch: int | None,
+    threads: int | None,
     reporter: Reporter,
 ) -> None:
     """Export CHECKPOINT to OUT.
@@ -312,7 +327,7 @@ def export(
     weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees with the model on real images.
     """
     from mlcd.models.zoo import LoadOptions
-    from mlcd.pipelines.export import export_hf, export_model, export_triton
+    from mlcd.pipelines.export import export_hf, export_model
 
     options = LoadOptions(
         like=like,
@@ -322,11 +337,24 @@ def export(
         exif=exif,
     )
     if layout == "triton":
-        if name or images or options != LoadOptions():
-            raise click.UsageError("the model's options are settled when its artifact is made")
-        artifact = export_triton(Path(checkpoint), out, reporter)
-        _finish(reporter, artifact, f"Triton repository of {artifact.config['name']}")
+        from mlcd.pipelines.triton import export_triton
+
+        artifact = export_triton(
+            checkpoint,
+            out,
+            name=name,
+            version=version or 1,
+            images=images,
+            load_options=options,
+            options=TritonOptions(backend or "cuda", precision or "fp32", max_batch or 64, threads),
+            reporter=reporter,
+        )
+        facts = artifact.summary
+        named = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
+        _finish(reporter, artifact, f"{named}, parity {facts['parity_min_cosine']:.6f}")
         return
+    if backend or version or precision or max_batch or threads:
+        raise click.UsageError("--backend, --version, --precision, --max-batch and --threads are for --format triton")
     if layout == "hf":
         if images:
             raise click.UsageError("--images is for the parity of onnx; hf is compared tensor by tensor")

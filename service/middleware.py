@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
 from service.cache.cached import CachedPipeline
-from service.dispatch.engine import down
+from service.dispatch.base import down
 from service.observability.request import RequestRecord, begin_request, received_trace
 from service.problems import COMES_BACK, BadRequest, TooLarge, handle_unexpected
 from service.resources import Resources

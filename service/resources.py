@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,9 @@ from mlcd.images.decode import DecodeLimits
 from mlcd.pipelines.resolve import resolve_model
 from service.cache.cached import CachedPipeline, open_cached
 from service.dispatch.admission import Admission, bounded_retry_s
+from service.dispatch.base import Dispatcher, Engine
 from service.dispatch.batcher import MicroBatcher
+from service.dispatch.direct import Direct, TritonEngine, open_triton_engine
 from service.dispatch.engine import SupervisedEngine
 from service.dispatch.pipeline import Pipeline
 from service.dispatch.readiness import Readiness
@@ -47,9 +49,9 @@ class Resources:
     lookup: Lookup | None
     """Of the centers."""
     collections: dict[str, Snapshot]
-    engine: SupervisedEngine
+    engine: Engine
     admission: Admission
-    batcher: MicroBatcher
+    dispatcher: Dispatcher
     readiness: Readiness
     pipeline: Pipeline | CachedPipeline
     compute: ThreadPoolExecutor
@@ -89,25 +91,16 @@ async def open_resources(
     """
     # Before the model, which takes a while to load.
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
-    model = settings.model if settings.engine == "fake" else resolve_model(settings.model, announce)
+    elsewhere = settings.engine in ("fake", "triton")
+    model = settings.model if elsewhere else resolve_model(settings.model, announce)
     threads = ThreadBudget.of(settings)
     limit_blas(threads.blas)
-    opening = Opening(
-        model,
-        max_batch=settings.max_batch,
-        precision=settings.precision,
-        engine=settings.engine,
-        num_threads=threads.engine,
-        exif=settings.exif,
-        decode=settings.decode,
-        log=settings.log,
-    )
     limits = settings.limits
     async with AsyncExitStack() as stack:
         headers = _open_pool(stack, 1, "headers")
         decoders = _open_pool(stack, threads.decode, "decode")
         compute = _open_pool(stack, threads.compute, "compute")
-        engine = await stack.enter_async_context(SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s))
+        engine = await stack.enter_async_context(_opened_engine(settings, model, threads))
         encoder = engine.served
         metrics = Metrics(
             model=encoder.name,
@@ -127,16 +120,11 @@ async def open_resources(
             max_bytes=limits.max_queued_bytes,
             metrics=metrics,
         )
-        batcher = MicroBatcher(
-            engine,
-            max_batch=encoder.batch_within(limits.deadline_s * _BATCH_SHARE),
-            max_queued=limits.max_queued_images,
-            metrics=metrics,
-        )
+        dispatcher = await stack.enter_async_context(_dispatching(engine, settings, metrics))
         decode_limits = DecodeLimits(max_bytes=limits.max_body_bytes, max_pixels=limits.max_pixels)
         pipeline = Pipeline(
             engine,
-            batcher,
+            dispatcher,
             admission,
             headers=headers,
             decoders=decoders,
@@ -154,7 +142,6 @@ async def open_resources(
         collections = _open_collections(settings, encoder)
         if settings.approximate and lookup is not None:
             lookup.approximate(collections.values())
-        await stack.enter_async_context(batcher)
         await stack.enter_async_context(_running(metrics.watch()))
         if keys is not None:
             await stack.enter_async_context(_running(keys.watch()))
@@ -169,8 +156,8 @@ async def open_resources(
             collections=collections,
             engine=engine,
             admission=admission,
-            batcher=batcher,
-            readiness=Readiness(engine, batcher),
+            dispatcher=dispatcher,
+            readiness=Readiness(engine, dispatcher),
             pipeline=cached,
             compute=compute,
             metrics=metrics,
@@ -179,6 +166,43 @@ async def open_resources(
             rates=rates,
             fetcher=fetcher,
         )
+
+
+def _opened_engine(
+    settings: Settings, model: str, threads: ThreadBudget
+) -> AbstractAsyncContextManager[SupervisedEngine | TritonEngine]:
+    if settings.engine == "triton":
+        return open_triton_engine(settings)
+    opening = Opening(
+        model,
+        max_batch=settings.max_batch,
+        precision=settings.precision,
+        engine=settings.engine,
+        num_threads=threads.engine,
+        exif=settings.exif,
+        decode=settings.decode,
+        log=settings.log,
+    )
+    return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
+
+
+@asynccontextmanager
+async def _dispatching(
+    engine: SupervisedEngine | TritonEngine, settings: Settings, metrics: Metrics
+) -> AsyncIterator[Dispatcher]:
+    """Triton batches by itself; any other engine sits behind one micro-batcher."""
+    if isinstance(engine, TritonEngine):
+        yield Direct(engine, timeout_s=settings.triton.timeout_s, metrics=metrics)
+        return
+    limits = settings.limits
+    batcher = MicroBatcher(
+        engine,
+        max_batch=engine.served.batch_within(limits.deadline_s * _BATCH_SHARE),
+        max_queued=limits.max_queued_images,
+        metrics=metrics,
+    )
+    async with batcher:
+        yield batcher
 
 
 def _open_tracer(stack: AsyncExitStack, settings: Settings, encoder: ServedEncoder) -> "RequestTracer | None":

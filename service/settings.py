@@ -154,6 +154,17 @@ class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """float16 halves the bytes and rounds every vector, of misses too; answers then say X-Mlcd-Rounded: float16."""
 
 
+class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """NVIDIA Triton, which runs the model where the engine is triton."""
+
+    url: str | None = None
+    """HOST:PORT of its gRPC."""
+    version: Annotated[int, Field(ge=1)] | None = None
+    """Of the model; unset: the latest that is loaded at start."""
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Of one inference, the wait in Triton's queue included; a request's own deadline may be sooner."""
+
+
 class Settings(BaseSettings):
     """Environment variables MLCD_<NAME>, nested by two underscores: MLCD_LIMITS__MAX_IMAGES."""
 
@@ -165,8 +176,9 @@ class Settings(BaseSettings):
     """A directory made by `mlcd export`, other weights as it takes them, an .onnx file with its JSON, hog or pixels."""
     centers: str | None = None
     """Centers to label with; default: those shipped in the model's directory."""
-    engine: EngineName | Literal["fake"] = "auto"
-    """fake: of fixed latency, for load tests; only with a model fake:…, and never the other way round."""
+    engine: EngineName | Literal["triton", "fake"] = "auto"
+    """triton: the model of that name in the Triton at MLCD_TRITON__URL. fake: of fixed latency, for load tests; only
+    with a model fake:…, and never the other way round."""
     precision: Literal["fp32", "bf16"] = "fp32"
     exif: ExifPolicy | None = None
     """What orientation tags do, other than the model's preprocessing says; another fingerprint."""
@@ -202,11 +214,18 @@ class Settings(BaseSettings):
     log: Log = Log()
     tracing: Tracing = Tracing()
     cache: Cache = Cache()
+    triton: Triton = Triton()
 
     @model_validator(mode="after")
     def _fake_is_meant(self) -> Self:
         if (self.engine == "fake") != self.model.startswith("fake:"):
             raise ValueError("engine fake and a model fake:… are for load tests, and go together only")
+        return self
+
+    @model_validator(mode="after")
+    def _triton_is_somewhere(self) -> Self:
+        if (self.engine == "triton") != (self.triton.url is not None):
+            raise ValueError("engine triton and MLCD_TRITON__URL go together only")
         return self
 
 

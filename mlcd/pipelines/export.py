@@ -1,5 +1,4 @@
-"""A checkpoint, or weights from elsewhere, to a model artifact (what is served), to Hugging Face's layout, and a model
-artifact to a Triton repository.
+"""A checkpoint, or weights from elsewhere, to a model artifact (what is served) or to Hugging Face's layout.
 
 Nothing is published unless what was written agrees with the model: the graph, run by the engine that will serve it, on
 real images; Hugging Face's files read back tensor by tensor.
@@ -7,13 +6,12 @@ real images; Hugging Face's files read back tensor by tensor.
 
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -22,16 +20,16 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mlcd.artifact import MANIFEST, Artifact, Draft, Parent, Request, find_published, open_artifact
+from mlcd.encoders.base import Precision
 from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, ImageRejected, InvalidInput
 from mlcd.images.sources import open_source
-from mlcd.images.transform import PreprocessSpec
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
 from mlcd.models.places import digest_of_weights
 from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
-from mlcd.models.servable import CONFIG, PREPROCESS, WEIGHTS, Servable
+from mlcd.models.servable import CONFIG, WEIGHTS, Servable
 from mlcd.models.zoo import LoadOptions, load
 from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, ImageBatch, model_name
@@ -106,13 +104,13 @@ def export_model(
     request = _request("model", weights, options, name)
     if (done := find_published(out, request)) is not None:
         return done
-    model = _load(weights, spec)
+    model = load_weights(weights, spec)
     with Draft(out, request) as draft, reporter.stage("export", None) as meter:
         model.write(draft.path)
         with draft.write(ONNX) as path:
             write_onnx(model, path)
         meter.advance(1)
-        parity = _check_parity(model, draft.path / ONNX, images or weights.images, name)
+        parity = check_parity(model, draft.path / ONNX, images or weights.images, name)
         meter.advance(1, cosine=parity.min_cosine)
         if weights.centers is not None:
             draft.adopt("centers", weights.centers)
@@ -135,7 +133,7 @@ def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = 
     request = _request("hf", weights, options, name)
     if (done := find_published(out, request)) is not None:
         return done
-    model = _load(weights, spec)
+    model = load_weights(weights, spec)
     config = write_hf_config(model.trunk.config)
     with Draft(out, request) as draft, reporter.stage("export", None):
         state = {key: tensor.contiguous() for key, tensor in write_state(model.trunk.state_dict(), "hf").items()}
@@ -152,33 +150,21 @@ def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = 
 
 
 def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Request:
-    chosen = {field: value for field, value in asdict(options).items() if value != getattr(LoadOptions(), field)}
-    return Request(kind, {"name": model_name(name), **chosen}, (weights.parent,), weights.fingerprint)
+    config = {"name": model_name(name), **chosen_options(options)}
+    return Request(kind, config, (weights.parent,), weights.fingerprint)
 
 
-def _load(weights: Weights, spec: str) -> Servable:
+def chosen_options(options: LoadOptions) -> dict[str, Any]:
+    """Those that are not the defaults: what a manifest states of them."""
+    return {field: value for field, value in asdict(options).items() if value != getattr(LoadOptions(), field)}
+
+
+def load_weights(weights: Weights, spec: str) -> Servable:
+    """The model that `find_weights` found at `spec`; raises ArtifactInvalid where it is not that of the manifest."""
     model = weights.load()
     if weights.fingerprint not in (None, model.fingerprint()):
         raise ArtifactInvalid(f"the weights in {spec} are not those of its manifest", remedy="restore it")
     return model
-
-
-def export_triton(model: Path, out: Path, reporter: Reporter, *, max_batch: int = 64) -> Artifact:
-    """Write a Triton model repository, OUT/<name>/1/model.onnx and config.pbtxt, from a model artifact."""
-    source = open_artifact(model, "model")
-    name = model_name(source.config["name"])
-    parents = (source.as_parent_of(out, "model"),)
-    request = Request("triton", {"name": name, "max_batch": max_batch}, parents, source.fingerprint)
-    if (done := find_published(out, request)) is not None:
-        return done
-    with Draft(out, request) as draft, reporter.stage("export", None):
-        for file in (ONNX, EXTERNAL):
-            if file in source.files:
-                with draft.write(f"{name}/1/{file}") as path:
-                    shutil.copyfile(source.file(file), path)
-        with draft.write(f"{name}/config.pbtxt") as path:
-            path.write_text(_triton_config(source, max_batch))
-        return draft.publish()
 
 
 def write_onnx(model: Servable, path: Path) -> None:
@@ -223,9 +209,23 @@ def _strip_traces(graph: onnx.ModelProto) -> None:
             del node.metadata_props[:]
 
 
-def _check_parity(model: Servable, path: Path, images: str | None, name: str) -> Parity:
+def check_parity(
+    model: Servable,
+    path: Path,
+    images: str | None,
+    name: str,
+    *,
+    precision: Precision = "fp32",
+    min_cosine: float = MIN_COSINE,
+) -> Parity:
+    """Compare the graph at `path`, run in `precision`, with the model in fp32.
+
+    Raises ArtifactInvalid where the cosine of an image is below min_cosine.
+    """
     batch, source = _parity_images(model, images)
-    encoder = OpenVinoEncoder(read_onnx(path), name=name, fingerprint="", preprocess=model.preprocess)
+    encoder = OpenVinoEncoder(
+        read_onnx(path), name=name, fingerprint="", preprocess=model.preprocess, precision=precision
+    )
     try:
         served = np.concatenate([encoder.encode(batch[:1]), encoder.encode(batch[1:])])
     finally:
@@ -233,10 +233,10 @@ def _check_parity(model: Servable, path: Path, images: str | None, name: str) ->
     with torch.inference_mode():
         trained = model(torch.from_numpy(batch)).numpy()
     worst = float((served.astype(np.float64) * trained.astype(np.float64)).sum(axis=1).min())
-    if not worst >= MIN_COSINE:
+    if not worst >= min_cosine:
         raise ArtifactInvalid(
             f"the exported model differs from the trained one: cosine {worst:.6f} on an image of {source},"
-            f" below {MIN_COSINE}",
+            f" below {min_cosine}",
             remedy="nothing was exported; report this with the versions that `pip freeze` prints",
         )
     return Parity(worst, len(batch), source)
@@ -258,36 +258,3 @@ def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str
     if not prepared:
         raise InvalidInput(f"no image of {images} can be decoded", remedy="give others with --images")
     return np.stack(prepared[:_NUM_PARITY_IMAGES]), images
-
-
-def _triton_config(model: Artifact, max_batch: int) -> str:
-    """config.pbtxt; see docs/reference/triton.md for why each line is there."""
-    preprocess = PreprocessSpec.read(model.file(PREPROCESS))
-    size = preprocess.crop
-    warmups = "".join(
-        f"""
-  {{ name: "batch_{batch}" batch_size: {batch} inputs {{ key: "image_u8" value {{
-      data_type: TYPE_UINT8 dims: [ 3, {size}, {size} ] random_data: true }} }} }}"""
-        + ("," if batch == 1 else "")
-        for batch in (1, max_batch)
-    )
-    return f"""name: "{model.config["name"]}"
-backend: "onnxruntime"
-max_batch_size: {max_batch}
-input [ {{ name: "image_u8" data_type: TYPE_UINT8 dims: [ 3, {size}, {size} ] }} ]
-output [ {{ name: "embedding" data_type: TYPE_FP32 dims: [ {model.summary["dimension"]} ] }} ]
-instance_group [ {{ count: 1 }} ]
-dynamic_batching {{
-  max_queue_delay_microseconds: 500
-  default_queue_policy {{
-    timeout_action: REJECT
-    default_timeout_microseconds: 5000000
-    allow_timeout_override: true
-    max_queue_size: 256
-  }}
-}}
-model_warmup [{warmups}
-]
-parameters {{ key: "fingerprint" value: {{ string_value: "{model.fingerprint}" }} }}
-parameters {{ key: "preprocess_version" value: {{ string_value: "{preprocess.version}" }} }}
-"""

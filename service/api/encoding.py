@@ -9,7 +9,7 @@ from fastapi import Request
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings, ImageBatch, unit_rows
-from service.dispatch.engine import down
+from service.dispatch.base import down
 from service.dispatch.pipeline import Encoded, Timings
 from service.middleware import within_deadline
 from service.observability.request import count_images
@@ -54,7 +54,7 @@ async def encode_pixels(request: Request, resources: Resources, pixels: ImageBat
         resources.admission.images(len(pixels), deadline=deadline),
         resources.admission.pixels(pixels[:, 0].size),
     ):
-        together = (resources.batcher.encode(image, deadline=deadline, request=request) for image in pixels)
+        together = (resources.dispatcher.encode(image, deadline=deadline, request=request) for image in pixels)
         rows = await within_deadline(asyncio.gather(*together), deadline)
     for row in rows:
         row.tell()

@@ -40,7 +40,7 @@ async def embed_images(request: Request, resources: Opened) -> Response:
     refuses the request, naming its index.
     """
     chosen = negotiated(request, _OFFERED)
-    with resources.batcher.announced():
+    with resources.dispatcher.announced():
         images = await read_images(request, resources.settings.limits)
     encoded = await encode(request, resources, images)
     stamp = headers(resources, encoded)

@@ -17,30 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import DeadlineExceeded, MlcdError, Overloaded, Unavailable
-from service.dispatch.engine import Engine
+from service.dispatch.base import Row
+from service.dispatch.engine import BatchEngine
 from service.dispatch.fair import FairQueue
 from service.dispatch.process import Inference
 from service.dispatch.slots import NUM_SLOTS
 from service.observability.metrics import Metrics
-from service.observability.request import took
 
 _MAX_DELAY_S: Final = 0.002
-
-
-@dataclass(frozen=True)
-class Row:
-    """embedding: [D]; queue_s: wait for the engine; inference_s: of the batch it rode in."""
-
-    embedding: NDArray[np.float32]
-    queue_s: float
-    inference_s: float
-    started: float
-    """Of that batch's inference, by time.perf_counter."""
-
-    def tell(self) -> None:
-        """The request that it belongs to."""
-        took("queue", self.started - self.queue_s, self.started)
-        took("inference", self.started, self.started + self.inference_s)
 
 
 @dataclass(frozen=True)
@@ -52,9 +36,9 @@ class _Waiter:
 
 
 class MicroBatcher:
-    """Use as an async context manager; `encode` from any task of the same loop."""
+    """A `Dispatcher`. Use as an async context manager."""
 
-    def __init__(self, engine: Engine, *, max_batch: int, max_queued: int, metrics: Metrics) -> None:
+    def __init__(self, engine: BatchEngine, *, max_batch: int, max_queued: int, metrics: Metrics) -> None:
         self._engine = engine
         self._max_batch, self._max_queued = max_batch, max_queued
         self._metrics = metrics
@@ -78,7 +62,7 @@ class MicroBatcher:
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
-        """An image is being prepared and will be here soon; its batch may wait a moment for it."""
+        """Its batch may wait a moment for it."""
         self._coming += 1
         try:
             yield
@@ -88,11 +72,7 @@ class MicroBatcher:
     async def encode(
         self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """One prepared image, uint8 [3, S, S], to its unit embedding.
-
-        deadline: by the loop's clock; request: images of the same one share its turns.
-        Raises Overloaded when the queue is full, Unavailable when the engine fails, DeadlineExceeded when it is late.
-        """
+        """See `Dispatcher.encode`."""
         if len(self._waiting) >= self._max_queued:
             raise Overloaded("the server is at its limit of queued images", remedy="try again in a moment")
         future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()

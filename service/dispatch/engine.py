@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
+from service.dispatch.base import down
 from service.dispatch.process import EngineFailed, EngineProcess, Inference
 from service.dispatch.served import Opening, ServedEncoder
 from service.observability.metrics import Metrics
@@ -29,13 +30,8 @@ _MIN_OVERDUE_S: Final = 0.8
 _OVERDUE: Final = 3
 
 
-class Engine(Protocol):
+class BatchEngine(Protocol):
     """What the batcher asks of an engine."""
-
-    @property
-    def up(self) -> bool:
-        """Whether it can be given batches now."""
-        ...
 
     async def wait_up(self) -> None: ...
 
@@ -45,7 +41,7 @@ class Engine(Protocol):
 
 
 class SupervisedEngine:
-    """See `Engine`. Use as an async context manager, which opens the first process."""
+    """An `Engine`, a `BatchEngine` too. Use as an async context manager, which opens the first process."""
 
     served: ServedEncoder
 
@@ -81,7 +77,7 @@ class SupervisedEngine:
             await self._process.close()
 
     def observe(self, metrics: Metrics) -> None:
-        """Count restarts in `metrics`, which are labeled with what was opened."""
+        """Count restarts too."""
         self._metrics = metrics
         metrics.engine_up(lambda: self.up)
 
@@ -170,7 +166,3 @@ class SupervisedEngine:
             return None
         process.on_end = self._up.clear
         return process
-
-
-def down() -> Unavailable:
-    return Unavailable("the engine is being started again", remedy="try again in a moment")

@@ -1,4 +1,4 @@
-"""Image bytes to embeddings: admission, decoding in a bounded pool, the batcher. A bad image fails alone.
+"""Image bytes to embeddings: admission, decoding in a bounded pool, dispatch. A bad image fails alone.
 
 Decoders are threads: Pillow and simplejpeg let go of the interpreter's lock while they work.
 """
@@ -21,8 +21,7 @@ from mlcd.images.decode import DecodeLimits, format_of, num_pixels
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings
 from service.dispatch.admission import Admission
-from service.dispatch.batcher import MicroBatcher
-from service.dispatch.engine import Engine, down
+from service.dispatch.base import Dispatcher, Engine, down
 from service.observability.metrics import Metrics
 from service.observability.request import took
 from service.problems import TooLarge
@@ -76,7 +75,7 @@ class Pipeline:
     def __init__(
         self,
         engine: Engine,
-        batcher: MicroBatcher,
+        dispatcher: Dispatcher,
         admission: Admission,
         *,
         headers: Executor,
@@ -92,7 +91,7 @@ class Pipeline:
 
         max_pixels: of one request.
         """
-        self._engine, self._batcher, self._admission = engine, batcher, admission
+        self._engine, self._dispatcher, self._admission = engine, dispatcher, admission
         self._headers, self._decoders, self._num_decoders = headers, decoders, num_decoders
         self._preprocess, self._dimension = preprocess, dimension
         self._limits, self._max_pixels = limits, max_pixels
@@ -164,7 +163,7 @@ class Pipeline:
             raise
         decoded = time.perf_counter()
         took("decode", started, decoded)
-        row = await self._batcher.encode(pixels, deadline=deadline, request=request)
+        row = await self._dispatcher.encode(pixels, deadline=deadline, request=request)
         row.tell()
         if not row.embedding.any():
             return ImageRejected("no-embedding", "the model finds nothing in this image to describe")
@@ -176,7 +175,7 @@ class Pipeline:
             started = time.perf_counter()
             self._num_decoding += 1
             try:
-                with self._batcher.announced():
+                with self._dispatcher.announced():
                     return await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
             finally:
                 self._num_decoding -= 1

@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 
 from mlcd.errors import MlcdError
-from service.dispatch.batcher import MicroBatcher
-from service.dispatch.engine import SupervisedEngine
+from service.dispatch.base import Dispatcher, Engine
 
 _FRESH_S: Final = 0.5
 """A success says so much about the present; older than that, an inference is tried. With the least time after which
@@ -18,8 +17,8 @@ one is in doubt (0.8 s), an engine that hangs is noticed within 1.3 s."""
 class Readiness:
     """Asked by probes: however many come, one inference is tried at a time, and at most two a second."""
 
-    def __init__(self, engine: SupervisedEngine, batcher: MicroBatcher) -> None:
-        self._engine, self._batcher = engine, batcher
+    def __init__(self, engine: Engine, dispatcher: Dispatcher) -> None:
+        self._engine, self._dispatcher = engine, dispatcher
         self._trial: asyncio.Task[None] | None = None
         self._tried = -np.inf
         self.draining = False
@@ -48,4 +47,4 @@ class Readiness:
     async def _infer(self) -> None:
         crop = self._engine.served.preprocess.crop
         with contextlib.suppress(MlcdError):
-            await self._batcher.encode(np.zeros((3, crop, crop), np.uint8))
+            await self._dispatcher.encode(np.zeros((3, crop, crop), np.uint8))

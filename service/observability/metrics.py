@@ -105,8 +105,12 @@ class Metrics:
 
     def batch(self, size: int, inference_s: float, wait_s: float) -> None:
         self._batches.observe(size)
-        self._inferences.observe(inference_s)
         self._waits.observe(wait_s)
+        self.inferred(inference_s)
+
+    def inferred(self, seconds: float) -> None:
+        """For `batch`, and for an engine that makes its own batches."""
+        self._inferences.observe(seconds)
 
     def cache_looked_up(self, tier: str, result: str, num: int) -> None:
         """tier: memory, redis, in_flight. result: hit, miss, damaged (Redis holds something else), error."""

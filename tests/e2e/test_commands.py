@@ -77,10 +77,10 @@ def test_the_journey_made_every_artifact(journey):
         "knn": "evaluation",
         "clusters": "evaluation",
         "model": "model",
-        "triton": "triton",
         "embeddings": "embeddings",
     }
     assert (journey / "collections" / "demo" / "manifest.json").is_file()
+    assert (journey / "triton" / "mlcd-vit" / "1" / "manifest.json").is_file()
     assert list(journey.glob("*.partial")) == []
 
 

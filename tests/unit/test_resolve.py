@@ -161,8 +161,6 @@ def test_weights_over_the_limit_of_protobuf_lie_beside_the_graph(weights, tmp_pa
     images, served = embedding(str(tmp_path / "model"))
     with torch.inference_mode():
         assert np.abs(zoo.load(str(weights))(torch.from_numpy(images)).numpy() - served).max() < 1e-5
-    triton = export.export_triton(tmp_path / "model", tmp_path / "triton", SILENT)
-    assert "m/1/model.onnx.data" in triton.files
 
 
 def test_verify_walks_back_to_the_weights(weights, tmp_path):

@@ -1,0 +1,119 @@
+"""Start the Triton server that nvidia-pytriton bundles, on loopback, with a repository of `--backend python` models.
+
+For development and tests only: the bundled release predates security fixes of 2025. Run by the interpreter of the
+environment that holds it (`make triton`), which it needs for the python backend; nothing but the standard library.
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Final, NoReturn
+
+LOOPBACK: Final = "127.0.0.1"
+MIN_GLIBC: Final = (2, 35)
+_BAD_USAGE: Final = 2
+
+
+def main() -> None:
+    arguments = _parsed()
+    packages = Path(sysconfig.get_path("platlib"))
+    bundle = packages / "pytriton" / "tritonserver"
+    if reason := unusable(bundle):
+        _fail(reason)
+    if arguments.check:
+        return
+    if arguments.repository is None or not arguments.repository.is_dir():
+        _fail("give a directory made by `mlcd export --format triton --backend python`")
+    libraries = [Path(sysconfig.get_config_var("LIBDIR")), packages / "nvidia_pytriton.libs"]
+    # Nothing else of the caller's environment: what the server does is written here.
+    environment = {
+        # First here, or the python backend finds an interpreter without numpy.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]),
+        # The backend's stub must not meet another libpython than the one of this standard library.
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+    }
+    command = [str(bundle / "bin" / "tritonserver"), *_options(arguments, backends(bundle))]
+    os.execve(command[0], command, environment)  # noqa: S606 - replaced, so that signals reach it
+
+
+def unusable(bundle: Path) -> str | None:
+    """Why the server cannot run here, in one line; None where it can."""
+    libc, _, release = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    if platform.machine() != "x86_64" or libc != "glibc" or tuple(map(int, release.split("."))) < MIN_GLIBC:
+        return "the bundled Triton server runs on Linux x86-64 with glibc 2.35 or later"
+    if not bundle.is_dir():
+        return "the bundled Triton server is not installed: make triton"
+    if not _stub(bundle).is_file():
+        return f"the bundled Triton server has no stub for Python {_python()}"
+    library = f"libpython{_python()}.so.1.0"
+    if not (Path(sysconfig.get_config_var("LIBDIR")) / library).is_file():
+        return f"the bundled Triton server needs {library} (Debian: apt install libpython{_python()})"
+    return None
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The bundled Triton server, for development and tests only.")
+    parser.add_argument("repository", type=Path, nargs="?", help="of `mlcd export --format triton --backend python`")
+    parser.add_argument("--check", action="store_true", help="only say whether it can run here, by the exit status")
+    parser.add_argument("--model", action="append", help="to load at start; default: every one")
+    # 8000, Triton's own, is what `mlcd serve` takes.
+    for name, port in (("http", 8003), ("grpc", 8001), ("metrics", 8002)):
+        parser.add_argument(f"--{name}-port", type=int, default=port)
+    parser.add_argument("--address", default=LOOPBACK, help="another is for a container on a network of its own")
+    return parser.parse_args()
+
+
+def _options(arguments: argparse.Namespace, backends: Path) -> list[str]:
+    ports = {name: getattr(arguments, f"{name}_port") for name in ("http", "grpc", "metrics")}
+    return [
+        f"--model-repository={arguments.repository.resolve()}",
+        f"--backend-directory={backends}",
+        # Names of their own in /dev/shm: several servers may run, and what a killed one leaves is known by its number.
+        f"--backend-config=python,shm-region-prefix-name=mlcd-triton-{os.getpid()}-",
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in arguments.model or ["*"]),
+        "--disable-auto-complete-config",
+        "--exit-timeout-secs=5",
+        "--allow-gpu-metrics=false",
+        *(f"--{name}-address={arguments.address}" for name in ports),
+        *(f"--{name}-port={port}" for name, port in ports.items()),
+    ]
+
+
+def backends(bundle: Path) -> Path:
+    """The backend directory: the wheel's python backend with the stub of this interpreter, made once."""
+    final = Path(sys.prefix) / f"triton-backends-{_python()}"
+    if not final.is_dir():
+        draft = Path(tempfile.mkdtemp(dir=sys.prefix))
+        draft.chmod(0o755)
+        place = draft / "python"
+        shutil.copytree(bundle / "backends" / "python", place, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copyfile(_stub(bundle), place / "triton_python_backend_stub")
+        (place / "triton_python_backend_stub").chmod(0o755)
+        try:
+            draft.rename(final)
+        except OSError:  # another server was first
+            shutil.rmtree(draft)
+    return final
+
+
+def _stub(bundle: Path) -> Path:
+    return bundle / "python_backend_stubs" / _python() / "triton_python_backend_stub"
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _fail(reason: str) -> NoReturn:
+    sys.stderr.write(f"triton: {reason}\n")
+    sys.exit(_BAD_USAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""A model that NVIDIA Triton runs, over gRPC.
+
+Triton batches by itself: each image may be a request of its own. Every request carries its deadline, which bounds the
+wait here and, as Triton's queue timeout, there; one that is cancelled is cancelled there. Nothing is sent twice but by
+gRPC itself, which repeats what has not left this machine and nothing else.
+"""
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from mlcd.encoders.batches import check_batch, unit_or_zero
+from mlcd.encoders.circuit import Circuit
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, DeadlineExceeded, MlcdError, Overloaded, Unavailable
+from mlcd.images.transform import PreprocessSpec
+from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
+
+_INPUT: Final = "image_u8"
+_OUTPUT: Final = "embedding"
+_READY_TIMEOUT_S: Final = 1.0
+"""Triton answers in about a millisecond, from a thread that no inference holds up: longer means that it hangs."""
+_RECENT_S: Final = 5.0
+"""An inference so long ago says that the model runs; without one since, an empty image is sent to see."""
+_PATIENCE: Final = 2
+"""Times what the slowest request took, a large batch of a large model on a CPU, before one that takes longer hangs."""
+_FORGETTING: Final = 0.99
+_BUSY_PAUSE_S: Final = 0.1
+_MICROSECONDS: Final = 1_000_000
+_CHANNEL: Final = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A server that was started again is found at once: gRPC's own pauses grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    ("grpc.use_local_subchannel_pool", 1),
+    # By default the environment's proxy would be asked for.
+    ("grpc.enable_http_proxy", 0),
+]
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What the model's configuration says of one version."""
+
+    fingerprint: Fingerprint
+    preprocess: PreprocessSpec
+    dimension: int
+    max_batch: int
+    precision: str
+
+
+async def open_triton(
+    url: str, name: str, *, version: int | None = None, timeout_s: float = 10.0, probe_timeout_s: float = 2.0
+) -> "TritonEncoder":
+    """The model `name` of the Triton at `url` (HOST:PORT of its gRPC), seen to embed; close it when done.
+
+    version: None takes the latest that is loaded, and stays with it. timeout_s: of all that opening takes.
+    probe_timeout_s: how long one image may take, where no request took longer, before that counts as hanging.
+    Raises Unavailable where Triton, the model or the version is not there, ArtifactInvalid for a model that
+    `mlcd export --format triton` did not make.
+    """
+    _check_address(url)
+    model_name(name)
+    client = InferenceServerClient(url, channel_args=_CHANNEL)
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = version if version is not None else await _latest(client, url, name, timeout_s)
+            served = await _served(client, url, name, found, timeout_s)
+            encoder = TritonEncoder(client, url, name, found, served, probe_timeout_s=probe_timeout_s)
+            await _until_it_embeds(encoder, timeout_s)
+    except TimeoutError as error:
+        await client.close()
+        raise Unavailable(f"Triton at {url} does not answer within {timeout_s:g} s", remedy="is it up?") from error
+    except BaseException:
+        await client.close()
+        raise
+    encoder.watch()
+    return encoder
+
+
+class TritonEncoder:
+    """The encoder behind `open_triton`: as the `Encoder` protocol, but asynchronous. For tasks of one event loop."""
+
+    engine = "triton"
+
+    def __init__(
+        self,
+        client: InferenceServerClient,
+        url: str,
+        name: str,
+        version: int,
+        served: _Served,
+        *,
+        probe_timeout_s: float,
+    ) -> None:
+        self.name, self.version, self.url = name, version, url
+        self.fingerprint, self.preprocess = served.fingerprint, served.preprocess
+        self.dimension, self.precision = served.dimension, served.precision
+        self.max_batch = served.max_batch
+        self.last_success = -np.inf
+        """The end of the latest inference, by the loop's clock."""
+        self._client, self._probe_timeout_s = client, probe_timeout_s
+        self._slowest_s = 0.0
+        self._circuit = Circuit(self._check)
+
+    @property
+    def up(self) -> bool:
+        """Whether the version is loaded and embedded lately, as the watcher last saw: never older than about 2 s."""
+        return self._circuit.fault is None
+
+    @property
+    def fault(self) -> MlcdError | None:
+        """Why it is not up."""
+        return self._circuit.fault
+
+    def watch(self) -> None:
+        self._circuit.start()
+
+    async def encode(self, images: ImageBatch, *, timeout_s: float, traceparent: str | None = None) -> Embeddings:
+        """uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows, in requests of at most `max_batch` images.
+
+        timeout_s: until the caller's deadline; finite. traceparent: W3C's trace context, passed on. A row that has no
+        direction comes back as zeros.
+        Raises InvalidInput where the batch has another shape, Overloaded where Triton's queue is full, DeadlineExceeded
+        when the time has passed, and Unavailable where Triton or the model is not there: at once, when that is known.
+        """
+        check_batch(images, self.preprocess.crop)
+        parts = [images[start : start + self.max_batch] for start in range(0, len(images), self.max_batch)]
+        if len(parts) == 1:
+            return await self._encode_part(parts[0], timeout_s, traceparent)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._encode_part(part, timeout_s, traceparent)) for part in parts]
+        except* MlcdError as errors:
+            raise _first(errors) from None
+        return np.concatenate([np.empty((0, self.dimension), np.float32), *(task.result() for task in tasks)])
+
+    async def close(self) -> None:
+        """End the connection, first of all at a shutdown: Triton waits for its clients. A second call does nothing."""
+        await self._circuit.close("the encoder is closed")
+        await self._client.close()
+
+    async def _encode_part(self, images: ImageBatch, timeout_s: float, traceparent: str | None) -> Embeddings:
+        if timeout_s <= 0:
+            raise DeadlineExceeded("the time for a request has passed")
+        try:
+            self._circuit.require()
+            return await self._circuit.call(self._infer(images, timeout_s, traceparent))
+        except Overloaded:
+            raise
+        except Unavailable:
+            self._circuit.suspect()
+            raise
+
+    async def probe(self, timeout_s: float) -> None:
+        """Embed an empty image; raises as `encode`."""
+        side = self.preprocess.crop
+        await self._infer(np.zeros((1, 3, side, side), np.uint8), timeout_s, None)
+
+    async def _infer(self, images: ImageBatch, timeout_s: float, traceparent: str | None) -> Embeddings:
+        given = InferInput(_INPUT, list(images.shape), "UINT8")
+        given.set_data_from_numpy(np.ascontiguousarray(images))
+        request = self._client.infer(
+            self.name,
+            [given],
+            model_version=str(self.version),
+            outputs=[InferRequestedOutput(_OUTPUT)],
+            timeout=max(1, int(timeout_s * _MICROSECONDS)),
+            client_timeout=timeout_s,
+            headers=None if traceparent is None else {"traceparent": traceparent},
+        )
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        rows = (await _translated(request, self.url, self.name, self.version)).as_numpy(_OUTPUT)
+        if rows is None or rows.dtype != np.float32 or rows.shape != (len(images), self.dimension):
+            raise Unavailable(f"Triton's model {self.name} gave other than its configuration says", remedy="reload it")
+        self.last_success = clock()
+        self._slowest_s = max(self.last_success - started, _FORGETTING * self._slowest_s)
+        return unit_or_zero(rows)
+
+    async def _check(self, suspected: bool) -> None:  # noqa: FBT001 - the circuit's signature
+        """Raise where the version cannot serve: not loaded, not the one that was opened, or no inference ends."""
+        request = self._client.is_model_ready(self.name, str(self.version), client_timeout=_READY_TIMEOUT_S)
+        if not await _translated(request, self.url, self.name, self.version):
+            raise _not_loaded(self.name, self.version)
+        if not self.up:
+            await self._refuse_another()
+        started = asyncio.get_running_loop().time()
+        # Requests in flight say it themselves, in time.
+        idle = started - self.last_success > _RECENT_S and not self._circuit.num_in_flight
+        if not (suspected or idle or not self.up):
+            return
+        try:
+            await self.probe(max(self._probe_timeout_s, _PATIENCE * self._slowest_s))
+        except Overloaded:
+            return  # who refuses is alive
+        except DeadlineExceeded:
+            if self.last_success < started:  # else others had their turn: it is busy, not down
+                raise
+
+    async def _refuse_another(self) -> None:
+        """Whoever comes back may be another model, by which no vector of ours would be answered."""
+        served = await _served(self._client, self.url, self.name, self.version, _READY_TIMEOUT_S)
+        if served.fingerprint != self.fingerprint:
+            raise Unavailable(
+                f"Triton's model {self.name} version {self.version} is another than the one that was opened",
+                remedy="open it again",
+            )
+
+
+async def _until_it_embeds(encoder: TritonEncoder, timeout_s: float) -> None:
+    """Who is too busy for us now is asked again."""
+    while True:
+        try:
+            await encoder.probe(timeout_s)
+        except Overloaded:
+            await asyncio.sleep(_BUSY_PAUSE_S)
+        else:
+            return
+
+
+async def _latest(client: InferenceServerClient, url: str, name: str, timeout_s: float) -> int:
+    metadata = await _translated(client.get_model_metadata(name, client_timeout=timeout_s), url, name, None)
+    return max(int(version) for version in metadata.versions)
+
+
+async def _served(client: InferenceServerClient, url: str, name: str, version: int, timeout_s: float) -> _Served:
+    request = client.get_model_config(name, str(version), client_timeout=timeout_s)
+    config = (await _translated(request, url, name, version)).config
+    remedy = "export it with `mlcd export --format triton`"
+    stated = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    missing = {"precision", f"fingerprint.{version}", f"preprocess.{version}"} - stated.keys()
+    if missing:
+        raise ArtifactInvalid(f"Triton's model {name} does not state its {min(missing)}", remedy=remedy)
+    try:
+        preprocess = PreprocessSpec.from_dict(json.loads(stated[f"preprocess.{version}"]))
+    except ValueError as error:
+        raise ArtifactInvalid(f"Triton's model {name} states no readable preprocessing", remedy=remedy) from error
+    inputs = {tensor.name: list(tensor.dims) for tensor in config.input}
+    outputs = {tensor.name: list(tensor.dims) for tensor in config.output}
+    fits = inputs == {_INPUT: [3, preprocess.crop, preprocess.crop]} and list(outputs) == [_OUTPUT]
+    if not fits or config.max_batch_size < 1 or len(outputs[_OUTPUT]) != 1:
+        raise ArtifactInvalid(f"Triton's model {name} does not take and give what mlcd exports", remedy=remedy)
+    return _Served(
+        fingerprint=stated[f"fingerprint.{version}"],
+        preprocess=preprocess,
+        dimension=outputs[_OUTPUT][0],
+        max_batch=config.max_batch_size,
+        precision=stated["precision"],
+    )
+
+
+async def _translated(request: Coroutine[Any, Any, _Answer], url: str, name: str, version: int | None) -> _Answer:
+    """The answer, or our error for Triton's: by status, and by Triton's own words where one status means three things.
+
+    Its text goes no further.
+    """
+    try:
+        return await request
+    except InferenceServerException as error:
+        raise _error(error, url, name, version) from error
+
+
+def _error(error: InferenceServerException, url: str, name: str, version: int | None) -> MlcdError:
+    status, text = error.status(), (error.message() or "").lower()
+    if status == "StatusCode.DEADLINE_EXCEEDED":
+        return DeadlineExceeded("Triton did not answer within the time for the request")
+    if status == "StatusCode.NOT_FOUND" or "request for unknown model" in text:
+        return _not_loaded(name, version)
+    if status != "StatusCode.UNAVAILABLE":
+        return Unavailable(f"the model {name} failed in Triton", remedy="Triton's log says why")
+    if "exceeds maximum queue size" in text:
+        return Overloaded("Triton's queue is full", remedy="try again in a moment")
+    if "request timeout expired" in text:
+        return DeadlineExceeded("the time for the request passed in Triton's queue")
+    return Unavailable(f"Triton at {url} cannot be reached", remedy="is it up?")
+
+
+def _not_loaded(name: str, version: int | None) -> Unavailable:
+    which = f"the model {name}" if version is None else f"version {version} of the model {name}"
+    return Unavailable(f"{which} is not loaded in Triton", remedy="load it there")
+
+
+def _first(errors: "BaseExceptionGroup[MlcdError]") -> MlcdError:
+    """Of the parts of one batch."""
+    error = errors.exceptions[0]
+    return error if isinstance(error, MlcdError) else _first(error)
+
+
+def _check_address(url: str) -> None:
+    host, _, port = url.rpartition(":")
+    if not host or not port.isdecimal() or "/" in url:
+        raise ConfigInvalid(f"{url!r} is no address of Triton's gRPC", remedy="give HOST:PORT")

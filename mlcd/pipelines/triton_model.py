@@ -1,0 +1,56 @@
+"""What Triton's python backend runs beside model.onnx, for servers without an ONNX backend.
+
+`mlcd export --format triton --backend python` copies this file as model.py. It runs in the server's own environment,
+where numpy is older than mlcd's: it imports numpy, openvino and what Triton gives it, and nothing else.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    """uint8 [N, 3, S, S] to float32 [N, D] of unit rows, by OpenVINO on the CPU."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        parameters = json.loads(args["model_config"])["parameters"]
+        hints = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
+        config = {
+            "INFERENCE_PRECISION_HINT": hints[parameters["precision"]["string_value"]],
+            "INFERENCE_NUM_THREADS": int(parameters["num_threads"]["string_value"]),
+            "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads: Triton makes the batches
+        }
+        graph = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
+        # Kept: it must outlive what it compiled.
+        self._core = ov.Core()
+        self._request = self._core.compile_model(graph, "CPU", config).create_infer_request()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One inference for all requests of Triton's batch; those whose callers have gone are not computed."""
+        wanted = [not request.is_cancelled() for request in requests]
+        images = [_images(request) for request, want in zip(requests, wanted, strict=True) if want]
+        rows = iter(self._embed(images))
+        return [next(rows) if want else _failure("the request was cancelled") for want in wanted]
+
+    def _embed(self, images: list[Any]) -> list[Any]:
+        if not images:
+            return []
+        try:
+            # The result is the request's own memory, which the next inference overwrites.
+            rows = self._request.infer([np.concatenate(images)], share_inputs=True)[0].copy()
+        except RuntimeError:
+            return [_failure("the inference failed") for _ in images]
+        parts = np.split(rows, np.cumsum([len(part) for part in images])[:-1])
+        return [triton.InferenceResponse([triton.Tensor("embedding", part)]) for part in parts]
+
+
+def _images(request: Any) -> Any:
+    return triton.get_input_tensor_by_name(request, "image_u8").as_numpy()
+
+
+def _failure(message: str) -> Any:
+    return triton.InferenceResponse(error=triton.TritonError(message))

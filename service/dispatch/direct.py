@@ -1,0 +1,121 @@
+"""Straight to Triton, which batches by itself: one batcher between a request and the model, never two."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ConfigInvalid
+from service.dispatch.base import Row
+from service.dispatch.served import ServedEncoder
+from service.observability.metrics import Metrics
+from service.observability.request import current_request
+from service.settings import Settings
+
+if TYPE_CHECKING:  # an extra
+    from mlcd.encoders.triton import TritonEncoder
+
+_MIN_OVERDUE_S: Final = 0.8
+_OVERDUE: Final = 3
+_BACK_IN_S: Final = 2.0
+"""Nobody here knows when Triton will be back; its adapter looks four times a second."""
+
+
+class TritonEngine:
+    """See `service.dispatch.base.Engine`. Triton's health is watched by its adapter."""
+
+    failing = False
+    overdue = False
+    back_in_s = _BACK_IN_S
+
+    def __init__(self, encoder: "TritonEncoder", served: ServedEncoder) -> None:
+        self.encoder, self.served = encoder, served
+
+    @property
+    def up(self) -> bool:
+        return self.encoder.up
+
+    @property
+    def overdue_s(self) -> float:
+        return max(_MIN_OVERDUE_S, _OVERDUE * self.served.longest_s)
+
+    @property
+    def last_success(self) -> float:
+        return float(self.encoder.last_success)
+
+    def observe(self, metrics: Metrics) -> None:
+        metrics.engine_up(lambda: self.up)
+
+
+class Direct:
+    """See `service.dispatch.base.Dispatcher`: every image is a request of its own."""
+
+    def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: Metrics) -> None:
+        """timeout_s: of an image without a deadline."""
+        self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
+
+    def announced(self) -> AbstractContextManager[None]:
+        """Triton waits for nobody."""
+        return nullcontext()
+
+    async def encode(
+        self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
+    ) -> Row:
+        """See `Dispatcher.encode`; what Triton's queue took is a part of inference_s."""
+        del request  # Triton takes turns by arrival
+        left_s = min(self._timeout_s, deadline - asyncio.get_running_loop().time())
+        record = current_request()
+        trace = None if record is None else record.trace_headers.get("traceparent")
+        started = time.perf_counter()
+        rows = await self._encoder.encode(pixels[None], timeout_s=left_s, traceparent=trace)
+        seconds = time.perf_counter() - started
+        self._metrics.inferred(seconds)
+        return Row(rows[0], 0.0, seconds, started)
+
+
+@asynccontextmanager
+async def open_triton_engine(settings: Settings) -> AsyncIterator[TritonEngine]:
+    """The model MLCD_MODEL of the Triton at MLCD_TRITON__URL, seen to embed.
+
+    Raises ConfigInvalid where its package is missing, or where the images should be prepared otherwise than the model
+    says; and what `mlcd.encoders.triton.open_triton` raises.
+    """
+    try:
+        from mlcd.encoders.triton import open_triton
+    except ModuleNotFoundError as error:
+        raise ConfigInvalid("engine triton needs a package", remedy="pip install 'mlcd[triton]'") from error
+    assert settings.triton.url is not None
+    encoder = await open_triton(settings.triton.url, settings.model, version=settings.triton.version)
+    try:
+        for name in ("exif", "decode"):
+            wanted = getattr(settings, name)
+            if wanted not in (None, getattr(encoder.preprocess, name)):
+                raise ConfigInvalid(
+                    f"MLCD_{name.upper()}={wanted}, but Triton's model prepares images otherwise",
+                    remedy="export the model with that preprocessing",
+                )
+        yield TritonEngine(encoder, await _measured(encoder))
+    finally:
+        await encoder.close()
+
+
+async def _measured(encoder: "TritonEncoder") -> ServedEncoder:
+    """With the time of one image, which is also what is known of a batch: Triton makes its own."""
+    started = time.perf_counter()
+    await encoder.probe(_MIN_OVERDUE_S * 10)
+    seconds = time.perf_counter() - started
+    return ServedEncoder(
+        name=encoder.name,
+        fingerprint=encoder.fingerprint,
+        dimension=encoder.dimension,
+        engine=encoder.engine,
+        precision=encoder.precision,
+        preprocess=encoder.preprocess,
+        max_batch=encoder.max_batch,
+        shortest_s=seconds,
+        longest_s=seconds,
+    )
