@@ -48,8 +48,18 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
     artifact = open_artifact(path)
     seen[place] = artifact
     yield Finding(str(path), artifact.kind, True, f"{len(artifact.files)} files, digest {artifact.digest[:12]}")
+    if artifact.kind == "triton":
+        _check_triton_config(artifact)
     for parent in artifact.parents:
         yield from _walk_parent(artifact, parent, seen)
+
+
+def _check_triton_config(version: Artifact) -> None:
+    """Triton reads the copy of config.pbtxt above the versions, which is that of the newest."""
+    numbers = [int(path.parent.name) for path in version.path.parent.glob(f"[0-9]*/{MANIFEST}")]
+    shown, stated = version.path.parent / "config.pbtxt", version.file("config.pbtxt")
+    if version.config["version"] == max(numbers) and (not shown.is_file() or shown.read_bytes() != stated.read_bytes()):
+        raise ArtifactInvalid(f"{shown} is not that of its newest version", remedy=f"copy {stated} there")
 
 
 def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact]) -> Iterator[Finding]:
