@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -283,6 +284,7 @@ class Draft:
             manifest["digest"] = _digest(manifest)
             manifest["checksum"] = _checksum(manifest)
             _write_synced(self.path / MANIFEST, _pretty(manifest))
+            self._share([*files, *kept_logs])
             _sync(self.path)
             try:
                 self.path.rename(self.out)
@@ -294,6 +296,12 @@ class Draft:
             for entry in self.out.glob(".*"):
                 _remove(entry)
         return _read_manifest(self.out)
+
+    def _share(self, names: list[str]) -> None:
+        """Who may read one file may read all: safetensors shuts everybody else out of its own."""
+        mode = stat.S_IMODE((self.path / MANIFEST).stat().st_mode)
+        for name in names:
+            (self.path / name).chmod(mode)
 
     def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:
         files: dict[str, FileEntry] = {}

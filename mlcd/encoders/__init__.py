@@ -1,5 +1,6 @@
 """Encoders: adapters from prepared pixels to embeddings, one file per engine, opened by name here."""
 
+import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,9 @@ from mlcd.errors import ConfigInvalid, NotFound
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.jpeg import require_simplejpeg
 from mlcd.images.transform import DecodeMode
+
+# openvino reports every import to its maker where it finds this package, unless the user has forbidden it in a file.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 _DEVICES: Final = Path("/dev")
 _WARM_BATCHES: Final = (1, 4)

@@ -26,6 +26,16 @@ def test_a_published_artifact_opens_and_names_its_files(tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_who_may_read_one_file_may_read_all(tmp_path):
+    with Draft(tmp_path / "out", REQUEST) as draft:
+        for name in ("weights.bin", "run.log"):
+            (draft.path / name).touch(0o600)
+        draft.publish(logs=("run.log",))
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1
+    assert modes == {(tmp_path / "out" / "manifest.json").stat().st_mode}
+
+
 def test_digest_is_the_content_and_not_the_times_places_or_logs(tmp_path):
     first = make(tmp_path / "a")
     elsewhere = Request("embeddings", {"a": 1}, (Parent("images", "/elsewhere", "00"),), "f" * 64)

@@ -30,3 +30,9 @@ sys.exit(0 if heard else 3)
 def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
     done = subprocess.run([sys.executable, "-c", _SCRIPT], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_openvino_reports_nothing_to_its_maker():
+    code = "import sys, mlcd.encoders.openvino; print(sys.modules['openvino_telemetry'], 'openvino' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["None", "True"]
