@@ -1,0 +1,86 @@
+# Targets: api and worker serve exported models and hold no torch; train makes them; triton-cpu is the bundled Triton
+# server, for development and tests only. What each may install, with hashes, is in deploy/locks (`make lock`).
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS project
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /build
+COPY deploy/locks/build.txt ./
+RUN python -m venv tools && tools/bin/pip install --require-hashes --only-binary :all: --no-deps -r build.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY mlcd mlcd
+COPY service service
+COPY training training
+# An environment of the same place as the one that it is laid over below, so that its command finds the interpreter.
+RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
+    && python -m venv --without-pip /opt/mlcd \
+    && python -m pip --python /opt/mlcd/bin/python install --no-deps --no-index wheels/*.whl
+
+FROM ${PYTHON_IMAGE} AS packages
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /locks
+RUN python -m venv --without-pip /opt/mlcd
+
+FROM packages AS api-packages
+COPY deploy/locks/api.txt ./
+RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r api.txt
+
+FROM packages AS train-packages
+COPY deploy/locks/train.txt ./
+RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r train.txt
+
+FROM ${PYTHON_IMAGE} AS triton-packages
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /locks
+RUN python -m venv --without-pip /opt/triton
+COPY deploy/locks/triton.txt ./
+RUN python -m pip --python /opt/triton/bin/python install --require-hashes --only-binary :all: --no-deps -r triton.txt
+
+FROM ${PYTHON_IMAGE} AS runtime
+# /var/lib/mlcd is what a container may keep, /tmp what it may lose; nothing else is written.
+RUN groupadd --gid 10001 mlcd \
+    && useradd --uid 10001 --gid mlcd --home-dir /tmp --no-create-home --shell /usr/sbin/nologin mlcd \
+    && install --directory --owner mlcd --group mlcd /var/lib/mlcd
+ENV PATH=/opt/mlcd/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /var/lib/mlcd
+
+FROM runtime AS api
+COPY --from=api-packages /opt/mlcd /opt/mlcd
+COPY --from=project /opt/mlcd /opt/mlcd
+# Reached from outside the container, the server asks for keys, or for MLCD_AUTH__MODE=open.
+ENV MLCD_HOST=0.0.0.0 MLCD_PORT=8000
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-ISc", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=4); c.request('GET', '/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
+ENTRYPOINT ["mlcd"]
+CMD ["serve"]
+
+# The commands of the api's image without a server, for work on artifacts: embed, cluster, label, index, verify.
+FROM api AS worker
+HEALTHCHECK NONE
+CMD ["--help"]
+
+# torch as its registry has it, which on Linux brings CUDA: one image for machines with a GPU and without.
+FROM runtime AS train
+COPY --from=train-packages /opt/mlcd /opt/mlcd
+COPY --from=project /opt/mlcd /opt/mlcd
+ENTRYPOINT ["mlcd"]
+CMD ["--help"]
+
+# The server that nvidia-pytriton bundles: a release without the security fixes of 2025, for a network of its own only.
+FROM runtime AS triton-cpu
+USER root
+# The server's python backend loads the interpreter as a library, which Debian's own python3 comes without.
+RUN test -f "$(python -c 'import sysconfig as s; print(s.get_config_var("LIBDIR"))')/libpython3.11.so.1.0" \
+    || { apt-get update && apt-get install --yes --no-install-recommends libpython3.11 && rm -rf /var/lib/apt/lists/*; }
+COPY --from=triton-packages /opt/triton /opt/triton
+COPY deploy/triton/serve.py /opt/triton/
+ENV PATH=/opt/triton/bin:$PATH
+# Else at the first start, when nothing can be written any more.
+RUN cd /opt/triton && python -c "import serve, sysconfig; serve.backends(serve.Path(sysconfig.get_path('platlib')) / 'pytriton/tritonserver')"
+USER 10001:10001
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-ISc", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8003, timeout=4); c.request('GET', '/v2/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
+ENTRYPOINT ["python", "/opt/triton/serve.py", "--address", "0.0.0.0"]
+CMD ["/srv/triton"]

@@ -1,0 +1,62 @@
+"""What the images install, deploy/locks, is what pyproject.toml and constraints.txt say: `make lock` was not forgotten."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = {"api": ("serve", "redis", "triton", "tracing"), "train": ("serve", "train")}
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
+
+
+def pins(path):
+    return {canonicalize_name(name): version for name, version in PIN.findall(path.read_text())}
+
+
+def lock(name):
+    return ROOT / "deploy" / "locks" / f"{name}.txt"
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_every_requirement_is_locked_at_a_version_that_it_allows(name):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(line for extra in EXTRAS[name] for line in project["optional-dependencies"][extra]),
+    ]
+    locked = pins(lock(name))
+    for requirement in map(Requirement, wanted):
+        assert locked[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_versions_are_those_that_the_tests_run_with(name):
+    constrained = pins(ROOT / "constraints.txt")
+    locked = pins(lock(name))
+    assert {
+        package: version for package, version in locked.items() if constrained.get(package, version) != version
+    } == {}
+
+
+@pytest.mark.parametrize("name", ["api", "train", "triton", "build"])
+def test_every_package_has_a_hash_and_none_reports_to_its_maker(name):
+    blocks = re.split(r"\n(?=\S)", "\n".join(line for line in lock(name).read_text().splitlines() if line[:1] != "#"))
+    assert len(blocks) == len(pins(lock(name)))
+    assert all("--hash=sha256:" in block for block in blocks)
+    assert "openvino-telemetry" not in pins(lock(name))
+
+
+def test_the_api_is_locked_without_torch():
+    assert "torch" not in pins(lock("api"))
+
+
+def test_what_builds_and_what_triton_needs_is_locked():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert pins(lock("build")).items() >= {tuple(line.split("==")) for line in project["build-system"]["requires"]}
+    wanted = pins(ROOT / "deploy" / "triton" / "requirements.txt")
+    wanted.pop("openvino-telemetry", None)
+    assert pins(lock("triton")) == wanted
