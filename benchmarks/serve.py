@@ -186,7 +186,7 @@ async def exchange(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], s
     writer.write(sent)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = int(head.split(b" ", 2)[1])
-    body = await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    body = await reader.readexactly(int(head.partition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0]))
     if status != 200:
         raise RuntimeError(f"status {status}: {body[:300].decode()}")
     return body

@@ -13,15 +13,19 @@ _MIN_RETRY_S: Final = 1
 _MAX_RETRY_S: Final = 30
 _MEMORY_S: Final = 2.0
 """Of the measured rate: what was long ago says little."""
+_BURST_S: Final = 0.1
+"""A batch's images end one after the other: the first of them alone makes the rate of a slow engine look hopeless."""
 _MARGIN: Final = 0.75
 """Of the time left: the rate is a measurement, and what is admitted shall be answered in time."""
 
 
 class DrainRate:
-    """Images finished per second of work, lately."""
+    """Images finished per second of work, lately. Times are by one clock, in seconds."""
 
     def __init__(self) -> None:
         self._images = self._busy_s = 0.0
+        self._burst_images = self._burst_s = 0.0
+        self._burst_began = -math.inf
         self._since: float | None = None
 
     def working(self, now: float) -> None:
@@ -31,14 +35,29 @@ class DrainRate:
     def finished(self, num: int, now: float, *, idle: bool) -> None:
         """idle: that was all the work there was."""
         elapsed = now - (self._since if self._since is not None else now)
-        decay = math.exp(-elapsed / _MEMORY_S)
-        self._images = self._images * decay + num
-        self._busy_s = self._busy_s * decay + elapsed
+        if now - self._burst_began > _BURST_S:
+            self._end_burst()
+            self._burst_began = now
+        self._burst_images += num
+        self._burst_s += elapsed
         self._since = None if idle else now
+        if idle:
+            self._end_burst()
 
-    def seconds_for(self, num: int) -> float:
+    def seconds_for(self, num: int, now: float) -> float:
         """0 before anything was measured."""
-        return num * self._busy_s / self._images if self._images else 0.0
+        under_way = now - self._burst_began <= _BURST_S
+        images, busy_s = (self._images, self._busy_s) if under_way else self._with_burst()
+        return num * busy_s / images if images else 0.0
+
+    def _end_burst(self) -> None:
+        self._images, self._busy_s = self._with_burst()
+        self._burst_images = self._burst_s = 0.0
+        self._burst_began = -math.inf
+
+    def _with_burst(self) -> tuple[float, float]:
+        decay = math.exp(-self._burst_s / _MEMORY_S)
+        return self._images * decay + self._burst_images, self._busy_s * decay + self._burst_s
 
 
 class Admission:
@@ -59,13 +78,13 @@ class Admission:
         """Whether so many images would be admitted now: there is a place, and by the measured rate they are in time."""
         if self._images + num > self._max_images:
             return False
-        time_left = deadline - asyncio.get_running_loop().time()
-        return not self._images or self._rate.seconds_for(self._images + num) <= _MARGIN * time_left
+        now = asyncio.get_running_loop().time()
+        return not self._images or self._rate.seconds_for(self._images + num, now) <= _MARGIN * (deadline - now)
 
     @property
     def retry_after_s(self) -> int:
         """When about half of what is held will be done, by the measured rate: whole seconds, 1 to 30."""
-        return bounded_retry_s(self._rate.seconds_for(self._images) / 2)
+        return bounded_retry_s(self._rate.seconds_for(self._images, asyncio.get_running_loop().time()) / 2)
 
     @contextlib.contextmanager
     def images(self, num: int, *, deadline: float) -> Iterator[None]:

@@ -51,15 +51,27 @@ def test_bytes_and_pixels_are_bounded_and_given_back():
 
 def test_the_rate_is_of_the_time_in_which_there_was_work_and_of_late():
     rate = DrainRate()
-    assert rate.seconds_for(10) == 0
+    assert rate.seconds_for(10, 0.0) == 0
     for start in (0.0, 100.0):  # an idle time between does not count
         rate.working(start)
         rate.finished(10, start + 1, idle=True)
-    assert rate.seconds_for(10) == pytest.approx(1)
+    assert rate.seconds_for(10, 101.0) == pytest.approx(1)
     rate.working(200.0)
     for second in range(1, 30):
         rate.finished(100, 200.0 + second, idle=False)
-    assert rate.seconds_for(100) == pytest.approx(1, rel=0.01)
+    assert rate.seconds_for(100, 230.0) == pytest.approx(1, rel=0.01)
+
+
+def test_the_first_image_of_a_slow_batch_says_nothing_of_the_rate():
+    rate = DrainRate()
+    rate.working(0.0)
+    for number in range(32):  # one batch of four seconds, whose answers come one by one
+        rate.finished(1, 4 + number / 1000, idle=False)
+        assert rate.seconds_for(31, 4 + number / 1000) == 0
+    assert rate.seconds_for(31, 4.5) == pytest.approx(4, rel=0.05)
+    for number in range(32):
+        rate.finished(1, 8 + number / 1000, idle=False)
+        assert rate.seconds_for(32, 8 + number / 1000) == pytest.approx(4, rel=0.05)
 
 
 def test_retry_after_is_whole_seconds_from_1_to_30():
