@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
@@ -263,16 +264,50 @@ def label(
 
 
 @cli.command()
-@click.argument("embeddings", type=click.Path(path_type=Path))
+@click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
+@click.option("--collection", is_flag=True, help="OUT: a collection that items can be added to and deleted from.")
+@click.option("--recall", type=float, help="With --collection: recall@10 that its index has to show.  [default: 0.99]")
+@click.option("--export", "export_", is_flag=True, help="SOURCE: a collection; OUT: a parquet file of all its items.")
+@click.option("--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine.")
 @reporter_option
-def index(embeddings: Path, out: Path, reporter: Reporter) -> None:
-    """Build a searchable index of EMBEDDINGS at OUT (STATE/collections/NAME for the service)."""
-    from mlcd.embeddings import EmbeddingsArtifact
-    from mlcd.pipelines.index import index as run
+def index(
+    source: Path,
+    out: Path,
+    collection: bool,
+    recall: float | None,
+    export_: bool,
+    duplicates: float | None,
+    reporter: Reporter,
+) -> None:
+    """Build a searchable index of SOURCE at OUT (STATE/collections/NAME for the service).
 
-    artifact = run(EmbeddingsArtifact.open(embeddings), out, reporter)
-    _finish(reporter, artifact, f"{artifact.summary['kind']} index of {artifact.summary['items']} items")
+    SOURCE: embeddings; with --collection an exported parquet file, too; with --duplicates a collection, too.
+    """
+    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines import index as pipeline
+
+    if collection + export_ + (duplicates is not None) > 1:
+        raise click.UsageError("--collection, --export and --duplicates exclude each other")
+    if recall is not None and not collection:
+        raise click.UsageError("--recall is for --collection: the index that is made without is exact")
+    if export_:
+        num_items = pipeline.export_parquet(source, out, reporter)
+        reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
+    elif duplicates is not None:
+        groups, items = pipeline.duplicates(source, out, reporter, similarity=duplicates)
+        facts = {FINISHED: str(out), "groups": groups, "items": items}
+        reporter.result(facts, f"{groups} groups of {items} items: {out}")
+    elif collection:
+        if source.suffix == ".parquet":
+            described = pipeline.import_parquet(source, out, reporter, recall=recall)
+        else:
+            described = pipeline.collect(EmbeddingsArtifact.open(source), out, reporter, recall=recall)
+        line = f"collection of {described.items} items, {described.kind} index"
+        reporter.result({FINISHED: str(out), **asdict(described)}, f"{line}: {out}")
+    else:
+        artifact = pipeline.index(EmbeddingsArtifact.open(source), out, reporter)
+        _finish(reporter, artifact, f"{artifact.summary['kind']} index of {artifact.summary['items']} items")
 
 
 @cli.command()

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlcd.types import Embeddings, Neighbors
 
 
@@ -15,8 +18,19 @@ class VectorIndex(Protocol):
     @property
     def dimension(self) -> int: ...
 
-    def search(self, queries: Embeddings, top: int) -> Neighbors:
-        """Rows of highest cosine for each unit query: ids int64 [N, top], -1 where there are fewer."""
+    def search(
+        self,
+        queries: Embeddings,
+        top: int,
+        *,
+        allowed: NDArray[np.bool_] | None = None,
+        effort: int | None = None,
+    ) -> Neighbors:
+        """Rows of highest cosine for each unit query: ids int64 [N, top], -1 where there are fewer.
+
+        allowed: bool [num_rows], the rows that may be found; None: all. effort: how far an approximate engine looks
+        (faiss: efSearch, nprobe) in this search alone; exact engines have no use for it and find everything.
+        """
         ...
 
     def reconstruct(self, row: int) -> Embeddings:

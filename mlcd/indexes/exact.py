@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlcd.types import Embeddings, Neighbors
 
@@ -21,9 +22,20 @@ class ExactIndex:
     def dimension(self) -> int:
         return int(self._rows.shape[1])
 
-    def search(self, queries: Embeddings, top: int) -> Neighbors:
+    def search(
+        self,
+        queries: Embeddings,
+        top: int,
+        *,
+        allowed: NDArray[np.bool_] | None = None,
+        effort: int | None = None,  # noqa: ARG002 - everything is looked at
+    ) -> Neighbors:
         scores = queries.astype(np.float64) @ self._rows.astype(np.float64).T
-        kept = min(top, len(self._rows))
+        num_allowed = len(self._rows)
+        if allowed is not None:
+            scores[:, ~allowed] = -np.inf
+            num_allowed = int(allowed.sum())
+        kept = min(top, num_allowed)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :kept]
         ids = np.full((len(queries), top), -1, dtype=np.int64)
         best = np.full((len(queries), top), -np.inf, dtype=np.float32)

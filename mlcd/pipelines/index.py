@@ -1,17 +1,29 @@
-"""Embeddings to a searchable index."""
+"""Embeddings to a searchable index, or to a durable collection; collections to files and back; near-duplicates."""
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Draft, Request, find_published
+from mlcd.artifact import Artifact, Draft, Request, find_published, refuse_full_disk, translated_os_errors
+from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Collection, Description
+from mlcd.collections.duplicates import duplicate_groups, num_tile_pairs
+from mlcd.collections.items import Item
+from mlcd.collections.parquet import ParquetItems, write_parquet
 from mlcd.collections.snapshot import INDEX, KEYS
 from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.errors import Conflict
 from mlcd.indexes.faiss import FaissIndex
 from mlcd.progress import Meter, Reporter
 from mlcd.types import Embeddings
+
+_BLOCK_ROWS = 8192
 
 
 def index(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter) -> Artifact:
@@ -35,3 +47,127 @@ def _metered(embeddings: EmbeddingsArtifact, meter: Meter) -> Iterator[Embedding
     for _, block in embeddings.blocks():
         yield block
         meter.advance(len(block))
+
+
+def collect(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
+    """A durable collection at `out` of all rows, id: key, metadata: class_name where there is one; indexed.
+
+    Goes on where an earlier attempt was stopped. Raises Conflict where another collection is there.
+    """
+    parent = embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
+    with _opened(out, embeddings.fingerprint, embeddings.dimension, recall, asdict(parent)) as collection:
+        blocks = (_items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS))
+        return _fill(collection, blocks, embeddings.num_rows, reporter)
+
+
+def import_parquet(path: Path, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
+    """The items of an exported file in a durable collection at `out`, new or of the same model; indexed."""
+    items = ParquetItems.open(path)
+    with _opened(out, items.fingerprint, items.dimension, recall, None) as collection:
+        return _fill(collection, items.blocks(), items.num_items, reporter)
+
+
+def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
+    """Every item of the collection at `path` in one parquet file; returns how many."""
+    with Collection.open(path, background=False) as collection, reporter.stage("export", len(collection)) as meter:
+        return write_parquet(collection, out, meter=meter)
+
+
+def duplicates(source: Path, out: Path, reporter: Reporter, *, similarity: float) -> tuple[int, int]:
+    """The near-duplicates of an embeddings artifact or a collection, as JSON lines at `out`: (groups, items in them).
+
+    Raises Conflict where `out` exists.
+    """
+    if out.exists():
+        raise Conflict(f"{out} exists", remedy="give another file")
+    if (source / LEDGER).is_file():
+        with Collection.open(source, background=False) as collection:
+            ids, read = collection.rows()
+            found = _grouped(len(ids), read, similarity, reporter)
+    else:
+        embeddings = EmbeddingsArtifact.open(source)
+        found = _grouped(embeddings.num_rows, _reading(embeddings), similarity, reporter)
+        ids = embeddings.keys
+    temporary = out.with_name(f".{out.name}.tmp")
+    with translated_os_errors(out):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                for rows in found:
+                    file.write(json.dumps({"ids": [ids[row] for row in rows]}, ensure_ascii=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(out)
+        except OSError as error:
+            refuse_full_disk(error, out)
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+    return len(found), sum(map(len, found))
+
+
+def _opened(
+    out: Path, fingerprint: str, dimension: int, recall: float | None, source: dict[str, str] | None
+) -> Collection:
+    if not (out / LEDGER).is_file():
+        return Collection.create(
+            out,
+            fingerprint=fingerprint,
+            dimension=dimension,
+            recall=DEFAULT_RECALL if recall is None else recall,
+            source=source,
+            background=False,
+        )
+    collection = Collection.open(out, background=False)
+    same_source = source is None or (collection.source or {}).get("digest") == source["digest"]
+    if not same_source or collection.fingerprint != fingerprint or recall not in (None, collection.recall_target):
+        collection.close()
+        raise Conflict(
+            f"{out} holds a collection made from other input or settings",
+            remedy="remove it or give another output directory",
+        )
+    return collection
+
+
+def _fill(collection: Collection, blocks: Iterator[list[Item]], num_items: int, reporter: Reporter) -> Description:
+    changed = False
+    with reporter.stage("add", num_items) as meter:
+        for items in blocks:
+            outcomes = collection.add(items)
+            changed |= any(outcome != "unchanged" for outcome in outcomes)
+            meter.advance(len(items))
+    described = collection.describe()
+    if changed or described.indexed != described.items:
+        with reporter.stage("index", None):
+            collection.reindex()
+    return collection.describe()
+
+
+def _items(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> list[Item]:
+    keys, names = embeddings.keys, embeddings.class_names
+    return [
+        Item(keys[row], vector, {} if names[row] is None else {"class_name": names[row]})
+        for row, vector in enumerate(block, start)
+    ]
+
+
+def _grouped(
+    num_rows: int, read: Callable[[int, int], Embeddings], similarity: float, reporter: Reporter
+) -> list[NDArray[np.int64]]:
+    with reporter.stage("compare", num_tile_pairs(num_rows)) as meter:
+        return duplicate_groups(num_rows, read, similarity, meter=meter)
+
+
+def _reading(embeddings: EmbeddingsArtifact) -> Callable[[int, int], Embeddings]:
+    """Any range of rows; in memory are those that are asked for."""
+    parts = embeddings.plan(2**62)
+
+    def read(start: int, stop: int) -> Embeddings:
+        found = []
+        for part in parts:
+            first, last = max(start, part.start), min(stop, part.start + part.num_rows)
+            if first < last:
+                offset = part.offset + first - part.start
+                found.append(embeddings.read(replace(part, offset=offset, start=first, num_rows=last - first)))
+        return np.concatenate(found)
+
+    return read

@@ -1,0 +1,123 @@
+"""What a writer asks for, and what it does to the ledger and then to the state in memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from mlcd.collections.ledger import Ledger
+from mlcd.errors import MlcdError, NotFound
+from mlcd.types import Embeddings
+
+Outcome = Literal["created", "updated", "unchanged", "deleted"]
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The item at `id` is gone, and is there again with another row, vector or metadata where `row` is given.
+
+    vector: None: as before.
+    """
+
+    id: str
+    row: int | None = None
+    vector: Embeddings | None = None
+    metadata: str = "{}"
+
+
+@dataclass
+class Change:
+    """A request and its answer: `outcomes` once it is durable, or `error`."""
+
+    request: "Request"
+    outcomes: list[Outcome] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    error: BaseException | None = None
+    settled: bool = False
+
+
+class Request(Protocol):
+    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
+        """Within a transaction; raises MlcdError before it has written anything, or nothing of the kind."""
+        ...
+
+
+@dataclass(frozen=True)
+class Put:
+    """Items that are there afterward: (id, unit vector [D], metadata as JSON)."""
+
+    items: Sequence[tuple[str, Embeddings, str]]
+
+    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
+        outcomes: list[Outcome] = []
+        effects: list[Effect] = []
+        for item_id, vector, metadata in self.items:
+            found = ledger.find(item_id)
+            if found is None:
+                outcomes.append("created")
+                effects.append(Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata))
+            elif not np.array_equal(ledger.vectors([found.row], dimension)[0], vector):
+                ledger.remove(found.row)
+                outcomes.append("updated")
+                effects.append(Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata))
+            elif found.metadata != metadata:
+                ledger.describe(found, metadata)
+                outcomes.append("updated")
+                effects.append(Effect(item_id, found.row, None, metadata))
+            else:
+                outcomes.append("unchanged")
+        return outcomes, effects
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Other metadata for an item that exists."""
+
+    id: str
+    metadata: str
+
+    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:  # noqa: ARG002
+        found = ledger.find(self.id)
+        if found is None:
+            raise missing(self.id)
+        if found.metadata == self.metadata:
+            return ["unchanged"], []
+        ledger.describe(found, self.metadata)
+        return ["updated"], [Effect(self.id, found.row, None, self.metadata)]
+
+
+@dataclass(frozen=True)
+class Delete:
+    """An item that exists is there no longer."""
+
+    id: str
+
+    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:  # noqa: ARG002
+        found = ledger.find(self.id)
+        if found is None:
+            raise missing(self.id)
+        ledger.remove(found.row)
+        return ["deleted"], [Effect(self.id)]
+
+
+def commit(ledger: Ledger, changes: Sequence[Change], dimension: int) -> None:
+    """All of them in one transaction: one sync of the disk. Each is given its outcomes, or its error.
+
+    What is wrong with one is its own; where the transaction fails, none has happened.
+    """
+    try:
+        with ledger.transaction():
+            for change in changes:
+                try:
+                    change.outcomes, change.effects = change.request.apply(ledger, dimension)
+                except NotFound as error:
+                    change.error = error
+    except MlcdError as error:
+        for change in changes:
+            change.effects, change.error = [], error
+
+
+def missing(item_id: str) -> NotFound:
+    return NotFound(f"the collection has no item {item_id[:_SHOWN]!r}")

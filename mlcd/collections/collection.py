@@ -1,0 +1,431 @@
+"""A durable collection: every acknowledged item survives, searches never wait for writers.
+
+items.sqlite    the ledger, source of truth
+index/00000001  the newest generation of the index over it
+lock            held by the one process that has the collection open
+
+Writers queue; whoever comes first writes for all that wait, in one transaction. The state that readers hold is replaced
+when it is on the disk and before anyone is told. A background thread makes a new generation of the index when much was
+added or deleted since the last.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifact import Parent, refuse_full_disk, translated_os_errors
+from mlcd.collections.changes import Change, Delete, Describe, Outcome, Put, Request, commit, missing
+from mlcd.collections.filters import parse_filter
+from mlcd.collections.generation import open_newest, remove_before, write_generation
+from mlcd.collections.growth import Growth
+from mlcd.collections.items import Item, check_id, encode_metadata, unit_embedding
+from mlcd.collections.ledger import Ledger
+from mlcd.collections.searcher import Found, Searcher
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError, NotFound
+from mlcd.indexes.tuning import LARGEST_TARGET
+from mlcd.types import Embeddings, Fingerprint, unit_rows
+
+LEDGER: Final = "items.sqlite"
+GENERATIONS: Final = "index"
+LOCK: Final = "lock"
+DEFAULT_RECALL: Final = 0.99
+MAX_TOP: Final = 10_000
+_UNINDEXED_ROWS: Final = 10_000
+"""A scan of as many takes about as long as a search in an index; a new generation below would be made too often."""
+_UNINDEXED_SHARE: Final = 0.2
+_COMMITTED_CHANGES: Final = 256
+_COPIED_ROWS: Final = 8192
+_UNIT_ROUNDING: Final = 1e-5
+"""Of a squared norm in float32, whatever the dimension."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """items: alive. indexed: of those that the index was made of. recall: of the index, None where it is exact.
+
+    index_damaged: it was, when the collection was opened, and is made again; until then every search is a scan.
+    """
+
+    items: int
+    dimension: int
+    fingerprint: Fingerprint
+    recall_target: float
+    kind: str
+    indexed: int
+    effort: int | None
+    recall: dict[str, Any] | None
+    generation: int
+    fields: list[str]
+    index_damaged: bool
+    indexing_error: str | None
+
+
+class Collection:
+    """Opened by `open`, closed by `close`. Every method may be called from many threads."""
+
+    def __init__(
+        self, path: Path, ledger: Ledger, growth: Growth, facts: Mapping[str, Any], *, lock: int, background: bool
+    ) -> None:
+        self.path, self._background = path, background
+        self.fingerprint: Fingerprint = facts["fingerprint"]
+        self.dimension: int = facts["dimension"]
+        self.recall_target: float = facts["recall"]
+        self.source: dict[str, str] | None = facts.get("source")
+        self._ledger, self._growth, self._lock_descriptor = ledger, growth, lock
+        self._searcher = growth.searcher()
+        self._waiting: deque[Change] = deque()
+        self._writing, self._indexing = threading.Lock(), threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._damaged, self._closed, self._broken = False, False, False
+        self._indexing_error: str | None = None
+        self._index_above = 0
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        fingerprint: Fingerprint,
+        dimension: int,
+        recall: float = DEFAULT_RECALL,
+        source: Mapping[str, str] | None = None,
+        background: bool = True,
+    ) -> Self:
+        """A new, empty one at `path`, complete or not there. Raises Conflict where something stands there.
+
+        recall: what the index has to reach, by the lower bound of the interval. source: what it was made from.
+        background: as for `open`.
+        """
+        if not 0 < recall <= LARGEST_TARGET:
+            raise ConfigInvalid(
+                f"a recall of {recall:g} cannot be shown",
+                remedy=f"give one in (0, {LARGEST_TARGET:g}], or search exact",
+            )
+        if dimension < 1:
+            raise ConfigInvalid(f"{dimension} is no dimension")
+        if path.exists():
+            raise Conflict(f"{path} exists", remedy="give another name, or delete it first")
+        facts = {"fingerprint": fingerprint, "dimension": dimension, "recall": recall, "source": dict(source or {})}
+        with translated_os_errors(path):
+            try:
+                _write_empty(path, facts)
+            except (OSError, MlcdError) as error:
+                refuse_full_disk(error, path)
+                raise
+        return cls.open(path, background=background)
+
+    @classmethod
+    def open(cls, path: Path, *, background: bool = True) -> Self:
+        """The collection at `path`, its index verified, what the index lacks added to it.
+
+        background: the index is made again where much has changed; without, only by `reindex`.
+
+        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it open. A damaged index
+        is not an error: everything is scanned until it is made again.
+        """
+        lock = _lock(path)
+        ledger: Ledger | None = None
+        try:
+            ledger = Ledger.open(path / LEDGER)
+            facts = ledger.facts()
+            dimension, folder = facts["dimension"], path / GENERATIONS
+            generation, damaged = open_newest(folder, dimension=dimension, fingerprint=facts["fingerprint"])
+            growth = Growth(generation, dimension)
+            _replay(ledger, growth, generation.rows, dimension)
+            collection = cls(path, ledger, growth, facts, lock=lock, background=background)
+        except BaseException:
+            if ledger is not None:
+                ledger.close()
+            os.close(lock)
+            raise
+        collection._damaged = damaged
+        collection._index_where_due()
+        return collection
+
+    def close(self) -> None:
+        """After the index that is being made."""
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+        if self._thread is not None:
+            self._thread.join()
+        with self._writing:
+            self._ledger.close()
+            os.close(self._lock_descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._searcher.num_alive
+
+    def check_fingerprint(self, fingerprint: Fingerprint) -> None:
+        """Raises ConfigInvalid where embeddings of this model do not belong here."""
+        if fingerprint != self.fingerprint:
+            raise ConfigInvalid(
+                f"{self.path.name} holds embeddings of another model ({self.fingerprint[:12]}, given"
+                f" {fingerprint[:12]})",
+                remedy="embed the images with the collection's model, or make another collection",
+            )
+
+    def add(self, items: Sequence[Item]) -> list[Outcome]:
+        """All of them, or none: `created`, `updated` or `unchanged` for each; durable when this returns.
+
+        Raises InvalidInput naming the first item that cannot be held, Unavailable where there is no space.
+        """
+        encoded = []
+        seen: set[str] = set()
+        for item in items:
+            item_id = check_id(item.id)
+            if item_id in seen:
+                raise InvalidInput(f"the id {item_id[:80]!r} is given twice", remedy="give every id once")
+            seen.add(item_id)
+            vector = unit_embedding(item_id, item.embedding, self.dimension)
+            encoded.append((item_id, vector, encode_metadata(item_id, item.metadata)))
+        return self._submit(Put(encoded))
+
+    def update_metadata(self, item_id: str, metadata: Mapping[str, Any]) -> Outcome:
+        """Other metadata in place of the item's; durable when this returns. Raises NotFound, InvalidInput."""
+        return self._submit(Describe(check_id(item_id), encode_metadata(item_id, metadata)))[0]
+
+    def delete(self, item_id: str) -> None:
+        """Found by no search that begins after this returns, nor after a crash. Raises NotFound."""
+        self._submit(Delete(check_id(item_id)))
+
+    def get(self, item_id: str) -> Item:
+        """The item as it is kept: its embedding has norm 1. Raises NotFound."""
+        searcher, position = self._place(item_id)
+        vector = searcher.vectors(np.array([position]))[0]
+        return Item(item_id, vector, json.loads(searcher.metadata[position]))
+
+    def embedding_of(self, item_id: str) -> Embeddings:
+        """[1, D] float32, of norm 1. Raises NotFound."""
+        searcher, position = self._place(item_id)
+        return searcher.vectors(np.array([position]))
+
+    def search(
+        self,
+        queries: NDArray[np.floating],
+        top: int,
+        *,
+        filter: object = None,  # noqa: A002 - the word of the field, as in the request
+        threshold: float | None = None,
+        exact: bool = False,
+    ) -> Found:
+        """The items most similar to each query ([Q, D]): min(top, items that the filter leaves), best first.
+
+        filter: JSON, see `mlcd.collections.filters`. threshold: the least similarity of what is given. exact: compare
+        everything, whatever the index. Raises InvalidInput naming what is wrong with the request.
+        """
+        if not isinstance(top, int) or not 1 <= top <= MAX_TOP:
+            raise InvalidInput(f"top is not in 1 to {MAX_TOP}")
+        if threshold is not None and not -1 <= threshold <= 1:
+            raise InvalidInput("the threshold is no cosine", remedy="give one in [-1, 1]")
+        if queries.ndim != 2 or queries.shape[1] != self.dimension:
+            raise InvalidInput(f"the collection has dimension {self.dimension}, got {list(queries.shape)}")
+        condition = None if filter is None else parse_filter(filter)
+        return self._searcher.search(_unit(queries), top, condition=condition, threshold=threshold, exact=exact)
+
+    def items(self, num_rows: int = _COPIED_ROWS) -> Iterator[list[Item]]:
+        """All items of one moment, in blocks; what is written meanwhile is not among them."""
+        searcher = self._searcher
+        positions = np.flatnonzero(searcher.alive)
+        for start in range(0, len(positions), num_rows):
+            block = positions[start : start + num_rows]
+            yield [
+                Item(searcher.ids[position], vector, json.loads(searcher.metadata[position]))
+                for position, vector in zip(block.tolist(), searcher.vectors(block), strict=True)
+            ]
+
+    def describe(self) -> Description:
+        searcher = self._searcher
+        tuned = searcher.generation.tuned
+        return Description(
+            items=searcher.num_alive,
+            dimension=self.dimension,
+            fingerprint=self.fingerprint,
+            recall_target=self.recall_target,
+            kind=tuned.kind,
+            indexed=searcher.num_indexed,
+            effort=tuned.effort,
+            recall=asdict(tuned.recall) if tuned.recall else None,
+            generation=searcher.generation.number,
+            fields=searcher.columns.names(),
+            index_damaged=self._damaged,
+            indexing_error=self._indexing_error,
+        )
+
+    def reindex(self) -> None:
+        """A new generation of the index over everything, tuned and audited anew; reads and writes go on meanwhile."""
+        with self._indexing:
+            before = self._searcher
+            alive = np.flatnonzero(before.alive)
+            order = alive[np.random.default_rng(before.generation.number).permutation(len(alive))]
+            folder = self.path / GENERATIONS
+            generation = write_generation(
+                folder,
+                before.generation.number + 1,
+                rows=before.rows[order],
+                blocks=(before.vectors(order[i : i + _COPIED_ROWS]) for i in range(0, len(order), _COPIED_ROWS)),
+                dimension=self.dimension,
+                fingerprint=self.fingerprint,
+                target=self.recall_target,
+                parents=self._parents(),
+            )
+            growth = Growth(generation, self.dimension)
+            growth.take_over(before, order)
+            with self._writing:
+                growth.catch_up(before, self._searcher)
+                self._growth, self._searcher = growth, growth.searcher()
+            self._damaged, self._indexing_error = False, None
+            remove_before(folder, generation.number)
+
+    def rows(self) -> tuple[list[str], Callable[[int, int], Embeddings]]:
+        """(ids, read) of one moment: read(start, stop) gives these items' vectors, [stop - start, D] float32."""
+        searcher = self._searcher
+        positions = np.flatnonzero(searcher.alive)
+        ids = [searcher.ids[position] for position in positions.tolist()]
+        return ids, lambda start, stop: searcher.vectors(positions[start:stop])
+
+    def _parents(self) -> tuple[Parent, ...]:
+        return (Parent(**self.source),) if self.source else ()
+
+    def _place(self, item_id: str) -> tuple[Searcher, int]:
+        while True:
+            searcher = self._searcher
+            position = searcher.position_of.get(check_id(item_id))
+            if position is None:
+                raise missing(item_id)
+            # Ahead of this state: a writer is about to replace it. Dead in it: the writer has.
+            if position < searcher.num_positions and searcher.alive[position]:
+                return searcher, position
+
+    def _submit(self, request: Request) -> list[Outcome]:
+        change = Change(request)
+        self._waiting.append(change)
+        with self._writing:
+            while not change.settled:
+                self._write_for_all()
+        if change.error is not None:
+            raise change.error
+        self._index_where_due()
+        return change.outcomes
+
+    def _write_for_all(self) -> None:
+        changes = [self._waiting.popleft() for _ in range(min(len(self._waiting), _COMMITTED_CHANGES))]
+        try:
+            self._check_open()
+            commit(self._ledger, changes, self.dimension)
+            for change in changes:
+                self._growth.apply(change.effects)
+            self._searcher = self._growth.searcher()
+        except BaseException as error:
+            # What is on the disk may not be in memory: nothing is written on top of that.
+            self._broken = self._broken or not isinstance(error, Conflict)
+            for change in changes:
+                change.error = error
+            raise
+        finally:
+            for change in changes:
+                change.settled = True
+
+    def _check_open(self) -> None:
+        if self._closed or self._broken:
+            raise Conflict(f"{self.path.name} is {'closed' if self._closed else 'broken'}", remedy="open it again")
+
+    def _index_where_due(self) -> None:
+        if not self._background or not self._is_due(self._searcher):
+            return
+        with self._writing:
+            if self._closed or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(target=self._index_in_background, name="collection-index", daemon=True)
+            self._thread.start()
+
+    def _is_due(self, searcher: Searcher) -> bool:
+        if searcher.num_positions < self._index_above:
+            return False
+        dead = searcher.num_positions - searcher.num_alive
+        due = max(_UNINDEXED_ROWS, int(_UNINDEXED_SHARE * searcher.num_indexed))
+        return self._damaged or max(len(searcher.delta), dead) > due
+
+    def _index_in_background(self) -> None:
+        try:
+            self.reindex()
+            self._index_above = 0
+        except Exception as error:  # noqa: BLE001 - nobody waits for this thread; `describe` tells
+            # Searches are right without it; it is tried again when the collection has grown.
+            self._indexing_error = str(error) if isinstance(error, MlcdError) else type(error).__name__
+            self._index_above = self._searcher.num_positions + _UNINDEXED_ROWS
+
+
+def _write_empty(path: Path, facts: Mapping[str, Any]) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    draft.mkdir(parents=True)
+    try:
+        Ledger.create(draft / LEDGER, facts).close()
+        (draft / GENERATIONS).mkdir()
+        (draft / LOCK).touch()
+        sync_path(draft)
+        draft.rename(path)
+        sync_path(path.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _unit(queries: NDArray[np.floating]) -> Embeddings:
+    """As they are where they are unit rows already: what an encoder of ours gives."""
+    if queries.dtype == np.float32 and (np.abs(np.einsum("qd,qd->q", queries, queries) - 1) <= _UNIT_ROUNDING).all():
+        return np.ascontiguousarray(queries)
+    return unit_rows(queries)
+
+
+def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: int) -> None:
+    """The ledger's items: those that the index has at their positions, the others behind them."""
+    position_of = {row: position for position, row in enumerate(rows.tolist())}
+    waiting = []
+    for entry in ledger.entries():
+        position = position_of.get(entry.row)
+        if position is not None:
+            growth.revive(position, entry)
+        else:
+            waiting.append(entry)
+    for start in range(0, len(waiting), _COPIED_ROWS):
+        part = waiting[start : start + _COPIED_ROWS]
+        for entry, vector in zip(part, ledger.vectors([entry.row for entry in part], dimension), strict=True):
+            growth.append(entry.id, entry.row, vector, entry.metadata)
+
+
+def _lock(path: Path) -> int:
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDWR)
+    except OSError as error:
+        raise NotFound(f"there is no collection at {path}", remedy="create it first") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise Conflict(f"another process has {path} open", remedy="end it, or ask it") from error
+    return descriptor
+
+
+def sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,193 @@
+"""Which items a search is about: conditions on metadata, combined.
+
+    {"field": "color", "eq": "red"}                  {"and": [FILTER, …]}
+    {"field": "color", "in": ["red", "blue"]}        {"or": [FILTER, …]}
+    {"field": "price", "ge": 3, "lt": 10}            {"not": FILTER}
+
+eq, in: strings, numbers, booleans; of a list in the metadata, any entry. lt, le, gt, ge: numbers with numbers, strings
+with strings (by code point: dates as ISO 8601 compare as dates). What an item lacks fulfills no condition on it.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.collections.columns import Column, Columns, Scalar
+from mlcd.collections.items import MAX_FIELD_BYTES
+from mlcd.errors import InvalidInput
+
+MAX_DEPTH: Final = 8
+MAX_CONDITIONS: Final = 128
+MAX_VALUES: Final = 1024
+"""Of one `in`."""
+_RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_OPERATORS: Final = ("eq", "in", *_RANGES)
+_EXAMPLE: Final = '{"field": "color", "eq": "red"}'
+
+
+class Filter(Protocol):
+    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
+        """[num]: which of the first positions fulfill it. Raises InvalidInput for a field that no item has."""
+        ...
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`field` has one of `values` (None: any), and lies within all `bounds`."""
+
+    field: str
+    values: frozenset[tuple[type, Scalar]] | None
+    bounds: tuple[tuple[str, Scalar], ...]
+
+    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
+        column = columns.find(self.field)
+        if column is None:
+            raise InvalidInput(
+                f"no item has the field {self.field!r} that the filter names",
+                remedy=f"fields are {', '.join(columns.names()[:20]) or 'none yet'}",
+            )
+        codes = column.codes(num)
+        matches: NDArray[np.bool_] = self._decide(column)[codes]
+        return matches
+
+    def _decide(self, column: Column) -> NDArray[np.bool_]:
+        """For each code whether it holds; the last entry is what -1, no value, points at.
+
+        Of a million distinct numbers or names none is looked at in Python.
+        """
+        num = len(column.values)
+        decided = np.zeros(num + 1, dtype=np.bool_)
+        if self.values is not None:
+            wanted = (column.code_of(value) for _, value in self.values)
+            looked_at = [code for code in wanted if code is not None and code < num]
+        elif all(type(bound) is float for _, bound in self.bounds):
+            numbers = column.numbers(num)
+            within = ~np.isnan(numbers)
+            for name, bound in self.bounds:
+                within &= _RANGES[name](numbers, bound)
+            decided[:num] = within
+            looked_at = []
+        else:
+            decided[:num] = [self._holds(value) for value in column.values[:num]]
+            return decided
+        for code in (*looked_at, *column.lists(num)):
+            decided[code] = self._holds(column.values[code])
+        return decided
+
+    def _holds(self, value: tuple[Scalar, ...]) -> bool:
+        return any(self._holds_for(part) for part in value)
+
+    def _holds_for(self, part: Scalar) -> bool:
+        if self.values is not None and (type(part), part) not in self.values:
+            return False
+        return all(type(part) is type(bound) and _RANGES[name](part, bound) for name, bound in self.bounds)
+
+
+@dataclass(frozen=True)
+class Not:
+    inner: Filter
+
+    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
+        return ~self.inner.matches(columns, num)
+
+
+@dataclass(frozen=True)
+class Both:
+    """all: every one must hold; else any."""
+
+    parts: tuple[Filter, ...]
+    all: bool
+
+    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
+        combine = np.logical_and if self.all else np.logical_or
+        result = self.parts[0].matches(columns, num)
+        for part in self.parts[1:]:
+            result = combine(result, part.matches(columns, num))
+        return result
+
+
+def parse_filter(given: object) -> Filter:
+    """A filter from its JSON. Raises InvalidInput naming what is wrong, never more of the filter than a name."""
+    return _Parser().parse(given, 1)
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self._num_conditions = 0
+
+    def parse(self, given: object, depth: int) -> Filter:
+        if depth > MAX_DEPTH:
+            raise InvalidInput("the filter is nested too deep", remedy=f"at most {MAX_DEPTH} levels are possible")
+        if not isinstance(given, Mapping) or not given:
+            raise InvalidInput("a filter is a JSON object", remedy=f"for example {_EXAMPLE}")
+        for name in ("and", "or", "not"):
+            if name in given:
+                if len(given) > 1:
+                    raise InvalidInput(f"the filter has something beside {name!r}", remedy="combine them with 'and'")
+                return self._combination(name, given[name], depth)
+        return self._condition(given)
+
+    def _combination(self, name: str, inner: object, depth: int) -> Filter:
+        if name == "not":
+            return Not(self.parse(inner, depth + 1))
+        if not _is_list(inner) or not inner:
+            raise InvalidInput(f"{name!r} of the filter is no list of filters", remedy=f"for example [{_EXAMPLE}]")
+        return Both(tuple(self.parse(part, depth + 1) for part in inner), name == "and")
+
+    def _condition(self, given: Mapping[str, Any]) -> Filter:
+        self._num_conditions += 1
+        if self._num_conditions > MAX_CONDITIONS:
+            raise InvalidInput("the filter has too many conditions", remedy=f"at most {MAX_CONDITIONS} are possible")
+        name = given.get("field")
+        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES:
+            raise InvalidInput("a condition of the filter names no field", remedy=f"for example {_EXAMPLE}")
+        stated = [key for key in given if key != "field"]
+        unknown = [key for key in stated if key not in _OPERATORS]
+        if unknown or not stated:
+            what = repr(str(unknown[0])[:MAX_FIELD_BYTES]) if unknown else "none"
+            raise InvalidInput(
+                f"the filter's operator on {name!r} is {what}", remedy=f"operators are {', '.join(_OPERATORS)}"
+            )
+        values = None
+        for key in ("eq", "in"):
+            if key in given:
+                wanted = _values(name, [given[key]] if key == "eq" else given[key])
+                values = wanted if values is None else values & wanted
+        bounds = tuple((key, _bound(name, given[key])) for key in _RANGES if key in given)
+        return Condition(name, values, bounds)
+
+
+def _values(name: str, given: object) -> frozenset[tuple[type, Scalar]]:
+    if not _is_list(given) or len(given) > MAX_VALUES:
+        raise InvalidInput(f"'in' on {name!r} is no list of values", remedy=f"at most {MAX_VALUES} are possible")
+    if not all(isinstance(value, bool | str | int | float) for value in given):
+        raise InvalidInput(f"the filter's value of {name!r} cannot be compared", remedy="strings, numbers and booleans")
+    return frozenset((type(value), value) for value in map(_scalar, given))
+
+
+def _bound(name: str, given: object) -> Scalar:
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise InvalidInput(f"the filter's bound of {name!r} has no order", remedy="give a string or a number")
+    return _scalar(given)
+
+
+def _scalar(value: bool | str | float) -> Scalar:  # noqa: FBT001 - a JSON value
+    if isinstance(value, bool | str):
+        return value
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InvalidInput("a number of the filter is beyond all numbers of JSON") from error
+
+
+def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(given, list | tuple)

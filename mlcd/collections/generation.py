@@ -1,0 +1,137 @@
+"""The index of a collection on disk: a finished artifact, made again and again, never changed.
+
+rows.npy       int64 [N]: the ledger's row numbers, by position
+vectors.npy    float32 [N, D]: the vectors, mapped and not read: what is scanned and what scores are computed from
+index.faiss    where there are enough rows for an index
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifact import Draft, Parent, Request, open_artifact
+from mlcd.errors import ArtifactInvalid
+from mlcd.indexes.base import VectorIndex
+from mlcd.indexes.tuning import Recall, Tuned, tune, widening_of
+from mlcd.types import Embeddings, Fingerprint
+
+KIND: Final = "collection-index"
+ROWS: Final = "rows.npy"
+VECTORS: Final = "vectors.npy"
+INDEX: Final = "index.faiss"
+_NUMBERED: Final = re.compile(r"[0-9]{8}")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """rows: int64 [N]. vectors: float32 [N, D]. tuned: the index over them, by position."""
+
+    number: int
+    rows: NDArray[np.int64]
+    vectors: Embeddings
+    tuned: Tuned
+
+
+def nothing(dimension: int) -> Generation:
+    """What a collection begins with, and what it goes back to where its index is damaged."""
+    empty = np.empty((0, dimension), dtype=np.float32)
+    return Generation(0, np.empty(0, dtype=np.int64), empty, Tuned("flat", None, None, None))
+
+
+def write_generation(
+    folder: Path,
+    number: int,
+    *,
+    rows: NDArray[np.int64],
+    blocks: Iterator[Embeddings],
+    dimension: int,
+    fingerprint: Fingerprint,
+    target: float,
+    parents: tuple[Parent, ...] = (),
+) -> Generation:
+    """Index the vectors of `blocks`, in random order, and publish all of it by one rename. Returns it opened."""
+    request = Request(KIND, {"generation": number, "recall": target}, parents, fingerprint)
+    out = folder / f"{number:08d}"
+    with Draft(out, request, fresh=True) as draft:
+        with draft.write(ROWS) as path, path.open("wb") as file:
+            np.save(file, rows, allow_pickle=False)
+        with draft.write(VECTORS) as path:
+            _write_vectors(path, blocks, (len(rows), dimension))
+        vectors = _mapped(draft.path / VECTORS)
+        tuned = tune(vectors, target)
+        if tuned.index is not None:
+            with draft.write(INDEX) as path:
+                tuned.index.write(path)
+        draft.publish(
+            summary={
+                "items": len(rows),
+                "kind": tuned.kind,
+                "effort": tuned.effort,
+                "recall": asdict(tuned.recall) if tuned.recall else None,
+            }
+        )
+    return Generation(number, rows, _mapped(out / VECTORS), tuned)
+
+
+def open_newest(folder: Path, *, dimension: int, fingerprint: Fingerprint) -> tuple[Generation, bool]:
+    """The newest that is whole, and whether a newer one was found damaged. Every byte is checked first."""
+    numbers = sorted((int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)), reverse=True)
+    if not numbers:
+        return nothing(dimension), False
+    try:
+        return _open(folder / f"{numbers[0]:08d}", numbers[0], dimension, fingerprint), False
+    except ArtifactInvalid:
+        # An older one would be right, too; what it saves is seconds, and it is not worth a second path to test.
+        empty = nothing(dimension)
+        return Generation(numbers[0], empty.rows, empty.vectors, empty.tuned), True
+
+
+def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> Generation:
+    from mlcd.indexes.faiss import FaissIndex
+
+    artifact = open_artifact(path, KIND)
+    if artifact.fingerprint != fingerprint:
+        raise ArtifactInvalid(f"{path} is of another model")
+    rows, vectors = np.load(artifact.file(ROWS), allow_pickle=False), _mapped(artifact.file(VECTORS))
+    if vectors.shape != (len(rows), dimension):
+        raise ArtifactInvalid(f"{path} has {len(rows)} rows and vectors {list(vectors.shape)}")
+    facts = artifact.summary
+    index: VectorIndex | None = FaissIndex.read(artifact.file(INDEX)) if facts["kind"] != "flat" else None
+    recall = Recall(**facts["recall"]) if facts["recall"] else None
+    return Generation(
+        number, rows, vectors, Tuned(facts["kind"], index, facts["effort"], recall, widening_of(facts["kind"]))
+    )
+
+
+def remove_before(folder: Path, number: int) -> None:
+    """Older generations and what a killed process left; who still has one mapped keeps it until the last reader."""
+    for path in folder.glob("*"):
+        if path.name != f"{number:08d}":
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_vectors(path: Path, blocks: Iterator[Embeddings], shape: tuple[int, int]) -> None:
+    with path.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype="<f4").data)
+
+
+def _mapped(path: Path) -> Embeddings:
+    """An empty file cannot be mapped."""
+    vectors: Embeddings = np.load(path, allow_pickle=False)[:0] if _is_empty(path) else np.load(path, mmap_mode="r")
+    return vectors
+
+
+def _is_empty(path: Path) -> bool:
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(file)
+    return shape[0] == 0

@@ -1,0 +1,121 @@
+"""The state that one writer grows and readers hold: buffers, appended to behind what is shared."""
+
+import json
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.collections.changes import Effect
+from mlcd.collections.columns import Columns
+from mlcd.collections.generation import Generation
+from mlcd.collections.ledger import Entry
+from mlcd.collections.searcher import Searcher
+from mlcd.types import Embeddings
+
+_SMALLEST: Final = 256
+_DEAD: Final = -1
+
+
+class Growth:
+    """Everything that a `Searcher` shows a part of. One thread at a time; readers only ever see finished searchers."""
+
+    def __init__(self, generation: Generation, dimension: int) -> None:
+        self._generation = generation
+        num = len(generation.rows)
+        self._delta = np.empty((_SMALLEST, dimension), dtype=np.float32)
+        self._alive = np.zeros(num + _SMALLEST, dtype=np.bool_)
+        self._rows = np.full(num + _SMALLEST, _DEAD, dtype=np.int64)
+        self._rows[:num] = generation.rows
+        self._num, self._num_alive = num, 0
+        self._ids, self._metadata = [""] * num, [""] * num
+        self._position_of: dict[str, int] = {}
+        self._columns = Columns()
+
+    def revive(self, position: int, entry: Entry) -> None:
+        """An indexed position whose row the ledger still has."""
+        self._ids[position], self._metadata[position] = entry.id, entry.metadata
+        self._fill(position, entry.id, entry.metadata)
+
+    def append(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:
+        position, place = self._num, self._num - len(self._generation.rows)
+        if place == len(self._delta):
+            self._delta = np.concatenate([self._delta, np.empty_like(self._delta)])
+        if position == len(self._alive):
+            more = max(_SMALLEST, position)
+            self._alive = np.concatenate([self._alive, np.zeros(more, dtype=np.bool_)])
+            self._rows = np.concatenate([self._rows, np.full(more, _DEAD, dtype=np.int64)])
+        self._delta[place], self._rows[position] = vector, row
+        self._ids.append(item_id)
+        self._metadata.append(metadata)
+        self._num += 1
+        self._fill(position, item_id, metadata)
+
+    def _fill(self, position: int, item_id: str, metadata: str) -> None:
+        if metadata != "{}":
+            self._columns.append(position, json.loads(metadata))
+        self._alive[position] = True
+        self._num_alive += 1
+        self._position_of[item_id] = position
+
+    def kill(self, item_id: str) -> None:
+        position = self._position_of.pop(item_id)
+        self._alive[position] = False
+        self._num_alive -= 1
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            old = self._position_of.get(effect.id)
+            vector = effect.vector
+            if vector is None and effect.row is not None:
+                assert old is not None
+                vector = self._vector(old)
+            if old is not None:
+                self._alive[old] = False
+                self._num_alive -= 1
+            if effect.row is None:
+                self._position_of.pop(effect.id, None)
+            else:
+                assert vector is not None
+                self.append(effect.id, effect.row, vector, effect.metadata)
+
+    def _vector(self, position: int) -> Embeddings:
+        num = len(self._generation.rows)
+        vector: Embeddings = (
+            self._generation.vectors[position] if position < num else self._delta[position - num].copy()
+        )
+        return vector
+
+    def searcher(self) -> Searcher:
+        """The state as it is now; `alive` is a copy, the rest is shared and only appended to."""
+        return Searcher(
+            generation=self._generation,
+            delta=self._delta[: self._num - len(self._generation.rows)],
+            alive=self._alive[: self._num].copy(),
+            num_alive=self._num_alive,
+            ids=self._ids,
+            metadata=self._metadata,
+            rows=self._rows[: self._num],
+            position_of=self._position_of,
+            columns=self._columns,
+        )
+
+    def take_over(self, before: Searcher, order: NDArray[np.int64]) -> None:
+        """The generation, which nothing is known of yet, holds the positions `order` of `before`, all of them alive."""
+        num = len(order)
+        self._ids = [before.ids[position] for position in order.tolist()]
+        self._metadata = [before.metadata[position] for position in order.tolist()]
+        self._alive[:num] = True
+        self._num_alive = num
+        self._position_of = {item_id: position for position, item_id in enumerate(self._ids)}
+        self._columns = before.columns.take(order, before.num_positions)
+
+    def catch_up(self, before: Searcher, now: Searcher) -> None:
+        """What happened to `before` while the new generation was made of it."""
+        num = before.num_positions
+        for position in np.flatnonzero(before.alive & ~now.alive[:num]).tolist():
+            self.kill(before.ids[position])
+        tail = np.flatnonzero(now.alive[num:]) + num
+        for position, vector in zip(tail.tolist(), now.vectors(tail), strict=True):
+            self.append(now.ids[position], int(now.rows[position]), vector, now.metadata[position])

@@ -1,0 +1,133 @@
+"""What a collection holds, and what it refuses to hold.
+
+Item       what is added: id, embedding, metadata
+Match      what is found: id, similarity, metadata
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import InvalidInput
+from mlcd.types import Embeddings
+
+Metadata = Mapping[str, Any]
+"""A JSON object. Strings, finite numbers, booleans and lists of these can be filtered by; the rest is kept."""
+
+MAX_ID_BYTES: Final = 1024
+MAX_METADATA_BYTES: Final = 16_384
+MAX_FIELDS: Final = 128
+MAX_FIELD_BYTES: Final = 128
+EXACT_INTEGER: Final = 2**53
+"""Integers beyond are not exact in float64, as which JSON readers and our comparisons take numbers."""
+_MAX_DEPTH: Final = 8
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHOWN: Final = 80
+_UNIT_ROUNDING: Final = 1e-6
+"""A vector whose norm is this near to 1 is kept bit by bit: what was read can be added again and is unchanged."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """embedding: [D], any length but 0; what is kept is its direction. metadata: see `Metadata`."""
+
+    id: str
+    embedding: NDArray[np.floating] = field(repr=False)
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Match:
+    """similarity: the cosine, computed in float32 whichever index found the item."""
+
+    id: str
+    similarity: float
+    metadata: dict[str, Any]
+
+
+def check_name(name: object) -> str:
+    """`name` where it can name a collection: a folder and a part of a URL. Raises InvalidInput."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{_shown(name)} cannot name a collection",
+            remedy="use at most 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
+        )
+    return name
+
+
+def check_id(item_id: object) -> str:
+    """`item_id` where it can name an item. Raises InvalidInput."""
+    if not isinstance(item_id, str) or not item_id:
+        raise InvalidInput("an item has no id", remedy="ids are strings of 1 to 1,024 bytes")
+    try:
+        size = len(item_id.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"the id {_shown(item_id)} is not valid Unicode") from error
+    if size > MAX_ID_BYTES or "\0" in item_id:
+        raise InvalidInput(
+            f"the id {_shown(item_id)} cannot be used", remedy=f"at most {MAX_ID_BYTES} bytes, none of them zero"
+        )
+    return item_id
+
+
+def unit_embedding(item_id: str, embedding: NDArray[np.floating], dimension: int) -> Embeddings:
+    """[D] float32 of norm 1. Raises InvalidInput naming the item."""
+    vector = np.asarray(embedding)
+    if vector.shape != (dimension,) or vector.dtype.kind not in "fiu":
+        raise InvalidInput(
+            f"the embedding of {_shown(item_id)} has shape {list(vector.shape)}, not [{dimension}]",
+            remedy="embed the image with the collection's own model",
+        )
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(vector.astype(np.float64)))
+    if not math.isfinite(norm) or norm == 0:
+        raise InvalidInput(
+            f"the embedding of {_shown(item_id)} has no direction (norm {norm})", remedy="leave out NaN, Inf and zero"
+        )
+    if vector.dtype == np.float32 and abs(norm - 1) <= _UNIT_ROUNDING:
+        return np.ascontiguousarray(vector)
+    return np.ascontiguousarray((vector / norm).astype(np.float32))
+
+
+def encode_metadata(item_id: str, metadata: object) -> str:
+    """Canonical JSON: equal metadata are equal strings. Raises InvalidInput naming item and field."""
+    of = f"the metadata of {_shown(item_id)}"
+    if not isinstance(metadata, Mapping):
+        raise InvalidInput(f"{of} are not a JSON object")
+    if len(metadata) > MAX_FIELDS:
+        raise InvalidInput(f"{of} have {len(metadata)} fields", remedy=f"at most {MAX_FIELDS} are possible")
+    for name, value in metadata.items():
+        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES:
+            raise InvalidInput(f"{of} have a field that cannot be used", remedy="names are strings of 1 to 128 bytes")
+        _check_value(value, f"field {_shown(name)} of {of}", 1)
+    text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    if len(text) > MAX_METADATA_BYTES:
+        raise InvalidInput(f"{of} are too long", remedy=f"at most {MAX_METADATA_BYTES} bytes of JSON")
+    return text
+
+
+def _check_value(value: object, place: str, depth: int) -> None:
+    if value is None or isinstance(value, bool | str):
+        return
+    if isinstance(value, int | float):
+        if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT_INTEGER):
+            raise InvalidInput(f"{place} is a number that JSON readers disagree on", remedy="give it as a string")
+        return
+    if depth < _MAX_DEPTH and isinstance(value, list | Mapping):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            _check_value(inner, place, depth + 1)
+        if isinstance(value, list) or all(isinstance(name, str) for name in value):
+            return
+    raise InvalidInput(f"{place} cannot be kept", remedy="give JSON values, nested at most 8 deep")
+
+
+def _shown(value: object) -> str:
+    """What names an item in a message, never all of a long one."""
+    text = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…'"

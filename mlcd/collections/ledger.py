@@ -1,0 +1,190 @@
+"""The source of truth of a collection: every item, in SQLite, durable when a transaction has ended.
+
+items      row, id, metadata (JSON), checksum of these
+vectors    row, float32 little-endian, checksum
+facts      what the collection is pinned to
+
+A row number stands for one vector for ever: a new vector of the same id gets a new number, a deleted one is never used
+again. So an index that was made of some rows stays right about them, and what it lacks is what has other numbers.
+Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+"""
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ArtifactInvalid, Unavailable
+from mlcd.types import Embeddings
+
+SCHEMA: Final = 1
+_APPLICATION: Final = 0x4D4C4344
+"""`MLCD`: what the file says of itself."""
+_TABLES: Final = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE items (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL,
+                    checksum INTEGER NOT NULL);
+CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER NOT NULL);
+"""
+_PAGE_BYTES: Final = 16_384
+"""Of 4 KiB, the default, a vector of 512 dimensions leaves half a page empty."""
+_CHECKPOINT_PAGES: Final = 1000
+_NO_SPACE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_REFUSED: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
+_ROWS_A_QUERY: Final = 500
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One item without its vector; metadata: as JSON."""
+
+    row: int
+    id: str
+    metadata: str
+
+
+class Ledger:
+    """One connection; whoever holds it lets one thread in at a time."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path, self._connection = path, connection
+
+    @classmethod
+    def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
+        connection = _connect(path)
+        with _translated(path):
+            connection.executescript(_TABLES)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        ledger = cls(path, connection)
+        with ledger.transaction():
+            stated = [(name, json.dumps(value)) for name, value in facts.items()]
+            connection.executemany("INSERT INTO facts VALUES (?, ?)", stated)
+        return ledger
+
+    @classmethod
+    def open(cls, path: Path) -> "Ledger":
+        """Raises ArtifactInvalid where the file is damaged or not ours."""
+        if not path.is_file():
+            raise ArtifactInvalid(f"{path} is missing", remedy="restore the collection, or import it again")
+        connection = _connect(path)
+        with _translated(path):
+            application = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != _APPLICATION:
+            raise ArtifactInvalid(f"{path} is not a collection's ledger", remedy="restore it")
+        if version > SCHEMA:
+            raise ArtifactInvalid(f"{path} is of schema {version}", remedy="upgrade mlcd to read it")
+        return cls(path, connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def facts(self) -> dict[str, Any]:
+        with _translated(self._path):
+            return {name: json.loads(value) for name, value in self._connection.execute("SELECT * FROM facts")}
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; on the disk when it ends. Raises Unavailable where there is no space left."""
+        with _translated(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def find(self, item_id: str) -> Entry | None:
+        found = self._connection.execute("SELECT row, id, metadata FROM items WHERE id = ?", (item_id,)).fetchone()
+        return Entry(*found) if found else None
+
+    def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
+        """The new row's number."""
+        checksum = _checksum(item_id, metadata)
+        cursor = self._connection.execute(
+            "INSERT INTO items (id, metadata, checksum) VALUES (?, ?, ?)", (item_id, metadata, checksum)
+        )
+        assert cursor.lastrowid is not None
+        blob = vector.astype("<f4", copy=False).tobytes()
+        self._connection.execute("INSERT INTO vectors VALUES (?, ?, ?)", (cursor.lastrowid, blob, zlib.crc32(blob)))
+        return cursor.lastrowid
+
+    def describe(self, entry: Entry, metadata: str) -> None:
+        """Other metadata for the same row."""
+        self._connection.execute(
+            "UPDATE items SET metadata = ?, checksum = ? WHERE row = ?",
+            (metadata, _checksum(entry.id, metadata), entry.row),
+        )
+
+    def remove(self, row: int) -> None:
+        self._connection.execute("DELETE FROM items WHERE row = ?", (row,))
+        self._connection.execute("DELETE FROM vectors WHERE row = ?", (row,))
+
+    def entries(self) -> Iterator[Entry]:
+        """All items, by ascending row. Raises ArtifactInvalid naming the first that is damaged."""
+        with _translated(self._path):
+            for row, item_id, metadata, checksum in self._connection.execute("SELECT * FROM items ORDER BY row"):
+                if checksum != _checksum(item_id, metadata):
+                    raise ArtifactInvalid(f"item {row} of {self._path} is damaged", remedy="restore the collection")
+                yield Entry(row, item_id, metadata)
+
+    def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
+        """[len(rows), dimension] float32, in this order. Raises ArtifactInvalid naming the first that is damaged."""
+        vectors = np.empty((len(rows), dimension), dtype=np.float32)
+        with _translated(self._path):
+            for start in range(0, len(rows), _ROWS_A_QUERY):
+                part = [int(row) for row in rows[start : start + _ROWS_A_QUERY]]
+                marks = ",".join("?" * len(part))
+                query = f"SELECT row, vector, checksum FROM vectors WHERE row IN ({marks})"  # noqa: S608 - only marks
+                found = {row: (blob, checksum) for row, blob, checksum in self._connection.execute(query, part)}
+                for place, row in enumerate(part, start):
+                    blob, checksum = found.get(row, (b"", 0))
+                    if zlib.crc32(blob) != checksum or len(blob) != 4 * dimension:
+                        raise ArtifactInvalid(
+                            f"the vector of item {row} of {self._path} is damaged", remedy="restore the collection"
+                        )
+                    vectors[place] = np.frombuffer(blob, dtype="<f4")
+        return vectors
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with _translated(path):
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # of a new file; an old one keeps its own
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    return connection
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
+        if code in _NO_SPACE:
+            raise Unavailable(
+                f"{path} cannot be written: the disk is full or fails",
+                remedy="free space and send the request again; what was acknowledged before is kept",
+            ) from error
+        if code in _DAMAGED:
+            raise ArtifactInvalid(f"{path} is damaged", remedy="restore the collection") from error
+        if code in _REFUSED:
+            raise Unavailable(f"{path} cannot be written", remedy="give a writable folder") from error
+        raise
+
+
+def _checksum(item_id: str, metadata: str) -> int:
+    return zlib.crc32(metadata.encode(), zlib.crc32(item_id.encode()))

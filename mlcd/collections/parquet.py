@@ -1,0 +1,114 @@
+"""A collection as one parquet file: id (string), embedding (list of D float32), metadata (JSON as string).
+
+The file's own metadata say which model the embeddings are of: `mlcd.fingerprint`.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlcd.artifact import refuse_full_disk, translated_os_errors
+from mlcd.collections.collection import Collection, sync_path
+from mlcd.collections.items import Item, encode_metadata
+from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
+from mlcd.progress import Meter
+
+_FINGERPRINT: Final = b"mlcd.fingerprint"
+_ROWS: Final = 8192
+
+
+def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
+    """Everything in it at one moment; returns how many items. The file appears whole, or not at all.
+
+    Raises Conflict where one is there, Unavailable where there is no space.
+    """
+    if path.exists():
+        raise Conflict(f"{path} exists", remedy="give another file")
+    temporary = path.with_name(f".{path.name}.tmp")
+    num_items = 0
+    with translated_os_errors(path):
+        try:
+            with pq.ParquetWriter(temporary, _schema(collection)) as writer:
+                for items in collection.items(_ROWS):
+                    writer.write_table(_table(items, writer.schema))
+                    num_items += len(items)
+                    meter.advance(len(items))
+            sync_path(temporary)
+            temporary.rename(path)
+            sync_path(path.parent)
+        except OSError as error:
+            refuse_full_disk(error, path)
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+    return num_items
+
+
+class ParquetItems:
+    """The items of such a file, read block by block."""
+
+    def __init__(self, path: Path, file: pq.ParquetFile) -> None:
+        self.path, self._file = path, file
+        self.fingerprint: str = file.schema_arrow.metadata[_FINGERPRINT].decode()
+        self.dimension: int = file.schema_arrow.field("embedding").type.list_size
+        self.num_items: int = file.metadata.num_rows
+
+    @classmethod
+    def open(cls, path: Path) -> "ParquetItems":
+        """Raises ArtifactInvalid where it is not one that `write_parquet` wrote."""
+        remedy = "give a file written by `mlcd index COLLECTION FILE.parquet --export`"
+        try:
+            file = pq.ParquetFile(path)
+        except (OSError, pa.ArrowException) as error:
+            raise ArtifactInvalid(f"{path} is not a readable parquet file", remedy=remedy) from error
+        schema = file.schema_arrow
+        fits = _FINGERPRINT in (schema.metadata or {}) and {"id", "embedding", "metadata"} <= set(schema.names)
+        if not fits or not pa.types.is_fixed_size_list(schema.field("embedding").type):
+            raise ArtifactInvalid(f"{path} is not an exported collection", remedy=remedy)
+        return cls(path, file)
+
+    def blocks(self) -> Iterator[list[Item]]:
+        try:
+            for batch in self._file.iter_batches(_ROWS, columns=["id", "embedding", "metadata"]):
+                yield [*self._items(batch)]
+        except (OSError, pa.ArrowException) as error:
+            raise ArtifactInvalid(f"{self.path} is damaged", remedy="export the collection again") from error
+
+    def _items(self, batch: pa.RecordBatch) -> Iterator[Item]:
+        if any(column.null_count for column in batch.columns):
+            raise InvalidInput(f"{self.path} has rows without id, embedding or metadata", remedy="leave them out")
+        flat = batch["embedding"].flatten().to_numpy(zero_copy_only=False)
+        vectors = flat.astype(np.float32, copy=False).reshape(-1, self.dimension)
+        for item_id, vector, text in zip(batch["id"].to_pylist(), vectors, batch["metadata"].to_pylist(), strict=True):
+            yield Item(item_id, vector, self._metadata(item_id, text))
+
+    def _metadata(self, item_id: str, text: str) -> dict[str, Any]:
+        try:
+            metadata = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"{self.path}: the metadata of {item_id[:80]!r} are not JSON") from error
+        if not isinstance(metadata, dict):
+            raise InvalidInput(f"{self.path}: the metadata of {item_id[:80]!r} are not a JSON object")
+        return metadata
+
+
+def _schema(collection: Collection) -> pa.Schema:
+    embedding = pa.list_(pa.field("element", pa.float32(), nullable=False), collection.dimension)
+    fields = [("id", pa.string()), ("embedding", embedding), ("metadata", pa.string())]
+    return pa.schema(fields, {_FINGERPRINT: collection.fingerprint.encode()})
+
+
+def _table(items: list[Item], schema: pa.Schema) -> pa.Table:
+    vectors = np.concatenate([item.embedding for item in items])
+    embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors, pa.float32()), type=schema.field("embedding").type)
+    columns = [
+        pa.array([item.id for item in items], pa.string()),
+        embeddings,
+        pa.array([encode_metadata(item.id, item.metadata) for item in items], pa.string()),
+    ]
+    return pa.table(columns, schema=schema)

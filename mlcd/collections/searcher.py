@@ -1,0 +1,163 @@
+"""What readers hold: one state of a collection, never changed, replaced as a whole.
+
+Positions number what is known: first those of the index, then the delta, which is scanned. A deleted or replaced
+position is dead. Arrays behind it are only appended to, beyond the positions that this state has: a reader neither
+waits for a writer nor sees half of what it does.
+Shapes: Q queries, P positions, D dimension.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.collections.columns import Columns
+from mlcd.collections.filters import Filter
+from mlcd.collections.generation import Generation
+from mlcd.collections.items import Match
+from mlcd.indexes.faiss import num_cells
+from mlcd.indexes.scan import merged, nothing, scan
+from mlcd.indexes.tuning import rescored
+from mlcd.types import Embeddings, Neighbors
+
+_VECTORS_PER_EFFORT: Final = 30
+"""How many vectors a graph looks at for each unit of effort, about: its degree, less those seen before."""
+_SCAN_AT_MOST: Final = 2000
+"""Matching positions that are scanned whatever an index would cost."""
+_GATHERED_AT_MOST: Final = 20_000
+"""To gather more vectors for a scan takes longer than to look into all cells, whose codes are a quarter as long."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """matches: of each query, most similar first. exact: every item that matches was compared.
+
+    matching: how many items the filter leaves.
+    """
+
+    matches: list[list[Match]]
+    exact: bool
+    matching: int
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """delta: float32 [P - N, D] after the generation's N positions. alive: bool [P].
+
+    ids, metadata (JSON), rows: by position, P or more. position_of: of an id, in this or a later state.
+    """
+
+    generation: Generation
+    delta: Embeddings
+    alive: NDArray[np.bool_]
+    num_alive: int
+    ids: list[str]
+    metadata: list[str]
+    rows: NDArray[np.int64]
+    position_of: dict[str, int]
+    columns: Columns
+
+    @property
+    def num_indexed(self) -> int:
+        return len(self.generation.rows)
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.alive)
+
+    def vectors(self, positions: NDArray[np.int64]) -> Embeddings:
+        """[n, D] float32, in this order."""
+        indexed = positions < self.num_indexed
+        vectors = np.empty((len(positions), self.delta.shape[1]), dtype=np.float32)
+        vectors[indexed] = self.generation.vectors[positions[indexed]]
+        vectors[~indexed] = self.delta[positions[~indexed] - self.num_indexed]
+        return vectors
+
+    def search(
+        self, queries: Embeddings, top: int, *, condition: Filter | None, threshold: float | None, exact: bool
+    ) -> Found:
+        """min(top, matching) matches of each unit query ([Q, D]); with a threshold, those of them that reach it."""
+        allowed, matching = self.alive, self.num_alive
+        if condition is not None:
+            allowed = condition.matches(self.columns, self.num_positions) & self.alive
+            matching = int(np.count_nonzero(allowed))
+        top = min(top, matching)
+        if top == 0 or not len(queries):
+            return Found([[] for _ in queries], True, matching)
+        every = matching == self.num_positions
+        found, was_exact = self._search_indexed(
+            queries, top, None if every else allowed[: self.num_indexed], exact=exact
+        )
+        if len(self.delta):
+            numbers = None if every else np.flatnonzero(allowed[self.num_indexed :])
+            of_delta = scan(queries, self.delta, top, numbers=numbers)
+            shifted = np.where(of_delta.ids >= 0, of_delta.ids + self.num_indexed, -1)
+            found = merged(found, Neighbors(shifted, of_delta.scores), top)
+        return Found(self._matches(found, threshold), was_exact, matching)
+
+    def _search_indexed(
+        self, queries: Embeddings, top: int, allowed: NDArray[np.bool_] | None, *, exact: bool
+    ) -> tuple[Neighbors, bool]:
+        """Among the generation's positions, and whether all of them were compared."""
+        tuned, num = self.generation.tuned, self.num_indexed
+        allowed_num = num if allowed is None else int(np.count_nonzero(allowed))
+        if allowed_num == num:
+            allowed = None
+        wanted = min(top, allowed_num)
+        if wanted == 0:
+            return nothing(len(queries), top), True
+        effort = self._effort(wanted, allowed_num)
+        if exact or tuned.index is None or effort is None:
+            numbers = None if allowed is None else np.flatnonzero(allowed)
+            return scan(queries, self.generation.vectors, top, numbers=numbers), True
+        candidates = min(top * tuned.widening, num)
+        found = tuned.index.search(queries, candidates, allowed=allowed, effort=effort)
+        if tuned.widening > 1:
+            found = rescored(queries, self.generation.vectors, found, top)
+        short = np.flatnonzero((found.ids >= 0).sum(axis=1) < wanted)
+        if len(short):
+            numbers = None if allowed is None else np.flatnonzero(allowed)
+            whole = scan(queries[short], self.generation.vectors, top, numbers=numbers)
+            ids, scores = _padded(found, top)
+            ids[short], scores[short] = whole.ids, whole.scores
+            found = Neighbors(ids, scores)
+        return found, False
+
+    def _effort(self, wanted: int, allowed_num: int) -> int | None:
+        """How far the index has to look; None where comparing all that is allowed is less work.
+
+        The fewer are allowed, the further away the nearest of them are: in proportion, where they lie as the rest do.
+        """
+        tuned, num = self.generation.tuned, self.num_indexed
+        if tuned.index is None or tuned.effort is None or allowed_num <= _SCAN_AT_MOST:
+            return None
+        effort = max(tuned.effort, wanted * tuned.widening if tuned.kind == "hnsw" else 0)
+        scaled = int(np.ceil(effort * num / allowed_num))
+        if tuned.kind == "hnsw":  # walked over all rows, allowed or not
+            return None if _VECTORS_PER_EFFORT * scaled > allowed_num else scaled
+        cells = num_cells(num)  # where what is not allowed costs next to nothing
+        return None if scaled > cells and allowed_num <= _GATHERED_AT_MOST else min(scaled, cells)
+
+    def _matches(self, found: Neighbors, threshold: float | None) -> list[list[Match]]:
+        least = -np.inf if threshold is None else threshold
+        kept = [
+            [
+                (position, score)
+                for position, score in zip(positions, scores, strict=True)
+                if position >= 0 and score >= least
+            ]
+            for positions, scores in zip(found.ids.tolist(), found.scores.tolist(), strict=True)
+        ]
+        # Parsed together: ten calls of the parser take longer than the search.
+        texts = ",".join(self.metadata[position] for matches in kept for position, _ in matches)
+        metadata = iter(json.loads(f"[{texts}]"))
+        return [[Match(self.ids[position], score, next(metadata)) for position, score in matches] for matches in kept]
+
+
+def _padded(found: Neighbors, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Copies, [Q, top]."""
+    empty = nothing(len(found.ids), top)
+    whole = merged(found, empty, top)
+    return whole.ids.astype(np.int64), whole.scores.astype(np.float32)

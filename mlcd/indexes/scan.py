@@ -1,0 +1,69 @@
+"""The nearest rows of a matrix by computing every score: in float32, block by block, in bounded memory.
+
+Where an index would be approximate and is not wanted, and for the rows that no index holds yet.
+Shapes: Q queries, N rows, D dimension.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.types import Embeddings, Neighbors
+
+_BLOCK_ROWS: Final = 16_384
+_BLOCK_QUERIES: Final = 256
+
+
+def scan(queries: Embeddings, rows: Embeddings, top: int, *, numbers: NDArray[np.int64] | None = None) -> Neighbors:
+    """The `top` rows of highest cosine: ids int64 [Q, top], -1 where there are fewer; score descending, id ascending.
+
+    rows: float32 [N, D], mapped from disk or in memory. numbers: int64, ascending, the rows that may be found.
+    Of equal scores at the end of a list, which are kept is not settled.
+    """
+    found = [
+        _scan_block(queries[start : start + _BLOCK_QUERIES], rows, top, numbers)
+        for start in range(0, len(queries), _BLOCK_QUERIES)
+    ]
+    return found[0] if len(found) == 1 else concatenated(found, top)
+
+
+def _scan_block(queries: Embeddings, rows: Embeddings, top: int, numbers: NDArray[np.int64] | None) -> Neighbors:
+    best = nothing(len(queries), top)
+    num_rows = len(rows) if numbers is None else len(numbers)
+    for start in range(0, num_rows, _BLOCK_ROWS):
+        stop = min(start + _BLOCK_ROWS, num_rows)
+        block = rows[start:stop] if numbers is None else rows[numbers[start:stop]]
+        scores = queries @ np.asarray(block).T
+        kept = min(top, stop - start)
+        order = _best_columns(scores, kept)
+        ids = order + start if numbers is None else numbers[order + start]
+        best = merged(best, Neighbors(ids, np.take_along_axis(scores, order, axis=1)), top)
+    return best
+
+
+def _best_columns(scores: NDArray[np.float32], kept: int) -> NDArray[np.int64]:
+    if kept == scores.shape[1]:
+        return np.broadcast_to(np.arange(kept), scores.shape)
+    return np.argpartition(-scores, kept - 1, axis=1)[:, :kept]
+
+
+def nothing(num_queries: int, top: int) -> Neighbors:
+    return Neighbors(
+        np.full((num_queries, top), -1, dtype=np.int64), np.full((num_queries, top), -np.inf, dtype=np.float32)
+    )
+
+
+def merged(first: Neighbors, second: Neighbors, top: int) -> Neighbors:
+    """The best `top` of two answers over different rows."""
+    ids = np.concatenate([first.ids, second.ids], axis=1)
+    scores = np.concatenate([first.scores, second.scores], axis=1)
+    order = np.lexsort((ids, -scores), axis=1)[:, :top]
+    return Neighbors(np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1))
+
+
+def concatenated(parts: list[Neighbors], top: int) -> Neighbors:
+    """The answers to several blocks of queries as one."""
+    if not parts:
+        return nothing(0, top)
+    return Neighbors(np.concatenate([part.ids for part in parts]), np.concatenate([part.scores for part in parts]))

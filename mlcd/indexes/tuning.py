@@ -1,0 +1,175 @@
+"""Which index for how many rows, and how far it has to look: measured on queries that it does not hold.
+
+Rows are held out before the index is made. Half of them choose the effort, the other half audit it; the truth is an
+exact scan. Where no effort reaches the target, there is no index: the scan is the answer, and nothing is promised that
+was not measured. The held-out rows join the index afterward.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mlcd.indexes.base import VectorIndex
+from mlcd.indexes.faiss import FaissIndex, Kind, training_rows
+from mlcd.indexes.scan import scan
+from mlcd.types import Embeddings, Neighbors
+
+AUDITED_TOP: Final = 10
+FLAT_ROWS: Final = 50_000
+"""Below, a scan takes milliseconds, and no index is faster by enough to be approximate for."""
+HNSW_ROWS: Final = 250_000
+"""Above, a graph takes hours to make and to make again; cells take minutes."""
+SQ8_ROWS: Final = 10_000_000
+EFFORTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Of a graph those that are no less than the neighbors asked for."""
+HELD_OUT_QUERIES: Final = 2000
+"""Half of them audit. A recall of 1.0 on 1,000 queries has the lower bound 0.9962: targets above cannot be shown."""
+LARGEST_TARGET: Final = 0.995
+_WIDENING: Final = {"flat": 1, "hnsw": 1, "ivf-sq8": 4, "ivf-pq": 16}
+_RESCORED_QUERIES: Final = 64
+_ADDED_ROWS: Final = 65_536
+_NORMAL_95: Final = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Share of the true `AUDITED_TOP` that was found, with its Wilson interval of 95 %, on `queries` held-out rows.
+
+    A query counts once, however many neighbors it has: those of one query are not independent.
+    rows: how many the index held when it was measured.
+    """
+
+    target: float
+    measured: float
+    low: float
+    high: float
+    queries: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An index with the effort that reaches its target, over rows in the order `order` of those given.
+
+    index: None where a scan is the answer. widening: how many candidates for each answer are scored again in float32.
+    """
+
+    kind: Kind
+    index: VectorIndex | None
+    effort: int | None
+    recall: Recall | None
+    widening: int = 1
+
+
+def kind_for(num_rows: int) -> Kind:
+    if num_rows < FLAT_ROWS:
+        return "flat"
+    if num_rows < HNSW_ROWS:
+        return "hnsw"
+    return "ivf-sq8" if num_rows < SQ8_ROWS else "ivf-pq"
+
+
+def widening_of(kind: Kind) -> int:
+    return _WIDENING[kind]
+
+
+def tune(rows: Embeddings, target: float, *, kind: Kind | None = None, seed: int = 0) -> Tuned:
+    """An index of `rows` (float32 [N, D], in random order) whose audited recall reaches `target` by its lower bound.
+
+    The last `HELD_OUT_QUERIES` rows, at most a fifth of all, are the queries. kind: other than the size asks for.
+    """
+    kind = kind or kind_for(len(rows))
+    if kind == "flat":
+        return Tuned("flat", None, None, None)
+    num_held_out = min(HELD_OUT_QUERIES, len(rows) // 5)
+    kept, queries = rows[: len(rows) - num_held_out], np.asarray(rows[len(rows) - num_held_out :])
+    index = FaissIndex.train(kind, _sample(kept, training_rows(kind, len(rows)), seed), num_rows=len(rows))
+    for start in range(0, len(kept), _ADDED_ROWS):
+        index.add(kept[start : start + _ADDED_ROWS])
+    widening = widening_of(kind)
+    found = _choose_effort(
+        lambda z, effort: rescored(z, kept, index.search(z, AUDITED_TOP * widening, effort=effort), AUDITED_TOP),
+        queries,
+        scan(queries, kept, AUDITED_TOP),
+        target,
+        len(kept),
+        kind,
+    )
+    if found is None:
+        return Tuned("flat", None, None, None)
+    index.add(queries)
+    effort, recall = found
+    return Tuned(kind, index, effort, recall, widening)
+
+
+def rescored(queries: Embeddings, rows: Embeddings, found: Neighbors, top: int) -> Neighbors:
+    """The best `top` of what an index found, by the float32 vectors themselves: [Q, top]."""
+    scores = np.empty(found.ids.shape, dtype=np.float32)
+    for start in range(0, len(queries), _RESCORED_QUERIES):
+        block = slice(start, start + _RESCORED_QUERIES)
+        candidates = rows[found.ids[block].ravel()].reshape(*found.ids[block].shape, -1)
+        scores[block] = np.matmul(candidates, queries[block, :, None])[:, :, 0]
+    scores[found.ids < 0] = -np.inf
+    order = np.lexsort((found.ids, -scores), axis=1)[:, :top]
+    return Neighbors(np.take_along_axis(found.ids, order, axis=1), np.take_along_axis(scores, order, axis=1))
+
+
+def measure(found: Neighbors, truth: Neighbors, target: float, num_rows: int) -> Recall:
+    """By score and not by id: of equal neighbors any is right."""
+    last = np.where(np.isfinite(truth.scores), truth.scores, np.inf).min(axis=1, keepdims=True)
+    wanted = np.isfinite(truth.scores).sum(axis=1)
+    hits = np.minimum((found.scores >= last - _ROUNDING).sum(axis=1), wanted)
+    share = float(np.mean(hits / np.maximum(wanted, 1)))
+    low, high = wilson(share, len(hits))
+    return Recall(target, share, low, high, len(hits), num_rows)
+
+
+_ROUNDING: Final = 1e-6
+"""Between two orders of summation of one inner product of unit vectors in float32."""
+
+
+def wilson(share: float, num: int) -> tuple[float, float]:
+    """The interval of 95 % of a mean of `num` values in [0, 1], as if each were 0 or 1: never narrower than it is."""
+    squared = _NORMAL_95**2
+    center = share + squared / (2 * num)
+    margin = _NORMAL_95 * (share * (1 - share) / num + squared / (4 * num**2)) ** 0.5
+    scale = 1 + squared / num
+    return max(0.0, (center - margin) / scale), min(1.0, (center + margin) / scale)
+
+
+def _choose_effort(
+    search: Callable[[Embeddings, int], Neighbors],
+    queries: Embeddings,
+    truth: Neighbors,
+    target: float,
+    num_rows: int,
+    kind: Kind,
+) -> tuple[int, Recall] | None:
+    half = len(queries) // 2
+    chosen, audited = slice(0, half), slice(half, len(queries))
+    for effort in EFFORTS if kind != "hnsw" else [effort for effort in EFFORTS if effort >= AUDITED_TOP]:
+        if _recall(search, queries, truth, chosen, effort, target, num_rows).low < target:
+            continue
+        audit = _recall(search, queries, truth, audited, effort, target, num_rows)
+        if audit.low >= target:
+            return effort, audit
+    return None
+
+
+def _recall(
+    search: Callable[[Embeddings, int], Neighbors],
+    queries: Embeddings,
+    truth: Neighbors,
+    part: slice,
+    effort: int,
+    target: float,
+    num_rows: int,
+) -> Recall:
+    return measure(search(queries[part], effort), Neighbors(truth.ids[part], truth.scores[part]), target, num_rows)
+
+
+def _sample(rows: Embeddings, num: int, seed: int) -> Embeddings:
+    chosen = np.random.default_rng(seed).choice(len(rows), min(num, len(rows)), replace=False)
+    return np.asarray(rows[np.sort(chosen)])

@@ -1,0 +1,28 @@
+"""Small collections, and the oracle: a dict and float64."""
+
+import numpy as np
+import pytest
+
+from mlcd.collections.collection import Collection
+from mlcd.collections.items import Item
+from mlcd.types import unit_rows
+
+FINGERPRINT = "a" * 64
+DIMENSION = 16
+
+
+@pytest.fixture
+def collection(tmp_path):
+    with Collection.create(tmp_path / "c", fingerprint=FINGERPRINT, dimension=DIMENSION) as collection:
+        yield collection
+
+
+@pytest.fixture
+def vectors():
+    return unit_rows(np.random.default_rng(0).standard_normal((400, DIMENSION)))
+
+
+@pytest.fixture
+def filled(collection, vectors):
+    collection.add([Item(f"i{n}", vector, {"n": n, "odd": n % 2 == 1}) for n, vector in enumerate(vectors)])
+    return collection

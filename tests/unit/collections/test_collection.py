@@ -1,0 +1,409 @@
+"""What a collection promises to one caller."""
+
+import resource
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mlcd.collections import searcher as searcher_module
+from mlcd.collections.collection import Collection
+from mlcd.collections.items import Item
+from mlcd.collections.store import Collections
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, NotFound
+from mlcd.indexes import tuning
+from mlcd.types import unit_rows
+
+DIMENSION = 16
+FINGERPRINT = "a" * 64
+
+
+def best(vectors, query, num, allowed=None):
+    scores = vectors.astype(np.float64) @ query
+    order = [n for n in np.argsort(-scores, kind="stable").tolist() if allowed is None or allowed(n)]
+    return [f"i{n}" for n in order[:num]]
+
+
+def test_adding_is_idempotent_by_id(collection, vectors):
+    items = [Item("a", vectors[0], {"x": 1}), Item("b", vectors[1])]
+    assert collection.add(items) == ["created", "created"]
+    assert collection.add(items) == ["unchanged", "unchanged"]
+    assert collection.add([Item("a", vectors[0], {"x": 2}), Item("b", vectors[2])]) == ["updated", "updated"]
+    assert len(collection) == 2
+    assert collection.get("a").metadata == {"x": 2}
+    assert (collection.get("b").embedding == vectors[2]).all()
+
+
+def test_what_was_read_can_be_added_again(collection, vectors):
+    collection.add([Item("a", 17.3 * vectors[0].astype(np.float64))])
+    read = collection.get("a")
+    assert np.linalg.norm(read.embedding) == pytest.approx(1, abs=1e-6)
+    assert collection.add([read]) == ["unchanged"]
+
+
+def test_search_finds_what_brute_force_finds(filled, vectors):
+    queries = unit_rows(np.random.default_rng(1).standard_normal((20, DIMENSION)))
+    found = filled.search(queries, 7)
+    assert found.exact
+    assert [[match.id for match in matches] for matches in found.matches] == [best(vectors, q, 7) for q in queries]
+    odd = filled.search(queries, 7, filter={"field": "odd", "eq": True})
+    assert [[match.id for match in matches] for matches in odd.matches] == [
+        best(vectors, q, 7, lambda n: n % 2) for q in queries
+    ]
+    assert odd.matching == 200
+    few = filled.search(queries, 7, filter={"field": "n", "lt": 3})
+    assert [len(matches) for matches in few.matches] == [3] * 20
+    assert few.matches[0][0].metadata.keys() == {"n", "odd"}
+
+
+def test_a_threshold_keeps_what_reaches_it(filled, vectors):
+    every = filled.search(vectors[:5], 400).matches
+    kept = filled.search(vectors[:5], 400, threshold=0.25).matches
+    assert kept == [[match for match in matches if match.similarity >= 0.25] for matches in every]
+    assert all(0 < len(matches) < 400 for matches in kept)
+
+
+def test_what_is_deleted_is_found_no_more(filled, vectors):
+    filled.delete("i7")
+    assert "i7" not in {match.id for match in filled.search(vectors[7:8], 400).matches[0]}
+    for call in (filled.delete, filled.get, filled.embedding_of, lambda i: filled.update_metadata(i, {})):
+        with pytest.raises(NotFound, match="'i7'"):
+            call("i7")
+    assert filled.add([Item("i7", vectors[7])]) == ["created"]
+
+
+def test_metadata_are_replaced_and_the_vector_stays(filled, vectors):
+    assert filled.update_metadata("i3", {"color": "red"}) == "updated"
+    assert filled.update_metadata("i3", {"color": "red"}) == "unchanged"
+    found = filled.search(vectors[3:4], 5, filter={"field": "color", "eq": "red"}).matches[0]
+    assert [(match.id, match.metadata) for match in found] == [("i3", {"color": "red"})]
+    assert (filled.embedding_of("i3") == vectors[3:4]).all()
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_all_is_there_after_a_restart(tmp_path, vectors, indexed):
+    items = [Item(f"i{n}", vector, {"n": n}) for n, vector in enumerate(vectors)]
+    with Collection.create(tmp_path / "c", fingerprint=FINGERPRINT, dimension=DIMENSION) as collection:
+        collection.add(items[:300])
+        if indexed:
+            collection.reindex()
+        collection.add(items[300:])
+        collection.delete("i5")
+        collection.update_metadata("i6", {"n": -6})
+        collection.add([Item("i8", vectors[9])])
+        before = collection.search(vectors, 400, exact=True)
+    with Collection.open(tmp_path / "c") as collection:
+        assert collection.describe().indexed == (300 if indexed else 0)
+        after = collection.search(vectors, 400, exact=True)
+        for left, right in zip(before.matches, after.matches, strict=True):
+            assert {(match.id, str(match.metadata)) for match in left} == {
+                (match.id, str(match.metadata)) for match in right
+            }
+            assert [m.similarity for m in left] == pytest.approx([m.similarity for m in right], abs=1e-6)
+        assert collection.get("i6").metadata == {"n": -6}
+        collection.reindex()
+        assert collection.describe().indexed == len(collection) == 399
+        assert (collection.get("i8").embedding == vectors[9]).all()
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf-sq8"])
+def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind):
+    """Recall at its target, min(top, matches) whatever the filter, exact on request, scores of float32."""
+    monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
+    monkeypatch.setattr(tuning, "HNSW_ROWS", 1000 if kind == "ivf-sq8" else 10**6)
+    monkeypatch.setattr(searcher_module, "_SCAN_AT_MOST", 10)
+    generator = np.random.default_rng(0)
+    vectors = unit_rows(generator.standard_normal((6000, DIMENSION)))
+    path = tmp_path / "c"
+    with Collection.create(path, fingerprint=FINGERPRINT, dimension=DIMENSION, recall=0.95) as collection:
+        collection.add([Item(f"i{n}", vector, {"n": n}) for n, vector in enumerate(vectors)])
+        collection.reindex()
+    with Collection.open(path) as collection:
+        collection.delete("i11")
+        described = collection.describe()
+        assert described.kind == kind
+        assert described.recall["low"] >= 0.95
+        queries = unit_rows(generator.standard_normal((200, DIMENSION)))
+        for share in (1.0, 0.5, 0.1, 0.01, 0.001):
+            condition = {"field": "n", "lt": int(6000 * share)}
+            found = collection.search(queries, 10, filter=condition)
+            truth = collection.search(queries, 10, filter=condition, exact=True)
+            assert truth.exact
+            hits = 0
+            for near, true in zip(found.matches, truth.matches, strict=True):
+                assert len(near) == len({match.id for match in near}) == len(true) == min(10, truth.matching)
+                assert all(int(match.id[1:]) < 6000 * share for match in near)
+                hits += len({match.id for match in near} & {match.id for match in true})
+            assert hits / sum(map(len, truth.matches)) >= 0.9
+        assert not collection.search(queries, 10).exact
+        for query, matches in zip(queries, collection.search(queries, 3).matches, strict=True):
+            for match in matches:
+                cosine = float(vectors[int(match.id[1:])].astype(np.float64) @ query)
+                assert match.similarity == pytest.approx(cosine, abs=1e-6)
+
+
+def test_where_an_index_finds_too_few_everything_is_compared(tmp_path, monkeypatch):
+    """What the filter leaves lies where the query's own cells are not."""
+    monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
+    monkeypatch.setattr(tuning, "HNSW_ROWS", 1000)
+    monkeypatch.setattr(searcher_module, "_SCAN_AT_MOST", 10)
+    generator = np.random.default_rng(0)
+    sides = np.repeat([1.0, -1.0], 3000)
+    axis = np.eye(DIMENSION)[0]
+    vectors = unit_rows(4 * sides[:, None] * axis + generator.standard_normal((6000, DIMENSION)))
+    path = tmp_path / "c"
+    with Collection.create(path, fingerprint=FINGERPRINT, dimension=DIMENSION, recall=0.9) as collection:
+        collection.add([Item(f"i{n}", vector, {"far": n >= 3000}) for n, vector in enumerate(vectors)])
+        collection.reindex()
+        assert collection.describe().kind == "ivf-sq8"
+        far = {"field": "far", "eq": True}
+        found = collection.search(vectors[:20], 10, filter=far)
+        truth = collection.search(vectors[:20], 10, filter=far, exact=True)
+        assert [len(matches) for matches in found.matches] == [10] * 20
+        for near, true in zip(found.matches, truth.matches, strict=True):
+            assert [match.similarity for match in near] == pytest.approx([m.similarity for m in true], abs=1e-6)
+
+
+def bad_items():
+    good = np.eye(DIMENSION, dtype=np.float32)[0]
+    nan = good.copy()
+    nan[3] = np.nan
+    yield "no direction", Item("i", nan)
+    yield "no direction", Item("i", good * 0)
+    yield "no direction", Item("i", good + np.inf)
+    yield r"'i' has shape \[8\], not \[16\]", Item("i", good[:8])
+    yield r"has shape \[1, 16\]", Item("i", good[None])
+    yield "has no id", Item("", good)
+    yield "has no id", Item(7, good)
+    yield "cannot be used", Item("i" * 1025, good)
+    yield "cannot be used", Item("a\0b", good)
+    yield "not valid Unicode", Item("\ud800", good)
+    yield "too long", Item("i", good, {"x": "y" * 20_000})
+    yield "129 fields", Item("i", good, dict.fromkeys(map(str, range(129))))
+    yield "field that cannot", Item("i", good, {"": 1})
+    yield "disagree", Item("i", good, {"x": float("nan")})
+    yield "disagree", Item("i", good, {"x": 2**60})
+    yield "cannot be kept", Item("i", good, {"x": object()})
+    yield "cannot be kept", Item("i", good, {"x": [[[[[[[[[1]]]]]]]]]})
+    yield "not a JSON object", Item("i", good, [1])
+
+
+@pytest.mark.parametrize(("message", "item"), list(bad_items()))
+def test_an_item_that_cannot_be_held_is_named_and_none_of_its_request_is(collection, vectors, message, item):
+    with pytest.raises(InvalidInput, match=message) as raised:
+        collection.add([Item("good", vectors[0]), item])
+    assert len(str(raised.value)) < 400
+    assert len(collection) == 0
+
+
+def test_an_id_given_twice_is_refused(collection, vectors):
+    with pytest.raises(InvalidInput, match="'a' is given twice"):
+        collection.add([Item("a", vectors[0]), Item("a", vectors[1])])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queries": np.ones((1, 8))}, "dimension 16"),
+        ({"queries": np.ones(16)}, "dimension 16"),
+        ({"queries": np.full((1, 16), np.nan)}, "no direction"),
+        ({"top": 0}, "top"),
+        ({"top": 10_001}, "top"),
+        ({"threshold": 2.0}, "threshold"),
+        ({"threshold": float("nan")}, "threshold"),
+    ],
+)
+def test_a_search_that_cannot_be_done_is_refused(filled, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        filled.search(**({"queries": np.ones((1, 16)), "top": 3} | options))
+
+
+def test_it_is_pinned_to_its_model(collection):
+    collection.check_fingerprint(FINGERPRINT)
+    with pytest.raises(ConfigInvalid, match="another model"):
+        collection.check_fingerprint("b" * 64)
+
+
+def test_a_recall_that_cannot_be_shown_is_refused(tmp_path):
+    with pytest.raises(ConfigInvalid, match="cannot be shown"):
+        Collection.create(tmp_path / "c", fingerprint=FINGERPRINT, dimension=4, recall=1.0)
+    assert not (tmp_path / "c").exists()
+
+
+def test_only_one_has_it_open(collection):
+    with pytest.raises(Conflict, match="open"):
+        Collection.open(collection.path)
+
+
+def test_after_the_end_nothing_is_written(filled, vectors):
+    filled.close()
+    with pytest.raises(Conflict, match="closed"):
+        filled.delete("i1")
+    with Collection.open(filled.path) as again:
+        assert len(again) == 400
+
+
+def test_the_store_creates_lists_and_deletes(tmp_path, vectors):
+    with Collections.open(tmp_path / "s") as store:
+        made = store.create("photos", fingerprint=FINGERPRINT, dimension=DIMENSION)
+        made.add([Item("a", vectors[0])])
+        assert store.create("photos", fingerprint=FINGERPRINT, dimension=DIMENSION) is made
+        with pytest.raises(Conflict, match="another model"):
+            store.create("photos", fingerprint="b" * 64, dimension=DIMENSION)
+        store.create("other", fingerprint=FINGERPRINT, dimension=4)
+    with Collections.open(tmp_path / "s") as store:
+        assert store.names() == ["other", "photos"]
+        assert len(store.get("photos")) == 1
+        store.delete("photos")
+        with pytest.raises(NotFound):
+            store.get("photos")
+        assert [path.name for path in (tmp_path / "s").iterdir()] == ["other"]
+        assert store.create("photos", fingerprint="b" * 64, dimension=4).dimension == 4
+    (tmp_path / "s" / ".photos.1.deleted").mkdir()
+    (tmp_path / "s" / ".photos.1.2.tmp").mkdir()
+    with Collections.open(tmp_path / "s") as store:
+        assert len(store.get("photos")) == 0
+        assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["other", "photos"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "a" * 129, "a\0", "a b", "é", None])
+def test_a_name_that_is_a_path_is_refused(tmp_path, name):
+    with Collections.open(tmp_path / "s") as store:
+        for call in (store.get, store.delete, lambda n: store.create(n, fingerprint=FINGERPRINT, dimension=4)):
+            with pytest.raises(InvalidInput, match="cannot name a collection"):
+                call(name)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    assert not list((tmp_path / "s").iterdir())
+
+
+def test_a_damaged_ledger_is_never_served(filled, vectors):
+    filled.close()
+    ledger = filled.path / "items.sqlite"
+    whole = ledger.read_bytes()
+    stored = vectors[9].tobytes()
+    place = whole.index(stored)
+    ledger.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(ArtifactInvalid, match="damaged"):
+        Collection.open(filled.path)
+    place = whole.index(b'{"n":9,')
+    ledger.write_bytes(whole[:place] + b'{"n":8,' + whole[place + 7 :])
+    with pytest.raises(ArtifactInvalid, match="damaged"):
+        Collection.open(filled.path)
+    ledger.write_bytes(b"nothing" * 1000)
+    with pytest.raises(ArtifactInvalid, match=r"damaged|not a"):
+        Collection.open(filled.path)
+    shutil.rmtree(filled.path)
+    with pytest.raises(NotFound):
+        Collection.open(filled.path)
+
+
+FILLING = """
+import sys
+import numpy as np
+from mlcd.collections.collection import Collection
+from mlcd.collections.items import Item
+from mlcd.errors import Unavailable
+from pathlib import Path
+
+rng = np.random.default_rng(0)
+with Collection.create(Path(sys.argv[1]), fingerprint="a" * 64, dimension=256) as collection:
+    kept = 0
+    try:
+        for number in range(100_000):
+            collection.add([Item(f"i{number}", rng.standard_normal(256))])
+            kept += 1
+    except Unavailable as error:
+        assert "free space" in str(error), error
+    assert len(collection) == kept
+    assert len(collection.search(rng.standard_normal((1, 256)), 10).matches[0]) == 10
+print(kept)
+"""
+
+
+def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
+
+    result = subprocess.run(
+        [sys.executable, "-c", FILLING, tmp_path / "c"],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    kept = int(result.stdout)
+    assert 30 < kept < 10_000
+    with Collection.open(tmp_path / "c") as collection:
+        assert len(collection) == kept
+        assert collection.add([Item("more", np.ones(256))]) == ["created"]
+
+
+INDEXING = """
+import resource
+import sys
+import numpy as np
+from pathlib import Path
+from mlcd.collections import collection as module
+from mlcd.collections.collection import Collection
+from mlcd.collections.items import Item
+from mlcd.errors import Unavailable
+
+def limit(num_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+module._UNINDEXED_ROWS = 50
+rows = np.random.default_rng(0).standard_normal((100, 256))
+path = Path(sys.argv[1])
+Collection.create(path, fingerprint="a" * 64, dimension=256).close()
+with Collection.open(path, background=False) as collection:
+    collection.add([Item(f"i{n}", row) for n, row in enumerate(rows)])
+    limit(50_000)
+    try:
+        collection.reindex()
+        raise SystemExit("no error")
+    except Unavailable as error:
+        assert "disk is full" in str(error), error
+    assert [found[0].id for found in collection.search(rows, 1).matches] == [f"i{n}" for n in range(100)]
+with Collection.open(path) as collection:
+    collection._thread.join()
+    assert "disk is full" in collection.describe().indexing_error
+    limit(10_000_000)
+    collection.reindex()
+    assert collection.describe().indexing_error is None
+    assert collection.describe().indexed == 100
+"""
+
+
+def test_an_index_that_finds_no_space_disturbs_no_search(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", INDEXING, tmp_path / "c"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_transaction_waits_for_the_disk(collection):
+    """Kill -9 cannot show it and a power cut is no test: the settings that SQLite's own tests of power cuts are for."""
+    ask = collection._ledger._connection.execute
+    assert ask("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert ask("PRAGMA synchronous").fetchone() == (2,)  # FULL
+
+
+def test_where_memory_and_disk_may_differ_nothing_more_is_written(filled, vectors, monkeypatch):
+    def run_out(effects):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(filled._growth, "apply", run_out)
+        with pytest.raises(MemoryError):
+            filled.delete("i1")
+    for _ in range(2):
+        with pytest.raises(Conflict, match="open it again"):
+            filled.add([Item("new", vectors[0])])
+    assert len(filled.search(vectors[:1], 400).matches[0]) == 400
+    filled.close()
+    with Collection.open(filled.path) as again:
+        assert len(again) == 399

@@ -1,0 +1,139 @@
+"""Filters mean what Python means by them, are bounded, and say what is wrong with them."""
+
+import json
+import operator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlcd.collections.columns import Columns
+from mlcd.collections.filters import parse_filter
+from mlcd.collections.items import encode_metadata
+from mlcd.errors import InvalidInput
+
+SCALARS = st.sampled_from(["", "a", "b", "é", 0, 1, 1.0, 2.5, -3, True, False])
+VALUES = SCALARS | st.none() | st.lists(SCALARS, max_size=3) | st.just({"nested": 1})
+METADATA = st.dictionaries(st.sampled_from("xyz"), VALUES)
+RANGES = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+ORDERED = st.sampled_from(["", "a", "b", 0, 1, 2.5])
+CONDITIONS = st.one_of(
+    st.builds(lambda field, value: {"field": field, "eq": value}, st.sampled_from("xyz"), SCALARS),
+    st.builds(lambda field, values: {"field": field, "in": values}, st.sampled_from("xyz"), st.lists(SCALARS)),
+    st.builds(
+        lambda field, bounds: {"field": field, **bounds},
+        st.sampled_from("xyz"),
+        st.dictionaries(st.sampled_from(sorted(RANGES)), ORDERED, min_size=1),
+    ),
+    st.builds(
+        lambda field, values, bounds: {"field": field, "in": values, **bounds},
+        st.sampled_from("xyz"),
+        st.lists(SCALARS, min_size=1),
+        st.dictionaries(st.sampled_from(sorted(RANGES)), ORDERED, min_size=1),
+    ),
+)
+FILTERS = st.recursive(
+    CONDITIONS,
+    lambda inner: st.one_of(
+        st.builds(lambda part: {"not": part}, inner),
+        st.builds(
+            lambda name, parts: {name: parts}, st.sampled_from(["and", "or"]), st.lists(inner, min_size=1, max_size=3)
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+def kind(value):
+    return bool if isinstance(value, bool) else str if isinstance(value, str) else float
+
+
+def same(left, right):
+    return kind(left) is kind(right) and left == right
+
+
+def holds(filter_, metadata):
+    if "not" in filter_:
+        return not holds(filter_["not"], metadata)
+    if "and" in filter_:
+        return all(holds(part, metadata) for part in filter_["and"])
+    if "or" in filter_:
+        return any(holds(part, metadata) for part in filter_["or"])
+    value = metadata.get(filter_["field"])
+    entries = value if isinstance(value, list) else [value] if isinstance(value, str | int | float) else []
+    return any(
+        all(
+            (name == "eq" and same(entry, bound))
+            or (name == "in" and any(same(entry, wanted) for wanted in bound))
+            or (name in RANGES and kind(entry) is kind(bound) and RANGES[name](entry, bound))
+            for name, bound in filter_.items()
+            if name != "field"
+        )
+        for entry in entries
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(METADATA, max_size=12), FILTERS)
+def test_they_agree_with_plain_python(items, filter_):
+    columns = Columns()
+    columns.append(0, dict.fromkeys("xyz", "known"))
+    for position, metadata in enumerate(items, 1):
+        columns.append(position, json.loads(encode_metadata("i", metadata)))
+    found = parse_filter(filter_).matches(columns, len(items) + 1)
+    assert found.tolist()[1:] == [holds(filter_, metadata) for metadata in items]
+    order = np.random.default_rng(0).permutation(len(items) + 1)
+    again = parse_filter(filter_).matches(columns.take(order, len(items) + 1), len(items) + 1)
+    assert again.tolist() == found[order].tolist()
+
+
+def nested(depth):
+    filter_ = {"field": "x", "eq": 1}
+    for _ in range(depth):
+        filter_ = {"not": filter_}
+    return filter_
+
+
+@pytest.mark.parametrize(
+    ("filter_", "message"),
+    [
+        (nested(1500), "nested too deep"),
+        (nested(8), "nested too deep"),
+        ({"and": [{"field": "x", "eq": n} for n in range(129)]}, "too many conditions"),
+        ({"field": "x", "in": list(range(1025))}, "no list of values"),
+        ({"field": "x", "like": "a%"}, "'like'.*operators are eq"),
+        ({"field": "x"}, "none"),
+        ({"field": "", "eq": 1}, "names no field"),
+        ({"field": "f" * 129, "eq": 1}, "names no field"),
+        ({"field": ["x"], "eq": 1}, "names no field"),
+        ({"field": "x", "eq": None}, "cannot be compared"),
+        ({"field": "x", "eq": [1]}, "cannot be compared"),
+        ({"field": "x", "in": "abc"}, "no list of values"),
+        ({"field": "x", "lt": True}, "no order"),
+        ({"field": "x", "lt": None}, "no order"),
+        ({"field": "x", "eq": 10**400}, "beyond all numbers"),
+        ({"and": []}, "no list of filters"),
+        ({"or": "x"}, "no list of filters"),
+        ({"not": [], "or": []}, "something beside"),
+        ({}, "JSON object"),
+        ([], "JSON object"),
+        ("color = red", "JSON object"),
+        (None, "JSON object"),
+    ],
+)
+def test_what_is_wrong_is_said(filter_, message):
+    with pytest.raises(InvalidInput, match=message):
+        parse_filter(filter_)
+
+
+def test_seven_levels_are_possible():
+    columns = Columns()
+    columns.append(0, {"x": 1})
+    assert parse_filter(nested(6)).matches(columns, 1).tolist() == [True]
+    assert parse_filter(nested(7)).matches(columns, 1).tolist() == [False]
+
+
+def test_a_field_that_no_item_has_is_named_with_those_there_are(filled, vectors):
+    with pytest.raises(InvalidInput, match=r"'colour'.*fields are n, odd"):
+        filled.search(vectors[:1], 3, filter={"field": "colour", "eq": "red"})

@@ -1,0 +1,137 @@
+"""`mlcd index`: collections from embeddings and from parquet, export, near-duplicates, and what is refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlcd.artifact import Draft, Request
+from mlcd.cli import main
+from mlcd.collections.collection import Collection
+from mlcd.collections.items import Item
+from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.pipelines.verify import verify
+from mlcd.types import unit_rows
+from tests.conftest import run_mlcd
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory):
+    """Two parts of 70 and 50 rows; row 100 is nearly row 3, row 101 is row 3."""
+    out = tmp_path_factory.mktemp("embeddings") / "e"
+    rows = unit_rows(np.random.default_rng(0).standard_normal((120, 12)))
+    rows[100] = unit_rows(rows[3:4] + 0.01 * rows[50:51])[0]
+    rows[101] = rows[3]
+    with Draft(out, Request("embeddings", {}, (), "c" * 64)) as draft:
+        for part, (start, stop) in enumerate([(0, 70), (70, 120)]):
+            with draft.write(part_name(part)) as path, path.open("wb") as file:
+                np.save(file, rows[start:stop])
+            columns = [
+                [f"k{n}" for n in range(start, stop)],
+                [None if n % 3 else "third" for n in range(start, stop)],
+                [bytes(32)] * (stop - start),
+                [0.5] * (stop - start),
+            ]
+            with draft.write(keys_name(part)) as path:
+                pq.write_table(pa.table(columns, schema=KEY_SCHEMA), path)
+        draft.publish()
+    return out
+
+
+def read(path):
+    with Collection.open(path, background=False) as collection:
+        items = {item.id: item for block in collection.items() for item in block}
+        return items, collection.describe()
+
+
+def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings, tmp_path):
+    made = run_mlcd("index", embeddings, tmp_path / "c", "--collection", "--recall", "0.9", "--json")
+    assert made.returncode == 0, made.stderr
+    facts = json.loads(made.stdout.splitlines()[-1])
+    assert (facts["items"], facts["indexed"], facts["recall_target"]) == (120, 120, 0.9)
+    items, described = read(tmp_path / "c")
+    rows = EmbeddingsArtifact.open(embeddings).load()
+    assert all((items[f"k{n}"].embedding == row).all() for n, row in enumerate(rows))
+    assert items["k3"].metadata == {"class_name": "third"}
+    assert items["k4"].metadata == {}
+    assert described.fingerprint == "c" * 64
+    assert [finding.kind for finding in verify(tmp_path / "c")] == ["collection-index", "embeddings"]
+
+    exported = run_mlcd("index", tmp_path / "c", tmp_path / "c.parquet", "--export")
+    assert (exported.returncode, exported.stdout.split()[0]) == (0, "120")
+    assert run_mlcd("index", tmp_path / "c.parquet", tmp_path / "d", "--collection").returncode == 0
+    again, _ = read(tmp_path / "d")
+    assert again.keys() == items.keys()
+    for item_id, item in items.items():
+        assert (again[item_id].embedding == item.embedding).all()
+        assert again[item_id].metadata == item.metadata
+
+
+def test_a_collection_half_made_is_finished_and_another_is_refused(embeddings, tmp_path):
+    assert run_mlcd("index", embeddings, tmp_path / "c", "--collection").returncode == 0
+    with Collection.open(tmp_path / "c", background=False) as collection:
+        for n in range(60, 120):
+            collection.delete(f"k{n}")
+    assert run_mlcd("index", embeddings, tmp_path / "c", "--collection").returncode == 0
+    items, described = read(tmp_path / "c")
+    assert len(items) == described.indexed == 120
+    before = described.generation
+    assert run_mlcd("index", embeddings, tmp_path / "c", "--collection").returncode == 0
+    assert read(tmp_path / "c")[1].generation == before  # nothing to do
+    refused = run_mlcd("index", embeddings, tmp_path / "c", "--collection", "--recall", "0.5")
+    assert (refused.returncode, "other input or settings" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "collection"])
+def test_near_duplicates_are_grouped(embeddings, tmp_path, kind):
+    source = embeddings
+    if kind == "collection":
+        source = tmp_path / "c"
+        assert run_mlcd("index", embeddings, source, "--collection").returncode == 0
+    found = run_mlcd("index", source, tmp_path / "groups.jsonl", "--duplicates", "0.99")
+    assert (found.returncode, found.stdout.split(":")[0]) == (0, "1 groups of 3 items")
+    (line,) = (tmp_path / "groups.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["ids"]) == ["k100", "k101", "k3"]
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """The command in this process: twelve interpreters would take longer than all that is tested."""
+
+    def call(contains, *arguments):
+        monkeypatch.setattr("sys.argv", ["mlcd", "index", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert ended.value.code == 2
+        assert contains in said.err
+        assert (len(said.err.splitlines()), said.out) == (1, "")
+
+    return call
+
+
+def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
+    collection = tmp_path / "c"
+    with Collection.create(collection, fingerprint="a" * 64, dimension=12) as made:
+        made.add([Item("x", np.ones(12))])
+        refused("another process", collection, tmp_path / "f.parquet", "--export")
+    out = tmp_path / "out"
+    refused("exclude each other", embeddings, out, "--collection", "--export")
+    refused("--recall is for --collection", embeddings, out, "--recall", "0.9")
+    refused("cannot be shown", embeddings, out, "--collection", "--recall", "1.5")
+    refused("no cosine", embeddings, out, "--duplicates", "7")
+    refused("there is no collection", embeddings, out, "--export")
+    refused("other input or settings", embeddings, collection, "--collection")
+    pq.write_table(pa.table({"id": ["a"]}), tmp_path / "other.parquet")
+    refused("not an exported collection", tmp_path / "other.parquet", out, "--collection")
+    (tmp_path / "text.parquet").write_text("nothing")
+    refused("not a readable parquet", tmp_path / "text.parquet", out, "--collection")
+    assert not out.exists()
+    assert run_mlcd("index", collection, tmp_path / "f.parquet", "--export").returncode == 0
+    refused("f.parquet exists", collection, tmp_path / "f.parquet", "--export")
+    shutil.copytree(collection, tmp_path / "kept")
+    (tmp_path / "f.parquet").write_bytes((tmp_path / "f.parquet").read_bytes()[:-100])
+    refused("not a readable parquet", tmp_path / "f.parquet", out, "--collection")

@@ -1,0 +1,35 @@
+"""The scan against float64, over block borders and subsets."""
+
+import numpy as np
+import pytest
+
+from mlcd.indexes import scan as module
+from mlcd.indexes.scan import scan
+from mlcd.types import unit_rows
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK_ROWS", 64)
+    monkeypatch.setattr(module, "_BLOCK_QUERIES", 7)
+
+
+@pytest.mark.parametrize("subset", [None, 0, 5, 300])
+@pytest.mark.parametrize("top", [1, 10, 70])
+def test_it_finds_what_float64_finds(subset, top):
+    generator = np.random.default_rng(0)
+    rows, queries = unit_rows(generator.standard_normal((500, 16))), unit_rows(generator.standard_normal((20, 16)))
+    numbers = None if subset is None else np.sort(generator.choice(500, subset, replace=False))
+    found = scan(queries, rows, top, numbers=numbers)
+    among = np.arange(500) if numbers is None else numbers
+    truth = queries.astype(np.float64) @ rows[among].astype(np.float64).T
+    wanted = min(top, len(among))
+    assert found.ids.shape == (20, top)
+    assert ((found.ids >= 0).sum(axis=1) == wanted).all()
+    assert found.scores[:, :wanted] == pytest.approx(np.sort(truth, axis=1)[:, ::-1][:, :wanted], abs=1e-6)
+    assert set(found.ids[found.ids >= 0].tolist()) <= set(among.tolist())
+    assert all(len(set(ids[:wanted])) == wanted for ids in found.ids.tolist())
+
+
+def test_no_queries_find_nothing():
+    assert scan(np.empty((0, 4), np.float32), np.eye(4, dtype=np.float32), 3).ids.shape == (0, 3)
