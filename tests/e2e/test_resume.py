@@ -28,7 +28,7 @@ def kill_group(process, number):
     process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, digits, tiny_recipe, tmp_path, number):
     out = tmp_path / "demo"
     generator = random.Random(0)

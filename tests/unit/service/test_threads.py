@@ -24,19 +24,25 @@ def test_processes_share_the_cores(monkeypatch, cores, processes, given, expecte
     assert (budget.engine, budget.decode, budget.compute, budget.blas) == expected
 
 
+def numpys_threads():
+    """torch's, which other tests load, counts for each thread on its own; the service has none."""
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas" and "numpy" in pool["filepath"]]
+    return [pool["num_threads"] for pool in pools]
+
+
 def test_blas_keeps_to_its_part():
-    before = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+    before = max(numpys_threads())
     try:
         limit_blas(1)
         seen = []
 
         def elsewhere():
             np.ones((300, 300)) @ np.ones((300, 300))
-            seen.extend(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+            seen.extend(numpys_threads())
 
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
         assert set(seen) == {1}
     finally:
-        threadpool_limits(max(before), user_api="blas")
+        threadpool_limits(before, user_api="blas")

@@ -52,7 +52,9 @@ def peers(features, classes, c):
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-@pytest.mark.parametrize("c", [1e-6, 1e-3, 1.0, 316.0, 1e5])
+@pytest.mark.parametrize(
+    "c", [1e-6, pytest.param(1e-3, marks=pytest.mark.slow), 1.0, pytest.param(316.0, marks=pytest.mark.slow), 1e5]
+)
 def test_the_objective_is_scikit_learns(name, c):
     features, classes = data_set(name)
     ours = problem(features, classes).fit(c)
