@@ -22,6 +22,7 @@ from service.api import (
     info,
     kserve,
     labels,
+    models,
 )
 from service.head import HeadMiddleware
 from service.middleware import BodyLimitMiddleware, RequestMiddleware
@@ -34,6 +35,7 @@ from service.web import explorer
 _ROOMS: Final = (
     health,
     info,
+    models,
     embeddings,
     cohere,
     kserve,

@@ -79,7 +79,8 @@ class _Exchange:
         self._span = None if tracer is None or self._probe else tracer.begin(self._record)
         begin_request(self._record)
         self._deadline = asyncio.get_running_loop().time() + self._resources.settings.limits.deadline_s
-        self._state.update(request_id=self._id, deadline=self._deadline)
+        # Kept with the request: another model may be served before it is answered.
+        self._state.update(request_id=self._id, deadline=self._deadline, resources=self._resources)
         self._started = time.perf_counter()
         self._status = 500
         self._handler = asyncio.current_task()
@@ -87,6 +88,7 @@ class _Exchange:
         self.answered = False
         self._watcher: asyncio.Task[None] | None = None
         self.client_gone = False
+        self._resources.model.requests.began()
 
     async def receive(self) -> Message:
         if self._complete:
@@ -117,12 +119,14 @@ class _Exchange:
     def end(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
+        self._resources.model.requests.ended()
         status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)
         tracer = self._resources.tracer
         if tracer is not None and self._span is not None:
-            tracer.end(self._span, self._record, method=method, route=route, status=status)
+            fingerprint = self._resources.encoder.fingerprint
+            tracer.end(self._span, self._record, method=method, route=route, status=status, fingerprint=fingerprint)
         fields = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
         if self._record.num_images is not None:
             fields["images"] = self._record.num_images
@@ -171,7 +175,7 @@ class _Body:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
-        self._resources: Resources = scope["app"].state.resources
+        self._resources: Resources = scope["state"]["resources"]
         self._limit = self._resources.settings.limits.max_body_bytes
         headers = dict(scope["headers"])
         self._stated = headers.get(b"content-length", b"0")

@@ -7,53 +7,44 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from mlcd.artifact import MANIFEST
 from mlcd.clustering.centers import Centers
 from mlcd.collections.snapshot import Snapshot
 from mlcd.errors import ConfigInvalid
-from mlcd.images.decode import DecodeLimits
 from mlcd.pipelines.resolve import resolve_model
-from service.cache.cached import CachedPipeline, open_cached
+from service.cache.cached import CachedPipeline
+from service.cache.memory import MemoryCache
 from service.dispatch.admission import Admission, bounded_retry_s
 from service.dispatch.base import Dispatcher, Engine
-from service.dispatch.batcher import MicroBatcher
-from service.dispatch.direct import Direct, TritonEngine, open_triton_engine
+from service.dispatch.direct import TritonEngine, open_triton_engine
 from service.dispatch.engine import SupervisedEngine
 from service.dispatch.pipeline import Pipeline
 from service.dispatch.readiness import Readiness
 from service.dispatch.served import Opening, ServedEncoder
 from service.lookup import Lookup
+from service.model import Ground, ServedModel, open_model
 from service.observability.metrics import Metrics
 from service.security.fetch.fetcher import Fetcher
 from service.security.rate import Rates, open_rates
 from service.security.ring import KeyRing
 from service.settings import Settings
+from service.space import open_space
+from service.swap import Swap
 from service.threads import ThreadBudget, limit_blas
 
 if TYPE_CHECKING:  # an extra that few install
     from service.observability.tracing import RequestTracer
 
-_BATCH_SHARE: Final = 0.25
-"""Of the deadline: an image may wait for the batch that runs and the one that is ready before its own is taken."""
-
 
 @dataclass(frozen=True)
 class Resources:
-    """What the routes work with."""
+    """What the routes work with: those of one request see one model."""
 
     settings: Settings
-    encoder: ServedEncoder
-    centers: Centers | None
-    lookup: Lookup | None
-    """Of the centers."""
-    collections: dict[str, Snapshot]
-    engine: Engine
+    model: ServedModel
+    swap: Swap
     admission: Admission
-    dispatcher: Dispatcher
-    readiness: Readiness
-    pipeline: Pipeline | CachedPipeline
     compute: ThreadPoolExecutor
     """For label look-up and search, which are too long for the event loop."""
     metrics: Metrics
@@ -62,6 +53,40 @@ class Resources:
     """None where all may enter."""
     rates: Rates
     fetcher: Fetcher
+
+    @property
+    def engine(self) -> Engine:
+        return self.model.engine
+
+    @property
+    def encoder(self) -> ServedEncoder:
+        return self.model.encoder
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.model.dispatcher
+
+    @property
+    def pipeline(self) -> Pipeline | CachedPipeline:
+        return self.model.pipeline
+
+    @property
+    def readiness(self) -> Readiness:
+        return self.model.readiness
+
+    @property
+    def lookup(self) -> Lookup | None:
+        """Of the centers, where there are any in the model's space."""
+        return self.model.space.lookup
+
+    @property
+    def centers(self) -> Centers | None:
+        return None if self.lookup is None else self.lookup.centers
+
+    @property
+    def collections(self) -> dict[str, Snapshot]:
+        """Those in the model's space."""
+        return self.model.space.collections
 
     @cached_property
     def stamp(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -92,7 +117,7 @@ async def open_resources(
     # Before the model, which takes a while to load.
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
     elsewhere = settings.engine in ("fake", "triton")
-    model = settings.model if elsewhere else resolve_model(settings.model, announce)
+    folder = settings.model if elsewhere else resolve_model(settings.model, announce)
     threads = ThreadBudget.of(settings)
     limit_blas(threads.blas)
     limits = settings.limits
@@ -100,7 +125,9 @@ async def open_resources(
         headers = _open_pool(stack, 1, "headers")
         decoders = _open_pool(stack, threads.decode, "decode")
         compute = _open_pool(stack, threads.compute, "compute")
-        engine = await stack.enter_async_context(_opened_engine(settings, model, threads))
+        # Of the model alone: a swap closes it, and what is below goes on.
+        opened = await stack.enter_async_context(AsyncExitStack())
+        engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
         encoder = engine.served
         metrics = Metrics(
             model=encoder.name,
@@ -120,28 +147,17 @@ async def open_resources(
             max_bytes=limits.max_queued_bytes,
             metrics=metrics,
         )
-        dispatcher = await stack.enter_async_context(_dispatching(engine, settings, metrics))
-        decode_limits = DecodeLimits(max_bytes=limits.max_body_bytes, max_pixels=limits.max_pixels)
-        pipeline = Pipeline(
-            engine,
-            dispatcher,
-            admission,
+        ground = Ground(
+            settings=settings,
             headers=headers,
             decoders=decoders,
             num_decoders=threads.decode,
-            preprocess=encoder.preprocess,
-            dimension=encoder.dimension,
-            limits=decode_limits,
-            max_pixels=limits.max_queued_pixels,
+            admission=admission,
             metrics=metrics,
+            memory=MemoryCache(settings.cache.memory_bytes, metrics) if settings.cache.memory_bytes else None,
         )
-        await pipeline.warm_up()
-        cached = await stack.enter_async_context(open_cached(pipeline, settings, encoder, decode_limits, metrics))
-        centers = _open_centers(settings, model, encoder)
-        lookup = None if centers is None else Lookup(centers)
-        collections = _open_collections(settings, encoder)
-        if settings.approximate and lookup is not None:
-            lookup.approximate(collections.values())
+        space = open_space(settings, folder, encoder.fingerprint, strict=True)
+        model = await opened.enter_async_context(open_model(engine, ground, space))
         await stack.enter_async_context(_running(metrics.watch()))
         if keys is not None:
             await stack.enter_async_context(_running(keys.watch()))
@@ -150,15 +166,9 @@ async def open_resources(
         fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
         yield Resources(
             settings=settings,
-            encoder=encoder,
-            centers=centers,
-            lookup=lookup,
-            collections=collections,
-            engine=engine,
+            model=model,
+            swap=await stack.enter_async_context(Swap(ground, folder, model, opened)),
             admission=admission,
-            dispatcher=dispatcher,
-            readiness=Readiness(engine, dispatcher),
-            pipeline=cached,
             compute=compute,
             metrics=metrics,
             tracer=tracer,
@@ -186,25 +196,6 @@ def _opened_engine(
     return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
 
 
-@asynccontextmanager
-async def _dispatching(
-    engine: SupervisedEngine | TritonEngine, settings: Settings, metrics: Metrics
-) -> AsyncIterator[Dispatcher]:
-    """Triton batches by itself; any other engine sits behind one micro-batcher."""
-    if isinstance(engine, TritonEngine):
-        yield Direct(engine, timeout_s=settings.triton.timeout_s, metrics=metrics)
-        return
-    limits = settings.limits
-    batcher = MicroBatcher(
-        engine,
-        max_batch=engine.served.batch_within(limits.deadline_s * _BATCH_SHARE),
-        max_queued=limits.max_queued_images,
-        metrics=metrics,
-    )
-    async with batcher:
-        yield batcher
-
-
 def _open_tracer(stack: AsyncExitStack, settings: Settings, encoder: ServedEncoder) -> "RequestTracer | None":
     if settings.tracing.endpoint is None:
         return None
@@ -216,7 +207,6 @@ def _open_tracer(stack: AsyncExitStack, settings: Settings, encoder: ServedEncod
         settings.tracing.endpoint,
         sample=settings.tracing.sample,
         model=encoder.name,
-        fingerprint=encoder.fingerprint,
     )
     stack.callback(tracer.close)
     return tracer
@@ -237,30 +227,3 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-def _open_centers(settings: Settings, model: str, encoder: ServedEncoder) -> Centers | None:
-    shipped = Path(model) / "centers"
-    if settings.centers is None and not (shipped / MANIFEST).is_file():
-        return None
-    path = Path(settings.centers) if settings.centers is not None else shipped
-    centers = Centers.open(path)
-    if centers.fingerprint != encoder.fingerprint:
-        raise ConfigInvalid(
-            f"the centers {path} are in the space of another model ({centers.fingerprint[:12]}, served"
-            f" {encoder.fingerprint[:12]})",
-            remedy="use the centers shipped with the model, or cluster its own embeddings",
-        )
-    return centers
-
-
-def _open_collections(settings: Settings, encoder: ServedEncoder) -> dict[str, Snapshot]:
-    if settings.state_dir is None:
-        return {}
-    folder = Path(settings.state_dir) / "collections"
-    collections = {}
-    for manifest in sorted(folder.glob(f"*/{MANIFEST}")):
-        snapshot = Snapshot.open(manifest.parent)
-        snapshot.check_fingerprint(encoder.fingerprint)
-        collections[manifest.parent.name] = snapshot
-    return collections

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
+from fastapi import FastAPI
 
 from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
@@ -63,8 +64,9 @@ async def serve_on(
             raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
         limits = settings.limits
         bounds = Bounds(most=limits.max_connections, exchange_s=limits.deadline_s, metrics=resources.metrics)
+        app = create_app(resources)
         config = uvicorn.Config(
-            create_app(resources),
+            app,
             http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be
             ws="none",
             lifespan="off",
@@ -76,7 +78,7 @@ async def serve_on(
             timeout_graceful_shutdown=math.ceil(settings.grace_s),
         )
         server = _Server(config)
-        stop = _Stop(server, resources)
+        stop = _Stop(server, app, settings)
         for number in STOPS:
             asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
         serving(resources)
@@ -107,8 +109,8 @@ class _Server(uvicorn.Server):
 class _Stop:
     """The end of serving: not ready at once, served for a while still, then what is in flight, and no longer."""
 
-    def __init__(self, server: uvicorn.Server, resources: Resources) -> None:
-        self._server, self._resources = server, resources
+    def __init__(self, server: uvicorn.Server, app: FastAPI, settings: Settings) -> None:
+        self._server, self._app, self._settings = server, app, settings
         self._under_way = False
 
     def requested(self, number: int) -> None:
@@ -117,11 +119,11 @@ class _Stop:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._under_way = True
-        settings = self._resources.settings
-        self._resources.readiness.draining = True
-        asyncio.get_running_loop().call_later(settings.drain_s, self._stop_listening)
+        resources: Resources = self._app.state.resources
+        resources.readiness.draining = True
+        asyncio.get_running_loop().call_later(self._settings.drain_s, self._stop_listening)
         # Whatever hangs, a decoder's thread or the loop itself: the end is bounded.
-        last = threading.Timer(bound_s(settings), os._exit, (1,))
+        last = threading.Timer(bound_s(self._settings), os._exit, (1,))
         last.daemon = True
         last.start()
 

@@ -33,7 +33,7 @@ _PATIENCE: Final = 2
 _FORGETTING: Final = 0.99
 _BUSY_PAUSE_S: Final = 0.1
 _MICROSECONDS: Final = 1_000_000
-_CHANNEL: Final = [
+CHANNEL: Final = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # A server that was started again is found at once: gRPC's own pauses grow to two minutes.
@@ -70,7 +70,7 @@ async def open_triton(
     """
     _check_address(url)
     model_name(name)
-    client = InferenceServerClient(url, channel_args=_CHANNEL)
+    client = InferenceServerClient(url, channel_args=CHANNEL)
     try:
         async with asyncio.timeout(timeout_s):
             found = version if version is not None else await _latest(client, url, name, timeout_s)

@@ -1,4 +1,4 @@
-"""How a route reaches what was opened at start."""
+"""How a route reaches what is open for its request."""
 
 from typing import Annotated, cast
 
@@ -9,7 +9,7 @@ from service.resources import Resources
 
 
 async def _resources(request: Request) -> Resources:  # not async, every request would wait for a thread to say it
-    return cast(Resources, request.app.state.resources)
+    return cast(Resources, request.state.resources)
 
 
 Opened = Annotated[Resources, Depends(_resources)]

@@ -18,7 +18,7 @@ from service.security.gate import needs
 router = APIRouter(tags=["labels"])
 
 _NUM_NEIGHBORS: Final = 8
-_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": DescribedCenter}, 404: {}, 504: {}}
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": DescribedCenter}, 404: {}, 409: {}, 504: {}}
 
 
 @router.get("/v1/centers/{center}", dependencies=[needs("search")], response_class=Response, responses=_ANSWERS)

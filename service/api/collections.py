@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from mlcd.collections.snapshot import Snapshot
-from mlcd.errors import NotFound
 from service.api.access import Opened
 from service.api.answers import headers, json_answer, provenance
 from service.api.bodies import media_type, read_json
@@ -23,8 +22,8 @@ from service.security.gate import needs
 router = APIRouter(tags=["collections"])
 
 _LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}}
-_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Collection}, 404: {}}
-_FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Collection}, 404: {}, 409: {}}
+_FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
 
 
 @router.get("/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST)
@@ -89,9 +88,7 @@ async def _read_queries(request: Request, resources: Resources, snapshot: Snapsh
 
 
 def _opened(name: str, resources: Resources) -> Snapshot:
-    if name not in resources.collections:
-        raise NotFound("there is no such collection", remedy="GET /v1/collections lists them")
-    return resources.collections[name]
+    return resources.model.space.opened_collection(name)
 
 
 def _describe(name: str, snapshot: Snapshot) -> dict[str, Any]:

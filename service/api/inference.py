@@ -53,7 +53,11 @@ _LENGTH: Final[dict[str, Any]] = {
     "schema": {"type": "integer", "minimum": 0},
 }
 _BODY: Final = {**json_body(InferRequest, **{RAW: BINARY}), "parameters": [_LENGTH]}
-_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": InferResponse, "content": {RAW: BINARY}}, 404: {}}
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": InferResponse, "content": {RAW: BINARY}},
+    404: {},
+    409: {},
+}
 
 
 @router.post(
@@ -154,6 +158,8 @@ def _wanted(asked: InferRequest, resources: Resources) -> list[str]:
     if asked.outputs is None:
         return known
     wanted = list(dict.fromkeys(output.name for output in asked.outputs))
+    if resources.model.space.foreign_centers is not None and {LABEL_IDS, LABEL_SCORES} & set(wanted):
+        resources.model.space.opened_lookup()
     if not wanted or not set(wanted) <= set(known):
         raise BadRequest(f"outputs are {', '.join(known)}", param="outputs")
     return wanted

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mlcd.clustering.centers import Centers
 from mlcd.clustering.members import NUM_EXAMPLES
-from mlcd.errors import InvalidInput, NotFound
+from mlcd.errors import InvalidInput
 from mlcd.types import Neighbors
 from service.api.access import Opened
 from service.api.answers import JSON, NPY, RAW, headers, json_answer, negotiated, provenance, to_npy
@@ -31,6 +31,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": LabeledImages, "content": {RAW: BINARY, NPY: BINARY}},
     404: {},
     406: {},
+    409: {},
 }
 
 
@@ -96,9 +97,7 @@ async def label(
 
 
 def opened_lookup(resources: Resources) -> Lookup:
-    if resources.lookup is None:
-        raise NotFound("this model was started without centers", remedy="start the server with --centers")
-    return resources.lookup
+    return resources.model.space.opened_lookup()
 
 
 def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:

@@ -196,15 +196,16 @@ async def open_cached(
     encoder: ServedEncoder,
     limits: DecodeLimits,
     metrics: Metrics,
+    memory: MemoryCache | None,
 ) -> AsyncIterator[Pipeline | CachedPipeline]:
-    """The pipeline behind the caches that `settings` ask for; the pipeline itself where they ask for none.
+    """The pipeline behind `memory` and the Redis that `settings` ask for; the pipeline itself where there is neither.
 
     Raises ConfigInvalid where Redis is asked for and cannot be: its package is missing, its address is none. One that
     does not answer is none of that.
     """
     cache = settings.cache
     use_redis = settings.redis_url is not None and cache.ttl_s > 0
-    if not use_redis and not cache.memory_bytes:
+    if not use_redis and memory is None:
         yield pipeline
         return
     vectors = VectorFormat(encoder.dimension, cache.dtype)
@@ -217,7 +218,7 @@ async def open_cached(
             pipeline,
             space=space,
             vectors=vectors,
-            memory=MemoryCache(cache.memory_bytes, metrics) if cache.memory_bytes else None,
+            memory=memory,
             redis=redis,
             hasher=hasher,
             metrics=metrics,

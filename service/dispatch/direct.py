@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # an extra
 
 _MIN_OVERDUE_S: Final = 0.8
 _OVERDUE: Final = 3
+_LOAD_S: Final = 600.0
+"""A large model that TensorRT builds an engine for takes minutes."""
 _BACK_IN_S: Final = 2.0
 """Nobody here knows when Triton will be back; its adapter looks four times a second."""
 
@@ -50,6 +52,21 @@ class TritonEngine:
     def observe(self, metrics: Metrics) -> None:
         metrics.engine_up(lambda: self.up)
 
+    async def load_beside(self, version: int | None) -> int:
+        """Have Triton load another version of the model (None: the newest), which serves beside this one; its number.
+
+        Raises as `mlcd.encoders.triton_versions.load_version`.
+        """
+        from mlcd.encoders.triton_versions import load_version
+
+        return await load_version(self.encoder.url, self.encoder.name, version, timeout_s=_LOAD_S)
+
+    async def unload_others(self) -> None:
+        """Have Triton let go of the model's other versions."""
+        from mlcd.encoders.triton_versions import keep_version
+
+        await keep_version(self.encoder.url, self.encoder.name, self.encoder.version, timeout_s=_LOAD_S)
+
 
 class Direct:
     """See `service.dispatch.base.Dispatcher`: every image is a request of its own."""
@@ -78,9 +95,10 @@ class Direct:
 
 
 @asynccontextmanager
-async def open_triton_engine(settings: Settings) -> AsyncIterator[TritonEngine]:
+async def open_triton_engine(settings: Settings, *, version: int | None = None) -> AsyncIterator[TritonEngine]:
     """The model MLCD_MODEL of the Triton at MLCD_TRITON__URL, seen to embed.
 
+    version: other than MLCD_TRITON__VERSION says.
     Raises ConfigInvalid where its package is missing, or where the images should be prepared otherwise than the model
     says; and what `mlcd.encoders.triton.open_triton` raises.
     """
@@ -89,7 +107,7 @@ async def open_triton_engine(settings: Settings) -> AsyncIterator[TritonEngine]:
     except ModuleNotFoundError as error:
         raise ConfigInvalid("engine triton needs a package", remedy="pip install 'mlcd[triton]'") from error
     assert settings.triton.url is not None
-    encoder = await open_triton(settings.triton.url, settings.model, version=settings.triton.version)
+    encoder = await open_triton(settings.triton.url, settings.model, version=version or settings.triton.version)
     try:
         for name in ("exif", "decode"):
             wanted = getattr(settings, name)

@@ -19,6 +19,8 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from service.dispatch.served import ServedEncoder
+
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _EVERY_S: Final = 0.1
@@ -52,7 +54,7 @@ class Metrics:
         """together: the directory given to `count_together`; None counts this process alone."""
         self._registry = CollectorRegistry()
         self._together = together
-        self._asked: list[tuple[Gauge, Callable[[], float]]] = []
+        self._asked: dict[Gauge, Callable[[], float]] = {}
         self._requests = self._counter("mlcd_requests_total", "Requests answered.", "route", "status")
         self._durations = self._seconds("mlcd_request_duration_seconds", "Time to answer.", "route")
         self._images = self._counter("mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome")
@@ -86,8 +88,14 @@ class Metrics:
         self._processes = self._gauge("mlcd_processes", "Server processes that are up.")
         self._processes.set(1)
         labels = ("model", "fingerprint", "preprocess", "engine", "precision")
-        info = self._gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
-        info.labels(model, fingerprint, preprocess, engine, precision).set(1)
+        self._info = self._gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
+        self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
+
+    def serve(self, encoder: ServedEncoder) -> None:
+        """From now on another version of the model, by the same engine. For a process that is counted alone."""
+        self._info.clear()
+        preprocess = str(encoder.preprocess.version)
+        self._info.labels(encoder.name, encoder.fingerprint, preprocess, encoder.engine, encoder.precision).set(1)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
@@ -151,12 +159,12 @@ class Metrics:
         self._threads.labels(of).set(num)
 
     def engine_up(self, up: Callable[[], bool]) -> None:
-        """up: asked when the metrics of this process are read, and ten times a second for the others."""
-        self._asked.append((self._engines_up, up))
+        """up: asked when the metrics of this process are read, and ten times a second for the others; the latest."""
+        self._asked[self._engines_up] = up
 
     def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
         """depth: asked as `engine_up` is."""
-        self._asked.append((self._depths.labels(stage), depth))
+        self._asked[self._depths.labels(stage)] = depth
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
@@ -179,7 +187,7 @@ class Metrics:
         return generate_latest(registry)
 
     def _ask(self) -> None:
-        for gauge, ask in self._asked:
+        for gauge, ask in self._asked.items():
             gauge.set(ask())
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:

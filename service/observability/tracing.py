@@ -27,11 +27,9 @@ _INFERENCE: Final = "inference"
 class RequestTracer:
     """Gives requests their spans, and sends those off by a thread of its own; what cannot be sent is dropped."""
 
-    def __init__(self, endpoint: str, *, sample: float, model: str, fingerprint: str) -> None:
+    def __init__(self, endpoint: str, *, sample: float, model: str) -> None:
         """endpoint: of the collector, without the path; sample: share of the requests whose caller has not decided."""
-        resource = Resource.create(
-            {"service.name": "mlcd", "service.version": mlcd.__version__, "mlcd.fingerprint": fingerprint}
-        )
+        resource = Resource.create({"service.name": "mlcd", "service.version": mlcd.__version__})
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(sample), resource=resource, shutdown_on_exit=False
         )
@@ -51,7 +49,8 @@ class RequestTracer:
         self._propagator.inject(record.trace_headers, set_span_in_context(span))
         return span
 
-    def end(self, span: Span, record: RequestRecord, *, method: str, route: str, status: int) -> None:
+    def end(self, span: Span, record: RequestRecord, *, method: str, route: str, status: int, fingerprint: str) -> None:
+        """fingerprint: of the model that answered."""
         if span.is_recording():
             self._add_stages(set_span_in_context(span), record.stages)
             span.update_name(f"{method} {route}")
@@ -61,6 +60,7 @@ class RequestTracer:
                     "http.route": route,
                     "http.response.status_code": status,
                     "mlcd.request_id": record.request_id,
+                    "mlcd.fingerprint": fingerprint,
                     **({} if record.num_images is None else {"mlcd.images": record.num_images}),
                 }
             )

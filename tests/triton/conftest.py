@@ -99,6 +99,15 @@ class Server:
         ]
         return sum(float(line.rsplit(" ", 1)[1]) for line in rows)
 
+    def resident_mib(self) -> list[float]:
+        """Of each of its processes: the server, and a stub for every version of a model."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(path.name)) == self._process.pid:
+                    found.append(int((path / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+        return found
+
     def _control(self, name: str, verb: str) -> None:
         request = urllib.request.Request(self._http(f"v2/repository/models/{name}/{verb}"), data=b"{}")
         urllib.request.urlopen(request, timeout=START_S).close()

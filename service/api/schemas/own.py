@@ -1,6 +1,6 @@
 """Wire models of our own routes. Answers with vectors are described here and written without passing through here."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -195,6 +195,33 @@ class CollectionList(BaseModel):
     """Every collection."""
 
     collections: list[Collection]
+
+
+class LoadRequest(BaseModel):
+    """version: as in Triton's repository; null: the newest there. unload: Triton then lets go of all others, which is
+    false where other servers still use them.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"version": 2}]})
+
+    version: Annotated[int, Field(ge=1)] | None = None
+    unload: bool = True
+
+
+class Foreign(BaseModel):
+    """What was made with another model, and the fingerprints of those: refused while this one is served."""
+
+    centers: str | None
+    collections: dict[str, str]
+
+
+class LoadedModel(Provenance):
+    """centers: digest of those in use."""
+
+    version: int
+    centers: str | None
+    collections: list[str]
+    foreign: Foreign
 
 
 class CenterSet(BaseModel):

@@ -35,6 +35,7 @@ def test_every_route_of_the_contract_is_in_it(operations):
         "/v1/images/embed",
         "/v1/labels",
         "/v1/collections/{name}/search",
+        "/v1/models/{name}/load",
     }
     gets = {path for method, path in operations if method == "get"}
     assert {"/v1/info", "/v1/models", "/v1/models/{model}", "/v1/centers/{center}", "/v2", "/v2/health/ready"} <= gets

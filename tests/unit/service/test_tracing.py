@@ -13,7 +13,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def tracer():
-    tracer = RequestTracer("http://127.0.0.1:9", sample=1.0, model="m", fingerprint="f")
+    tracer = RequestTracer("http://127.0.0.1:9", sample=1.0, model="m")
     yield tracer
     tracer._provider._active_span_processor._span_processors = ()  # nothing is sent from here
     tracer.close()

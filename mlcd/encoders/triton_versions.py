@@ -1,0 +1,120 @@
+"""Which versions of a model Triton has loaded: its explicit model control.
+
+A plain load reads the repository again, and does nothing where nothing in it has changed: then, and where a version was
+let go of, it is the version policy given with a load that says which versions are wanted. In either case Triton loads
+and warms up first, while the versions that it has go on serving.
+"""
+
+import json
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from mlcd.encoders.triton import CHANNEL
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, DeadlineExceeded, MlcdError, NotFound, Unavailable
+
+_OF_VERSION: Final = "fingerprint."
+"""The parameter of config.pbtxt that speaks of one version."""
+_Answer = TypeVar("_Answer")
+
+
+async def load_version(url: str, name: str, version: int | None, *, timeout_s: float) -> int:
+    """Have the Triton at `url` load and warm up a version beside those that serve; its number.
+
+    version: None takes the newest that the repository holds. timeout_s: of each call.
+    Raises NotFound where there is no such version, ArtifactInvalid where Triton cannot load the model, ConfigInvalid
+    where it lets nobody load models, and Unavailable.
+    """
+    async with _connected(url, name, timeout_s) as control:
+        if version is not None and version in await control.loaded():
+            return version
+        await control.load()
+        config = await control.config()
+        listed = _listed(config)
+        for wanted in listed if version is None else {version} & set(listed):
+            if wanted not in (loaded := await control.loaded()):
+                await control.load(config, loaded | {wanted})
+            if wanted in await control.loaded():
+                return wanted
+    which = "no version that mlcd exported" if version is None else f"no version {version}"
+    known = ", ".join(map(str, sorted(listed))) or "none"
+    raise NotFound(f"Triton's repository holds {which} of the model {name}", remedy=f"it lists: {known}")
+
+
+async def keep_version(url: str, name: str, version: int, *, timeout_s: float) -> None:
+    """Have the Triton at `url` let go of every version but this, which serves all the while.
+
+    Raises as `load_version`.
+    """
+    async with _connected(url, name, timeout_s) as control:
+        if await control.loaded() != {version}:
+            await control.load(await control.config(), {version})
+
+
+@asynccontextmanager
+async def _connected(url: str, name: str, timeout_s: float) -> AsyncIterator["_Control"]:
+    client = InferenceServerClient(url, channel_args=CHANNEL)
+    try:
+        yield _Control(client, name, timeout_s)
+    finally:
+        await client.close()
+
+
+class _Control:
+    """Of one model."""
+
+    def __init__(self, client: InferenceServerClient, name: str, timeout_s: float) -> None:
+        self._client, self._name, self._timeout_s = client, name, timeout_s
+
+    async def config(self) -> dict[str, Any]:
+        """As it is loaded, in the names of Triton's protobuf."""
+        request = self._client.get_model_config(self._name, as_json=True, client_timeout=self._timeout_s)
+        found: dict[str, Any] = (await self._answer(request))["config"]
+        return found
+
+    async def loaded(self) -> set[int]:
+        """None where the model is not loaded."""
+        try:
+            metadata = await self._answer(self._client.get_model_metadata(self._name, client_timeout=self._timeout_s))
+        except NotFound:
+            return set()
+        return {int(version) for version in metadata.versions}
+
+    async def load(self, config: dict[str, Any] | None = None, versions: Collection[int] = ()) -> None:
+        """As the repository says; with `config`, those of `versions` that are there."""
+        policy = {"version_policy": {"specific": {"versions": sorted(versions)}}}
+        given = None if config is None else json.dumps({**config, **policy})
+        await self._answer(self._client.load_model(self._name, config=given, client_timeout=self._timeout_s))
+
+    async def _answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
+        try:
+            return await request
+        except InferenceServerException as error:
+            raise _error(error, self._name) from error
+
+
+def _listed(config: dict[str, Any]) -> list[int]:
+    """The versions of which config.pbtxt speaks, newest first."""
+    numbers = [key.removeprefix(_OF_VERSION) for key in config.get("parameters", {}) if key.startswith(_OF_VERSION)]
+    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+
+
+def _error(error: InferenceServerException, name: str) -> MlcdError:
+    """By status; Triton's text, which may hold a traceback of the model's, goes no further."""
+    status, text = error.status(), (error.message() or "").lower()
+    if status == "StatusCode.DEADLINE_EXCEEDED":
+        return DeadlineExceeded(f"Triton did not load the model {name} in time")
+    if "not allowed" in text or "restricted" in text:
+        return ConfigInvalid(
+            "Triton lets nobody load models here", remedy="start it with --model-control-mode=explicit"
+        )
+    if status == "StatusCode.NOT_FOUND" or "request for unknown model" in text:
+        return NotFound(f"the model {name} is not loaded in Triton")
+    if status == "StatusCode.UNAVAILABLE":
+        return Unavailable("Triton cannot be reached", remedy="is it up?")
+    return ArtifactInvalid(
+        f"Triton cannot load the model {name}", remedy="its log says why; mend the version that fails, or take it away"
+    )
