@@ -216,7 +216,7 @@ def test_bad_input_is_refused_once_before_the_first_step(arguments, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
     """Instead of a wait without end, in which the others would stay."""
     program = tmp_path / "program.py"

@@ -4,4 +4,4 @@ import pytest
 
 from tests.integration.test_schema import *  # noqa: F403
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
