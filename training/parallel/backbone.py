@@ -1,12 +1,11 @@
 """The tower over processes: replicated with averaged gradients (ddp), or sharded itself (fsdp)."""
 
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -29,13 +28,12 @@ class Backbone:
         self._bf16 = compute.precision == "bf16"
         if compute.precision == "fp64":
             model.double()
-        _prepare_blocks(model.trunk, compute)
-        self._replicas: DistributedDataParallel | None = None
         self._sharded = compute.backbone == "fsdp" and world.size > 1
+        replicate = world.size > 1 and not self._sharded
+        self._replicas = _replicate(model.trunk, world) if replicate else None
+        _prepare_blocks(model.trunk, compute)
         if self._sharded:
             _shard(model.trunk, world)
-        elif world.size > 1:
-            self._replicas = _replicate(model.trunk, world)
 
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings [B, D], not yet unit, of float images [B, 3, S, S] with values 0..255; B may be 0."""
@@ -77,18 +75,20 @@ def _prepare_blocks(trunk: ViT, compute: ComputeConfig) -> None:
             block.compile()
 
 
-def _replicate(trunk: nn.Module, world: World) -> DistributedDataParallel:
-    # Without the search for unused parameters, DDP lays its buckets out anew after the first step of a process. A sum
-    # over three processes depends on an entry's place in its bucket: a resumed run would differ in the last bits.
-    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified", UserWarning)
-    return DistributedDataParallel(
+def _replicate(trunk: ViT, world: World) -> DistributedDataParallel:
+    replicas = DistributedDataParallel(
         trunk,
         process_group=world.group,
         bucket_cap_mb=_BUCKET_MIB,
-        find_unused_parameters=True,
         gradient_as_bucket_view=True,
         broadcast_buffers=False,
     )
+    # DDP lays its buckets out anew after a process's first backward pass, and a sum over three processes depends on an
+    # entry's place in its bucket: a resumed run would differ in the last bits. So that pass is one without images.
+    side, like = trunk.config.image_size, next(trunk.parameters())
+    replicas(like.new_zeros((0, 3, side, side))).sum().backward()
+    trunk.zero_grad(set_to_none=True)
+    return replicas
 
 
 def _shard(trunk: ViT, world: World) -> None:
