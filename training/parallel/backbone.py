@@ -81,7 +81,7 @@ def _replicate(trunk: ViT, world: World) -> DistributedDataParallel:
         process_group=world.group,
         bucket_cap_mb=_BUCKET_MIB,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,
+        forward_sync_buffers=False,
     )
     # DDP lays its buckets out anew after a process's first backward pass, and a sum over three processes depends on an
     # entry's place in its bucket: a resumed run would differ in the last bits. So that pass is one without images.
