@@ -1,0 +1,1 @@
+"""Batch jobs: millions of images, nothing lost, nothing twice."""

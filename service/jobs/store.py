@@ -1,0 +1,83 @@
+"""The seam between those who ask for jobs and those who do them: one queue, embedded or in Redis."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mlcd.types import Fingerprint
+from service.jobs.job import Event, Job, JobPage, JobSpec, JobState, Problem, Work
+
+
+class JobStore(Protocol):
+    """Every method is one atomic step, durable when it returns, and may be called by many processes at once.
+
+    A piece of work is given out at least once: again where its lease has ended without a word. A piece that has been
+    given out `MAX_ATTEMPTS` times without an end, or failed as often, fails for good, and the other pieces go on; when
+    all have ended and some have failed, the job has failed. Raises Unavailable where the store cannot be reached.
+    """
+
+    def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
+        """The new job, True; or that which was submitted with this idempotency key before, False.
+
+        Raises Conflict where the key is of another spec, or a job that is not finished writes to the same output.
+        """
+        ...
+
+    def get(self, job_id: str) -> Job:
+        """Raises NotFound."""
+        ...
+
+    def page(self, *, limit: int, cursor: str | None = None, state: JobState | None = None) -> JobPage:
+        """Raises InvalidInput for a cursor that is none."""
+        ...
+
+    def events(self, job_id: str, after: int = 0) -> list[Event]:
+        """Those with an id above `after`, oldest first; of old ones only the last few are kept. Raises NotFound."""
+        ...
+
+    def cancel(self, job_id: str) -> Job:
+        """Nothing more of it is given out but `discard`; workers learn it by `renew`. Raises NotFound, and Conflict
+        where it has ended another way; a canceled one stays so.
+        """
+        ...
+
+    def retry(self, job_id: str) -> Job:
+        """Give out again what has failed, or was canceled. Raises NotFound, and Conflict where nothing has."""
+        ...
+
+    def claim(self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float) -> Work | None:
+        """The next piece, of the oldest job of these models that has one; None where there is none now."""
+        ...
+
+    def renew(self, work: Work, *, lease_s: float, done: int = 0) -> bool:
+        """Go on for another lease; done: images of this piece so far. False: the lease or the job has ended, stop."""
+        ...
+
+    def release(self, work: Work) -> None:
+        """Give the piece back unfinished, without counting the attempt: a worker drains."""
+        ...
+
+    def planned(self, work: Work, sizes: Sequence[int]) -> None:
+        """The shards' images, in order. Like the next three, of no effect where the lease has ended."""
+        ...
+
+    def completed(self, work: Work, *, failed_items: int = 0) -> None:
+        """The piece's output is on the disk. After the last shard `publish` is due, and then the job has succeeded."""
+        ...
+
+    def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
+        """An attempt has failed. fatal: whatever the shard, as with a full disk: the job fails at once."""
+        ...
+
+    def heartbeat(self, worker: str, *, lease_s: float) -> None:
+        """This worker lives, with or without work."""
+        ...
+
+    def workers(self) -> list[str]:
+        """Those that live."""
+        ...
+
+    def depth(self) -> int:
+        """Pieces that wait to be claimed: what a scaler looks at."""
+        ...
+
+    def close(self) -> None: ...
