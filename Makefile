@@ -12,6 +12,8 @@ TRITON_REPOSITORY ?= triton
 FUZZ_SECONDS ?= 60
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+# Files of tests side by side: most of their time processes start, and wait for each other.
+IN_PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 MODEL_DIR ?= demo
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 # openvino reports its use to its maker where it finds openvino-telemetry, and works without.
@@ -51,7 +53,7 @@ demo: setup ## raw images to a live service; DEMO_ARGS=--no-serve stops after th
 	@$(BIN)/mlcd demo $(DEMO_ARGS)
 
 test: setup redis bundled-triton ## all tests that need no GPU, no Docker and no patience
-	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-slow: setup redis ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -80,8 +82,11 @@ $(TRITON)/.installed: deploy/triton/requirements.txt | setup
 
 compose-up: $(MODEL_DIR)/model/manifest.json ## docker compose up with the demo's model; MODEL_DIR is that of another
 	@# The containers' user is none of this machine's: it reads what everybody may.
-	@chmod -R a+rX $(MODEL_DIR)/model $(wildcard $(MODEL_DIR)/collections)
-	@MODEL_DIR=$(abspath $(MODEL_DIR)) $(COMPOSE) up --detach --build
+	@chmod -R a+rX $(MODEL_DIR)/model $(wildcard $(MODEL_DIR)/embeddings)
+	@export MODEL_DIR=$(abspath $(MODEL_DIR)); $(COMPOSE) build api || exit 1; \
+		[ ! -d $(MODEL_DIR)/embeddings ] || [ -n "$$($(COMPOSE) ps --quiet api)" ] || $(COMPOSE) run --rm --no-deps api \
+			index /srv/mlcd/embeddings /var/lib/mlcd/collections/demo || exit 1; \
+		$(COMPOSE) up --detach --build
 	@echo "http://127.0.0.1:$${PORT:-8000}/ when it is ready; $(COMPOSE) down stops it"
 
 demo/model/manifest.json: | setup

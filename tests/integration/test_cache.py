@@ -128,25 +128,25 @@ def test_no_request_fails_or_stalls_whatever_becomes_of_redis_and_it_is_used_aga
         hits_grow(server)
 
         redis.stop()
-        until(lambda: server.metric("mlcd_cache_up") == 0, 10)
+        until(lambda: server.metric("mlcd_cache_up") == 0, 60)
         served = load.num
-        until(lambda: load.num > served + 20, 15)
+        until(lambda: load.num > served + 20, 60)
         redis.start()
-        until(lambda: server.metric("mlcd_cache_up") == 1, 15)
+        until(lambda: server.metric("mlcd_cache_up") == 1, 60)
         hits_grow(server)
 
         redis.freeze()
-        until(lambda: server.metric("mlcd_cache_up") == 0, 10)
+        until(lambda: server.metric("mlcd_cache_up") == 0, 60)
         served = load.num
-        until(lambda: load.num > served + 20, 15)
+        until(lambda: load.num > served + 20, 60)
         redis.thaw()
-        until(lambda: server.metric("mlcd_cache_up") == 1, 15)
+        until(lambda: server.metric("mlcd_cache_up") == 1, 60)
         hits_grow(server)
 
         redis.ask("CONFIG", "SET", "maxmemory", "1")
         redis.ask("FLUSHALL")
         before = server.metric('mlcd_cache_writes_total{result="error"}')
-        until(lambda: server.metric('mlcd_cache_writes_total{result="error"}') > before + 5, 15)
+        until(lambda: server.metric('mlcd_cache_writes_total{result="error"}') > before + 5, 60)
         redis.ask("CONFIG", "SET", "maxmemory", "0")
         hits_grow(server)
 
