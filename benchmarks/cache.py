@@ -1,4 +1,4 @@
-"""What the cache saves, and what a Redis that stops or freezes costs, against the same server without a cache.
+"""What the cache saves, and what a Redis that freezes, stops, fills up or is emptied costs, against having none.
 
     python benchmarks/cache.py [--model MODEL] [--requests 1500] [--rounds 3]
 
@@ -11,6 +11,8 @@ each begins with an empty cache; the arms take turns, and every ratio is to the 
     redis     the cache in Redis alone, over loopback
     frozen    the same; Redis is frozen (SIGSTOP) half a second after the start
     stopped   the same; Redis is killed
+    full      the same; Redis may hold no more (maxmemory, noeviction)
+    flushed   the same; Redis is emptied
 
 The engine is a fake one that takes 20 ms for a batch, or what --model names: b32 is a ViT-B/32 of random weights.
 Needs redis-server.
@@ -31,7 +33,10 @@ from typing import Final
 
 import httpx
 import numpy as np
+import redis
 from overload import NO_CACHE, free_port, serving
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 from serve import Figures, exchange, make_model, photographs, raw_payload
 
 from mlcd.cores import available_cores
@@ -41,7 +46,7 @@ CHAOS_AFTER_S: Final = 0.5
 PAUSE_S: Final = 0.3
 THINK_S: Final = 0.03
 """On average between two requests of a client: without it all of them end up in one batch, and none is ever late."""
-ARMS: Final = ("none", "memory", "redis", "frozen", "stopped")
+ARMS: Final = ("none", "memory", "redis", "frozen", "stopped", "full", "flushed")
 
 
 class Redis:
@@ -53,7 +58,7 @@ class Redis:
         self.start()
 
     def start(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--maxmemory-policy", "noeviction"]
         self.process = subprocess.Popen(["redis-server", *options], cwd=self._folder, stdout=subprocess.DEVNULL)
 
     def freeze(self) -> None:
@@ -64,22 +69,40 @@ class Redis:
         self.process.kill()
         self.process.wait()
 
+    def fill(self) -> None:
+        """Not a byte more: it refuses writes."""
+        self._bound(1)
+
+    def flush(self) -> None:
+        with redis.Redis(port=self.port) as client:
+            client.flushall()
+
     def restore(self) -> None:
         """Whatever was done to it."""
         self.process.send_signal(signal.SIGCONT)
         if self.process.poll() is not None:
             self.start()
+        self._bound(0)
+
+    def _bound(self, max_bytes: int) -> None:
+        with redis.Redis(port=self.port, retry=Retry(ConstantBackoff(0.02), 100)) as client:
+            client.config_set("maxmemory", max_bytes)
 
 
 class Arm:
     """One server of ours and what is done to its Redis while it is measured."""
 
-    def __init__(self, name: str, port: int, redis: Redis) -> None:
-        self.name, self.port, self._redis = name, port, redis
+    def __init__(self, name: str, port: int, server: Redis) -> None:
+        self.name, self.port, self._redis = name, port, server
 
     def measure(self, figures: Figures, trace: list[bytes], clients: int) -> None:
         before = self._encoded()
-        chaos = {"frozen": self._redis.freeze, "stopped": self._redis.stop}.get(self.name)
+        chaos = {
+            "frozen": self._redis.freeze,
+            "stopped": self._redis.stop,
+            "full": self._redis.fill,
+            "flushed": self._redis.flush,
+        }.get(self.name)
         timer = threading.Timer(CHAOS_AFTER_S, chaos) if chaos is not None else None
         if timer is not None:
             timer.start()
@@ -113,24 +136,24 @@ class Arm:
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[Redis]:
-    redis = Redis(folder)
+    server = Redis(folder)
     try:
-        yield redis
+        yield server
     finally:
-        redis.stop()
+        server.stop()
 
 
-def open_arms(stack: ExitStack, model: str, redis: Redis) -> list[Arm]:
+def open_arms(stack: ExitStack, model: str, server: Redis) -> list[Arm]:
     """Three servers; what happens to Redis happens to the one that uses it."""
     base = {
         "MLCD_DRAIN_S": "0",
         "MLCD_LOG__LEVEL": "warning",
         "MLCD_ENGINE": "fake" if model.startswith("fake:") else "auto",
     }
-    in_redis = {"MLCD_REDIS_URL": redis.url, "MLCD_CACHE__MEMORY_BYTES": "0"}
+    in_redis = {"MLCD_REDIS_URL": server.url, "MLCD_CACHE__MEMORY_BYTES": "0"}
     settings = {"none": {**base, **NO_CACHE}, "memory": base, "redis": {**base, **in_redis}}
     ports = {name: stack.enter_context(serving(model, given)).port for name, given in settings.items()}
-    return [Arm(name, ports.get(name, ports["redis"]), redis) for name in ARMS]
+    return [Arm(name, ports.get(name, ports["redis"]), server) for name in ARMS]
 
 
 def payloads(prefix: str, order: list[int]) -> list[bytes]:

@@ -7,8 +7,8 @@ gRPC itself, which repeats what has not left this machine and nothing else.
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -28,11 +28,15 @@ _READY_TIMEOUT_S: Final = 1.0
 """Triton answers in about a millisecond, from a thread that no inference holds up: longer means that it hangs."""
 _RECENT_S: Final = 5.0
 """An inference so long ago says that the model runs; without one since, an empty image is sent to see."""
+_LOOK_S: Final = 0.25
+"""Between looks at Triton's statistics (0.4 ms) while an empty image is under way."""
 _PATIENCE: Final = 2
-"""Times what the slowest request took, a large batch of a large model on a CPU, before one that takes longer hangs."""
+"""Times what the slowest request or batch took, a large one of a large model on a CPU, before one that takes longer
+hangs."""
 _FORGETTING: Final = 0.99
 _BUSY_PAUSE_S: Final = 0.1
 _MICROSECONDS: Final = 1_000_000
+_NANOSECONDS: Final = 1_000_000_000
 CHANNEL: Final = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -56,6 +60,33 @@ class _Served:
     dimension: int
     max_batch: int
     precision: str
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one version has done since it was loaded, by Triton's statistics.
+
+    num_images: of inferences that succeeded. batches: by size, their number and the nanoseconds they took.
+    """
+
+    num_images: int = 0
+    batches: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, answer: Any) -> "_Work":
+        """answer: a ModelStatisticsResponse of one version."""
+        (found,) = answer.model_stats
+        batches = {row.batch_size: (row.compute_infer.count, row.compute_infer.ns) for row in found.batch_stats}
+        return cls(found.inference_count, batches)
+
+    def slowest_since(self, earlier: "_Work") -> float:
+        """Mean seconds of the batches of that size which took longest."""
+        slowest = 0.0
+        for size, (num, nanoseconds) in self.batches.items():
+            num_before, before = earlier.batches.get(size, (0, 0))
+            if num > num_before:
+                slowest = max(slowest, (nanoseconds - before) / (num - num_before) / _NANOSECONDS)
+        return slowest
 
 
 async def open_triton(
@@ -107,9 +138,11 @@ class TritonEncoder:
         self.dimension, self.precision = served.dimension, served.precision
         self.max_batch = served.max_batch
         self.last_success = -np.inf
-        """The end of the latest inference, by the loop's clock."""
+        """When an inference of this version was last seen to have ended, whoever asked for it; by the loop's clock."""
+        self.slowest_s = 0.0
+        """What a request of ours took, or a batch of anybody's; forgotten in time."""
         self._client, self._probe_timeout_s = client, probe_timeout_s
-        self._slowest_s = 0.0
+        self._work = _Work()
         self._circuit = Circuit(self._check)
 
     @property
@@ -121,6 +154,11 @@ class TritonEncoder:
     def fault(self) -> MlcdError | None:
         """Why it is not up."""
         return self._circuit.fault
+
+    @property
+    def patience_s(self) -> float:
+        """If for so long no inference ends, while one of ours waits, the model hangs."""
+        return max(self._probe_timeout_s, _PATIENCE * self.slowest_s)
 
     def watch(self) -> None:
         self._circuit.start()
@@ -183,9 +221,12 @@ class TritonEncoder:
         rows = (await _translated(request, self.url, self.name, self.version)).as_numpy(_OUTPUT)
         if rows is None or rows.dtype != np.float32 or rows.shape != (len(images), self.dimension):
             raise Unavailable(f"Triton's model {self.name} gave other than its configuration says", remedy="reload it")
-        self.last_success = clock()
-        self._slowest_s = max(self.last_success - started, _FORGETTING * self._slowest_s)
+        self._succeeded(clock() - started)
         return unit_or_zero(rows)
+
+    def _succeeded(self, seconds: float) -> None:
+        self.last_success = asyncio.get_running_loop().time()
+        self.slowest_s = max(seconds, _FORGETTING * self.slowest_s)
 
     async def _check(self, suspected: bool) -> None:  # noqa: FBT001 - the circuit's signature
         """Raise where the version cannot serve: not loaded, not the one that was opened, or no inference ends."""
@@ -194,18 +235,43 @@ class TritonEncoder:
             raise _not_loaded(self.name, self.version)
         if not self.up:
             await self._refuse_another()
-        started = asyncio.get_running_loop().time()
+        await self._look()
         # Requests in flight say it themselves, in time.
-        idle = started - self.last_success > _RECENT_S and not self._circuit.num_in_flight
-        if not (suspected or idle or not self.up):
-            return
+        idle = asyncio.get_running_loop().time() - self.last_success > _RECENT_S and not self._circuit.num_in_flight
+        if suspected or idle or not self.up:
+            await self._see_one_end()
+
+    async def _see_one_end(self) -> None:
+        """Raise where an empty image fails, or hangs while no other inference ends: one that only waits is no fault."""
+        started = self.last_success
+        probe = asyncio.create_task(self.probe(self.patience_s))
         try:
-            await self.probe(max(self._probe_timeout_s, _PATIENCE * self._slowest_s))
+            while not probe.done() and self.last_success == started:
+                await asyncio.wait([probe], timeout=_LOOK_S)
+                await self._look()
+            if self.last_success == started:
+                await probe
         except Overloaded:
             return  # who refuses is alive
+        finally:
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+
+    async def _look(self) -> None:
+        """Learn from Triton's own statistics what inferences have ended, and how long their batches took.
+
+        Where they may not be read, our own inferences have to say it all.
+        """
+        request = self._client.get_inference_statistics(self.name, str(self.version), client_timeout=_READY_TIMEOUT_S)
+        try:
+            found = _Work.of(await _translated(request, self.url, self.name, self.version))
         except DeadlineExceeded:
-            if self.last_success < started:  # else others had their turn: it is busy, not down
-                raise
+            raise  # it hangs
+        except MlcdError:
+            return
+        if found.num_images > self._work.num_images:
+            self._succeeded(found.slowest_since(self._work))
+        self._work = found
 
     async def _refuse_another(self) -> None:
         """Whoever comes back may be another model, by which no vector of ours would be answered."""

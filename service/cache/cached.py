@@ -237,5 +237,6 @@ def _open_redis(settings: Settings, space: KeySpace, vectors: VectorFormat, metr
         vectors,
         timeout_s=settings.cache.timeout_s,
         ttl_s=settings.cache.ttl_s,
+        max_bytes=settings.cache.redis_bytes,
         metrics=metrics,
     )

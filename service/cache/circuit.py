@@ -18,7 +18,11 @@ _STEADY_S: Final = 30.0
 
 
 class Circuit:
-    """Closed while the store answers. Open, no request asks it: a task of our own does, until it answers."""
+    """Closed while the store answers. Open, no request asks it: a task of our own does, until it answers.
+
+    An engine's (`mlcd.encoders.circuit`) is another kind: requests fail without an engine, so it is watched all the
+    time, and those that wait are told why it is open.
+    """
 
     def __init__(self, answers: Callable[[], Awaitable[bool]], tell: Callable[[bool], None]) -> None:
         """answers: whether the store does, within its own time limit; tell: hears of every change, True when closed."""

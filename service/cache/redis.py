@@ -9,11 +9,12 @@ from typing import Final, Self
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from mlcd.errors import ConfigInvalid
 from service.cache.circuit import Circuit
 from service.cache.keys import KeySpace
+from service.cache.room import Room
 from service.cache.vectors import VectorFormat
 from service.observability.metrics import Metrics
 
@@ -39,9 +40,13 @@ class RedisCache:
         *,
         timeout_s: float,
         ttl_s: int,
+        max_bytes: int | None,
         metrics: Metrics,
     ) -> None:
-        """timeout_s: of a look-up. Raises ConfigInvalid for a URL that is none of Redis."""
+        """timeout_s: of a look-up. max_bytes: while Redis uses more, nothing is written.
+
+        Raises ConfigInvalid for a URL that is none of Redis.
+        """
         self._space, self._vectors = space, vectors
         self._timeout_s, self._ttl_s = timeout_s, ttl_s
         self._metrics = metrics
@@ -57,6 +62,7 @@ class RedisCache:
         except ValueError:  # its text may quote the password
             raise ConfigInvalid("MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database") from None
         self._client: Redis = Redis.from_pool(pool)
+        self._room = Room(self._client, max_bytes)
         self._waiting: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_MAX_WAITING)
         self._turn = asyncio.Lock()
         self._gathered: list[bytes] = []
@@ -148,7 +154,13 @@ class RedisCache:
             pipeline.set(self._space.name(key), self._vectors.seal(key, packed), ex=self._ttl_s)
         try:
             async with asyncio.timeout(_PATIENCE * self._timeout_s):
+                if not await self._room.left():
+                    self._metrics.cache_written("full", len(entries))
+                    return
                 answers = await pipeline.execute(raise_on_error=False)
+        except NoPermissionError:  # to ask how full it is; look-ups go on
+            self._metrics.cache_written("error", len(entries))
+            return
         except Exception:  # noqa: BLE001 - as above
             self._circuit.failed()
             self._metrics.cache_written("error", len(entries))

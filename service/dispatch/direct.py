@@ -19,8 +19,6 @@ from service.settings import Settings
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.triton import TritonEncoder
 
-_MIN_OVERDUE_S: Final = 0.8
-_OVERDUE: Final = 3
 _LOAD_S: Final = 600.0
 """A large model that TensorRT builds an engine for takes minutes."""
 _BACK_IN_S: Final = 2.0
@@ -43,11 +41,12 @@ class TritonEngine:
 
     @property
     def overdue_s(self) -> float:
-        return max(_MIN_OVERDUE_S, _OVERDUE * self.served.longest_s)
+        return self.encoder.patience_s
 
     @property
     def last_success(self) -> float:
-        return float(self.encoder.last_success)
+        """Now, while it is up: its adapter watches that inferences end there, and a trial might wait for others."""
+        return asyncio.get_running_loop().time() if self.up else float(self.encoder.last_success)
 
     def observe(self, metrics: Metrics) -> None:
         metrics.engine_up(lambda: self.up)
@@ -116,24 +115,9 @@ async def open_triton_engine(settings: Settings, *, version: int | None = None) 
                     f"MLCD_{name.upper()}={wanted}, but Triton's model prepares images otherwise",
                     remedy="export the model with that preprocessing",
                 )
-        yield TritonEngine(encoder, await _measured(encoder))
+        # Its batches are made there: of them no more is known than how long requests take.
+        took_s = encoder.slowest_s
+        served = ServedEncoder.of(encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s)
+        yield TritonEngine(encoder, served)
     finally:
         await encoder.close()
-
-
-async def _measured(encoder: "TritonEncoder") -> ServedEncoder:
-    """With the time of one image, which is also what is known of a batch: Triton makes its own."""
-    started = time.perf_counter()
-    await encoder.probe(_MIN_OVERDUE_S * 10)
-    seconds = time.perf_counter() - started
-    return ServedEncoder(
-        name=encoder.name,
-        fingerprint=encoder.fingerprint,
-        dimension=encoder.dimension,
-        engine=encoder.engine,
-        precision=encoder.precision,
-        preprocess=encoder.preprocess,
-        max_batch=encoder.max_batch,
-        shortest_s=seconds,
-        longest_s=seconds,
-    )

@@ -38,10 +38,18 @@ class Timings:
     """Of the batch it rode in."""
     cache_s: float = 0.0
     """Look-ups of the whole request, and its wait for what another one was having encoded."""
+    fetch_s: float | None = None
+    """Of all images at URLs together; None where there are none."""
 
     def server_timing(self) -> str:
         """The value of a Server-Timing header, in milliseconds."""
-        stages = {"cache": self.cache_s, "decode": self.decode_s, "queue": self.queue_s, "inference": self.inference_s}
+        stages = {
+            **({} if self.fetch_s is None else {"fetch": self.fetch_s}),
+            "cache": self.cache_s,
+            "decode": self.decode_s,
+            "queue": self.queue_s,
+            "inference": self.inference_s,
+        }
         return ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in stages.items())
 
 

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mlcd.encoders.base import EngineName, Precision
+from mlcd.encoders.base import Encoder, EngineName, Precision
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode, PreprocessSpec
 from mlcd.types import Fingerprint
 from service.settings import Log
+
+if TYPE_CHECKING:  # an extra
+    from mlcd.encoders.triton import TritonEncoder
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,22 @@ class ServedEncoder:
     """Seconds of one image, when the engine was warm."""
     longest_s: float
     """Seconds of `max_batch` images, the first time."""
+
+    @classmethod
+    def of(
+        cls, encoder: "Encoder | TritonEncoder", *, max_batch: int, shortest_s: float, longest_s: float
+    ) -> "ServedEncoder":
+        return cls(
+            name=encoder.name,
+            fingerprint=encoder.fingerprint,
+            dimension=encoder.dimension,
+            engine=encoder.engine,
+            precision=encoder.precision,
+            preprocess=encoder.preprocess,
+            max_batch=max_batch,
+            shortest_s=shortest_s,
+            longest_s=longest_s,
+        )
 
     def batch_within(self, seconds: float) -> int:
         """The largest batch that takes so long, or twice as long as one image, by the times at start."""

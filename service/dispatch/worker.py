@@ -72,18 +72,11 @@ def _open(opening: Opening) -> tuple[Encoder, ServedEncoder]:
     crop = encoder.preprocess.crop
     blank = np.zeros((opening.max_batch, 3, crop, crop), np.uint8)
     encoder.encode(blank[:1])
-    shortest_s = _seconds(encoder, blank[:1])
-    longest_s = _seconds(encoder, blank)
-    served = ServedEncoder(
-        name=encoder.name,
-        fingerprint=encoder.fingerprint,
-        dimension=encoder.dimension,
-        engine=encoder.engine,
-        precision=encoder.precision,
-        preprocess=encoder.preprocess,
+    served = ServedEncoder.of(
+        encoder,
         max_batch=opening.max_batch,
-        shortest_s=shortest_s,
-        longest_s=longest_s,
+        shortest_s=_seconds(encoder, blank[:1]),
+        longest_s=_seconds(encoder, blank),
     )
     return encoder, served
 

@@ -35,12 +35,12 @@ def host(picture):
 
 
 @pytest.fixture(scope="module")
-def fetching(journey, host):
+def fetching(journey, host, new_state):
     """A server that fetches from the host."""
     settings = {"allow": "127.0.0.1", "networks": "127.0.0.0/8", "ports": f"80,{host.port}", "timeout_s": 2}
     given = {f"fetch__{name}": value for name, value in settings.items()}
     limits = {"limits__max_body_bytes": 2**20, "limits__max_queued_bytes": 2**22}
-    with serving(journey / "model", state_dir=journey, **given, **limits) as server:
+    with serving(journey / "model", state_dir=new_state(), **given, **limits) as server:
         yield server
 
 
@@ -79,6 +79,17 @@ def test_every_dialect_takes_urls(ask, host, model, picture):
     assert ask("/v1/labels", json={"images": [url]}).json() == by_file
     found = ask("/v1/collections/demo/search", json={"images": [url]}).json()["results"][0]["matches"]
     assert found[0]["similarity"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_time_of_fetching_is_told_where_something_was_fetched(ask, host, picture):
+    def stages(image):
+        timing = ask("/v1/labels", json={"images": [image]}).headers["server-timing"]
+        return {name: float(ms) for name, ms in (stage.split(";dur=") for stage in timing.split(", "))}
+
+    fetched = stages(f"{host.url}/a.png")
+    assert next(iter(fetched)) == "fetch"
+    assert 0 < fetched["fetch"] <= fetched["total"]
+    assert "fetch" not in stages(data_uri(picture[1]))
 
 
 def test_urls_and_data_uris_share_a_batch_in_their_order(ask, host, model, picture, digits, stored):

@@ -6,14 +6,18 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
@@ -133,6 +137,32 @@ def write_model(folder: Path, seed: int = 0) -> Path:
 def export(weights: Path, out: Path, name: str, **options) -> None:
     chosen = TritonOptions("python", num_threads=1, **options)
     export_triton(str(weights), out, name=name, options=chosen, reporter=SILENT)
+
+
+@contextlib.contextmanager
+def flooded(server: Server, name: str):
+    """Another client keeps `name` at work for a second and a half ahead, with room in its queue for two who wait."""
+    client, ended = InferenceServerClient(server.url), threading.Event()
+    sides = client.get_model_config(name, as_json=True)["config"]["input"][0]["dims"]
+    batch = np.ones((SLOW_BATCH, *map(int, sides)), np.uint8)
+    given = InferInput("image_u8", list(batch.shape), "UINT8")
+    given.set_data_from_numpy(batch)
+
+    def ask() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(InferenceServerException):  # its queue is full
+                client.infer(name, [given])
+
+    with ThreadPoolExecutor(SLOW_QUEUE - 2) as pool:
+        asking = [pool.submit(ask) for _ in range(SLOW_QUEUE - 2)]
+        time.sleep(SLOW_S)
+        try:
+            yield
+        finally:
+            ended.set()
+            for one in asking:
+                one.result()
+            client.close()
 
 
 def require_triton() -> None:

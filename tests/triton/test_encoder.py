@@ -11,7 +11,7 @@ from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.encoders.triton import open_triton
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DeadlineExceeded, InvalidInput, Overloaded, Unavailable
 from mlcd.models import zoo
-from tests.triton.conftest import SLOW_BATCH, SLOW_QUEUE, SLOW_S, export, write_model
+from tests.triton.conftest import SLOW_BATCH, SLOW_QUEUE, SLOW_S, export, flooded, write_model
 
 pytestmark = pytest.mark.triton
 
@@ -162,6 +162,25 @@ def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
     asyncio.run(embed())
     assert len(answered) > 2 * SLOW_BATCH
     assert faults == []
+
+
+def test_a_server_that_others_keep_busy_is_not_taken_for_a_dead_one(server, pictures):
+    """None of ours is answered, the probes neither: Triton's own statistics say that it works."""
+    errors, faults = [], []
+
+    async def embed():
+        async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
+            with flooded(server, "slow"):
+                until = time.perf_counter() + 4
+                while time.perf_counter() < until:
+                    error, _ = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S))
+                    errors.append(type(error))
+                    faults.append(encoder.fault)
+
+    asyncio.run(embed())
+    assert set(errors) <= {DeadlineExceeded, Overloaded}
+    assert DeadlineExceeded in errors
+    assert set(faults) == {None}
 
 
 def test_a_caller_that_goes_cancels_in_triton(server, pictures):

@@ -26,7 +26,7 @@ def triton(journey, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def server(journey, triton):
+def server(journey, triton, new_state):
     centers = journey / "model" / "centers"
-    with serving(NAME, engine="triton", triton__url=triton.url, centers=centers, state_dir=journey) as running:
+    with serving(NAME, engine="triton", triton__url=triton.url, centers=centers, state_dir=new_state()) as running:
         yield running.url

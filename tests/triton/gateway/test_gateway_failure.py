@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import run_mlcd
 from tests.integration.running import Server as Gateway
 from tests.integration.running import serving, until
-from tests.triton.conftest import SLOW_BATCH, SLOW_QUEUE
+from tests.triton.conftest import SLOW_BATCH, SLOW_QUEUE, SLOW_S, flooded
 
 pytestmark = pytest.mark.triton
 
@@ -77,6 +77,21 @@ def test_a_full_queue_is_429_and_what_waits_too_long_is_504(shared_server, pictu
         answers = list(pool.map(lambda number: ask(gateway, distinct(image, number)), range(6)))
         assert {answer.status_code for answer in answers} <= {200, 429, 504}
         assert 504 in {answer.status_code for answer in answers}
+
+
+def test_a_triton_that_others_keep_busy_is_ready(shared_server, picture):
+    _, image, _ = picture
+    with (
+        serving("slow", engine="triton", triton__url=shared_server.url, triton__timeout_s=SLOW_S) as gateway,
+        flooded(shared_server, "slow"),
+    ):
+        statuses, ready = set(), set()
+        for number in range(12):
+            statuses.add(ask(gateway, distinct(image, number)).status_code)
+            ready.add(gateway.ready())
+    assert 504 in statuses
+    assert statuses <= {429, 504}
+    assert ready == {True}
 
 
 def test_many_clients_at_once_share_tritons_batches(shared_server, picture):

@@ -168,7 +168,7 @@ def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_ba
         first = client.post("/v1/labels", json=image)
         assert (first.status_code, ours["collections"]) == (200, [])
         # Made since the start: what is on disk is read with every load.
-        shutil.copytree(journey / "collections", state / "collections")
+        shutil.copytree(journey / "collections" / "demo", state / "collections" / "demo")
         answer = load(gateway, {"version": 2}).json()
         assert (answer["centers"], answer["collections"]) == (None, [])
         assert answer["foreign"] == {"centers": ours["fingerprint"], "collections": {"demo": ours["fingerprint"]}}

@@ -35,12 +35,23 @@ class Told(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.delay_s: Callable[[np.ndarray], float] = lambda _: 0
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.ready = True
+        self.ended: int | None = None
+        """Inferences of one image that others asked for, of 1 s each; None keeps the statistics to itself."""
 
     async def ModelMetadata(self, request, context):
         return service_pb2.ModelMetadataResponse(name=request.name, versions=["1", "3", "2"])
 
     async def ModelReady(self, request, context):
         return service_pb2.ModelReadyResponse(ready=self.ready)
+
+    async def ModelStatistics(self, request, context):
+        if self.ended is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header")
+        answer = service_pb2.ModelStatisticsResponse()
+        found = answer.model_stats.add(name=request.name, version=request.version, inference_count=self.ended)
+        row = found.batch_stats.add(batch_size=1)
+        row.compute_infer.count, row.compute_infer.ns = self.ended, self.ended * 10**9
+        return answer
 
     async def ModelConfig(self, request, context):
         config = model_config_pb2.ModelConfig(name=request.name, max_batch_size=8)
@@ -255,6 +266,55 @@ def test_while_others_are_answered_a_late_probe_means_nothing():
             assert encoder.up
 
     asyncio.run(embed())
+
+
+async def others_are_answered(told):
+    while True:
+        await asyncio.sleep(0.1)
+        told.ended += 1
+
+
+def test_while_another_client_is_answered_nothing_hangs():
+    told = Told()
+    told.ended = 0
+
+    async def embed():
+        async with opened(told, probe_timeout_s=0.3) as encoder:
+            told.delay_s = lambda _: 60
+            others = asyncio.create_task(others_are_answered(told))
+            for _ in range(4):
+                with pytest.raises(DeadlineExceeded):
+                    await encoder.encode(images(1), timeout_s=0.5)
+                assert encoder.up
+            assert encoder.patience_s == pytest.approx(2, rel=0.2)  # batches of others take a second
+            others.cancel()
+            with pytest.raises(Unavailable):  # now nobody is
+                await encoder.encode(images(1), timeout_s=0.2)
+            await until_down(encoder, 4)
+
+    asyncio.run(embed())
+
+
+def test_a_model_that_others_use_needs_no_image_of_ours(monkeypatch):
+    monkeypatch.setattr(triton, "_RECENT_S", 0.4)
+    told = Told()
+    told.ended = 0
+
+    async def embed():
+        async with opened(told):
+            others = asyncio.create_task(others_are_answered(told))
+            await asyncio.sleep(1.2)
+            others.cancel()
+
+    asyncio.run(embed())
+    assert len(told.requests) == 1
+
+
+async def until_down(encoder, limit_s):
+    started = time.perf_counter()
+    while encoder.up:
+        assert time.perf_counter() - started < limit_s
+        await asyncio.sleep(0.02)
 
 
 def test_a_model_that_always_takes_long_does_not_hang():

@@ -59,9 +59,11 @@ def cached(pipeline, metrics, *, dtype="float32", memory_bytes=10**6, redis=None
     )
 
 
-def redis_cache(server, metrics, *, dtype="float32", timeout_s=0.5, ttl_s=60):
+def redis_cache(server, metrics, *, dtype="float32", timeout_s=0.5, ttl_s=60, max_bytes=None):
     vectors = VectorFormat(3, dtype)
-    return RedisCache(server.url, space(vectors), vectors, timeout_s=timeout_s, ttl_s=ttl_s, metrics=metrics)
+    return RedisCache(
+        server.url, space(vectors), vectors, timeout_s=timeout_s, ttl_s=ttl_s, max_bytes=max_bytes, metrics=metrics
+    )
 
 
 class RedisServer:

@@ -195,6 +195,60 @@ def test_a_full_redis_refuses_writes_and_goes_on_answering(tmp_path):
         run(scenario(server))
 
 
+def used_bytes(server):
+    return int(server.ask("INFO", "memory").split(b"used_memory:")[1].split(b"\r")[0])
+
+
+def test_beyond_the_operators_bound_nothing_is_written_until_there_is_room(server):
+    async def scenario():
+        metrics = new_metrics()
+        bound = used_bytes(server) + 2**22  # connections take some
+        async with redis_cache(server, metrics, max_bytes=bound) as cache:
+            await written_by(cache, metrics)
+            server.ask("SETRANGE", "others", str(2**22), "x")
+            await asyncio.sleep(1.1)
+            for key in KEYS:
+                cache.put(key, PACKED)
+            await until(lambda: written(metrics, "full") == len(KEYS))
+            assert len(await cache.find(KEYS)) == len(KEYS)  # those from before
+            assert sample(metrics, "mlcd_cache_up") == 1
+            server.ask("DEL", "others")
+            await asyncio.sleep(1.1)
+            await written_by(cache, metrics)
+            assert written(metrics, "error") == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("max_bytes", "num"), [(2**40, 1), (None, 0)])
+def test_a_redis_is_asked_how_full_it_is_once_a_second_if_there_is_a_bound(server, max_bytes, num):
+    async def scenario():
+        metrics = new_metrics()
+        server.ask("CONFIG", "RESETSTAT")
+        async with redis_cache(server, metrics, max_bytes=max_bytes) as cache:
+            for _ in range(5):
+                await written_by(cache, metrics)
+
+    run(scenario())
+    asked = server.ask("INFO", "commandstats").partition(b"cmdstat_info:calls=")[2].partition(b",")[0]
+    assert int(asked or 0) == num
+
+
+def test_a_redis_that_does_not_tell_how_full_it_is_is_not_written_to(server):
+    async def scenario():
+        metrics = new_metrics()
+        server.ask("ACL", "SETUSER", "default", "-info")
+        async with redis_cache(server, metrics, max_bytes=2**40) as cache:
+            for _ in range(5):
+                cache.put(KEYS[0], PACKED)
+                await asyncio.sleep(0.05)
+            await until(lambda: written(metrics, "error") == 5)
+            assert await cache.find(KEYS) == {}
+            assert sample(metrics, "mlcd_cache_up") == 1
+
+    run(scenario())
+
+
 def test_a_crowd_is_looked_up_in_a_few_round_trips(server):
     async def scenario():
         metrics = new_metrics()
@@ -226,9 +280,10 @@ def test_answers_that_come_too_late_are_never_those_of_another_image(server):
         metrics, draw = new_metrics(), random.Random(0)
         async with delayed(server) as way, redis_cache(way, metrics, timeout_s=0.05) as cache:
             vectors = {key: VectorFormat(3).pack(unit(number)) for number, key in enumerate(KEYS)}
-            for key, packed in vectors.items():
-                cache.put(key, packed)
-            await until(lambda: written(metrics) == len(KEYS))
+            async with redis_cache(server, metrics) as patient:
+                for key, packed in vectors.items():
+                    patient.put(key, packed)
+                await until(lambda: written(metrics) == len(KEYS))
             for _ in range(40):
                 way.delay_s = draw.uniform(0, 0.08)
                 key = draw.choice(KEYS)

@@ -3,9 +3,9 @@ import pytest
 
 from mlcd.clustering.centers import Centers
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.collections.snapshot import Snapshot
+from mlcd.collections.collection import Collection
+from mlcd.collections.items import Item
 from mlcd.errors import ConfigInvalid
-from mlcd.indexes.exact import ExactIndex
 from mlcd.types import unit_rows
 from service.lookup import Lookup
 
@@ -15,8 +15,19 @@ def random_centers(num, seed=0, mean=None, audit_rows=None):
     return Centers(vectors, np.ones(num, np.int64), "f" * 64, mean=mean, audit_rows=audit_rows)
 
 
-def indexed(rows):
-    return Snapshot(None, ExactIndex(rows), [str(i) for i in range(len(rows))], [None] * len(rows))
+@pytest.fixture
+def indexed(tmp_path):
+    made = []
+
+    def make(rows):
+        path = tmp_path / str(len(made))
+        made.append(Collection.create(path, fingerprint="f" * 64, dimension=rows.shape[1], background=False))
+        made[-1].add([Item(str(i), row) for i, row in enumerate(rows)])
+        return made[-1]
+
+    yield make
+    for collection in made:
+        collection.close()
 
 
 def near(centers, num, seed=1):
@@ -34,7 +45,7 @@ def test_exact_is_the_exact_scan_after_the_mean_is_taken_away():
     assert Lookup(centers).modes == ["exact"]
 
 
-def test_the_audit_of_the_approximation_is_true_of_other_rows():
+def test_the_audit_of_the_approximation_is_true_of_other_rows(indexed):
     centers = random_centers(1500)
     lookup = Lookup(centers)
     lookup.approximate([indexed(near(centers, 2500))])
@@ -50,7 +61,7 @@ def test_the_audit_of_the_approximation_is_true_of_other_rows():
     assert abs(recall - audit["recall"]) < 0.01
 
 
-def test_the_audit_is_made_on_rows_shipped_with_the_centers_where_there_are_some():
+def test_the_audit_is_made_on_rows_shipped_with_the_centers_where_there_are_some(indexed):
     rows = near(random_centers(1500), 2100)
     centers = random_centers(1500, audit_rows=rows.astype(np.float16))
     lookup = Lookup(centers)
@@ -64,7 +75,7 @@ def test_the_audit_is_made_on_rows_shipped_with_the_centers_where_there_are_some
     assert recall == pytest.approx(audit["recall"], abs=1e-3)  # they are in half precision
 
 
-def test_what_cannot_be_approximated_or_audited_is_refused():
+def test_what_cannot_be_approximated_or_audited_is_refused(indexed):
     few = near(random_centers(9), 999).astype(np.float16)
     for centers in (random_centers(1500), random_centers(1500, audit_rows=few)):
         with pytest.raises(ConfigInvalid, match=r"on 1000 rows or more.* 0 indexed images .*leave MLCD_APPROXIMATE"):

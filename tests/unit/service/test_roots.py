@@ -1,0 +1,162 @@
+"""Where jobs may read and write: every way out that a path knows is refused, and nothing is told of what is there."""
+
+import os
+
+import pytest
+
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
+from service.jobs.roots import Roots
+from service.problems import BadRequest, OutsideRoots
+from tests.conftest import write_digits
+
+
+@pytest.fixture
+def place(tmp_path):
+    """root/ with images, outside/ with some, and links from one to the other."""
+    write_digits(tmp_path / "root" / "images", 12)
+    write_digits(tmp_path / "outside", 12)
+    root = tmp_path / "root"
+    (root / "empty").mkdir()
+    (root / "blank.tar").touch()
+    (root / "away").symlink_to(tmp_path / "outside")
+    (root / "within").symlink_to(root / "images")
+    (root / "image.tar").symlink_to(tmp_path / "outside" / "0" / "0000.png")
+    (tmp_path / "entry").symlink_to(root)
+    return tmp_path
+
+
+@pytest.fixture
+def roots(place):
+    return Roots([str(place / "root")])
+
+
+def accepted(roots, location):
+    real = roots.resolve_input(str(location))
+    roots.check_input(real)
+    return real
+
+
+def free(roots, location, read="/elsewhere"):
+    real = roots.resolve_output(str(location))
+    roots.check_output(real, input_of_job=read)
+    return real
+
+
+def test_what_is_in_a_root_is_taken_with_its_links_followed(roots, place):
+    images = place / "root" / "images"
+    assert accepted(roots, images) == str(images)
+    assert accepted(roots, f"{images}/") == str(images)
+    assert accepted(roots, place / "root" / "within" / "0") == str(images / "0")
+    assert accepted(roots, place / "root") == str(place / "root")
+    assert free(roots, place / "root" / "within" / "out") == str(images / "out")
+
+
+def test_a_root_may_be_a_link(place):
+    roots = Roots([str(place / "entry")])
+    assert accepted(roots, place / "entry" / "images") == str(place / "root" / "images")
+    assert accepted(roots, place / "root" / "images") == str(place / "root" / "images")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "outside",
+        "nothing",
+        "root/../outside",
+        "root/../root/images",
+        "root/images/../../outside",
+        "root/away",
+        "root/away/0",
+        "root/away/nothing",
+        "root/away/*",
+        "entry/images",
+        "rootless",
+        "root/*/../../outside/*",
+    ],
+)
+def test_no_path_leads_out_and_nothing_is_told_of_what_is_there(roots, place, location):
+    told = set()
+    for check in (lambda path: accepted(roots, path), lambda path: free(roots, f"{path}/out")):
+        with pytest.raises(OutsideRoots) as refusal:
+            check(place / location)
+        told.add(str(refusal.value).replace("input", "").replace("output", ""))
+    assert len(told) == 1
+    assert str(place) not in told.pop()
+
+
+def test_an_output_beside_a_root_is_refused(roots, place):
+    for location in ("root", "root/", "out", "root/../out", "/"):
+        with pytest.raises(OutsideRoots):
+            free(roots, place / location)
+
+
+def test_a_wildcard_that_finds_a_link_out_is_refused(roots, place):
+    with pytest.raises(OutsideRoots):
+        accepted(roots, place / "root" / "*.tar")
+    with pytest.raises(OutsideRoots):
+        roots.check_files([str(place / "root" / "images"), str(place / "root" / "image.tar")])
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "",
+        "images",
+        "./images",
+        "~/images",
+        "s3://bucket/x",
+        "file:///etc",
+        "simplecache::file:///etc",
+        "/a\0b",
+        "http:x",
+    ],
+)
+def test_what_is_no_plain_absolute_path_is_refused(roots, location):
+    for resolve in (roots.resolve_input, roots.resolve_output):
+        with pytest.raises(BadRequest, match="absolute path"):
+            resolve(location)
+
+
+@pytest.mark.parametrize("location", ["root/x::file://outside", "root/x::outside", "root::"])
+def test_a_chained_address_in_a_root_is_refused(roots, place, location):
+    with pytest.raises(BadRequest):
+        roots.resolve_input(str(place / location))
+
+
+@pytest.mark.parametrize("location", ["nothing", "empty", "blank.tar", "*.zip", "images/0/0000.png", "images/*"])
+def test_an_input_without_anything_to_read_is_refused(roots, place, location):
+    with pytest.raises(InvalidInput):
+        accepted(roots, place / "root" / location)
+
+
+def test_an_output_must_be_new_and_possible(roots, place):
+    root = place / "root"
+    for taken in ("images", "away", "blank.tar"):
+        with pytest.raises(Conflict, match="exists"):
+            free(roots, root / taken)
+    (root / "dangling").symlink_to(root / "nothing")
+    with pytest.raises(Conflict, match="exists"):
+        free(roots, root / "dangling")
+    with pytest.raises(InvalidInput, match="does not exist"):
+        free(roots, root / "no" / "out")
+    with pytest.raises(InvalidInput, match="in the input"):
+        free(roots, root / "images" / "out", str(root / "images"))
+    assert free(roots, root / "out", str(root / "images")) == str(root / "out")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_output_that_cannot_be_written_is_refused(roots, place):
+    (place / "root" / "empty").chmod(0o500)
+    with pytest.raises(InvalidInput, match="written"):
+        free(roots, place / "root" / "empty" / "out")
+
+
+def test_a_file_with_wildcards_in_its_name_is_that_file(roots, place):
+    name = place / "root" / "images" / "[x]"
+    write_digits(name, 3)
+    assert accepted(roots, name) == str(name)
+
+
+def test_a_root_must_be_there(place):
+    with pytest.raises(ConfigInvalid, match="not a folder"):
+        Roots([str(place / "nothing")])
