@@ -37,10 +37,11 @@ COPY deploy/locks/triton.txt ./
 RUN python -m pip --python /opt/triton/bin/python install --require-hashes --only-binary :all: --no-deps -r triton.txt
 
 FROM ${PYTHON_IMAGE} AS runtime
-# /var/lib/mlcd is what a container may keep, /tmp what it may lose; nothing else is written.
+# /var/lib/mlcd is what a container may keep, /data what jobs read and write, /tmp what it may lose; nothing else is
+# written.
 RUN groupadd --gid 10001 mlcd \
     && useradd --uid 10001 --gid mlcd --home-dir /tmp --no-create-home --shell /usr/sbin/nologin mlcd \
-    && install --directory --owner mlcd --group mlcd /var/lib/mlcd
+    && install --directory --owner mlcd --group mlcd /var/lib/mlcd /data
 ENV PATH=/opt/mlcd/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /var/lib/mlcd
@@ -56,7 +57,7 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
 ENTRYPOINT ["mlcd"]
 CMD ["serve"]
 
-# The commands of the api's image without a server, for work on artifacts: embed, cluster, label, index, verify.
+# The api's image without a server: `mlcd worker`, and the commands over artifacts: embed, cluster, label, index, verify.
 FROM api AS worker
 HEALTHCHECK NONE
 CMD ["--help"]

@@ -84,7 +84,7 @@ compose-up: $(MODEL_DIR)/model/manifest.json ## docker compose up with the demo'
 	@# The containers' user is none of this machine's: it reads what everybody may.
 	@chmod -R a+rX $(MODEL_DIR)/model $(wildcard $(MODEL_DIR)/embeddings)
 	@export MODEL_DIR=$(abspath $(MODEL_DIR)); $(COMPOSE) build api || exit 1; \
-		[ ! -d $(MODEL_DIR)/embeddings ] || [ -n "$$($(COMPOSE) ps --quiet api)" ] || $(COMPOSE) run --rm --no-deps api \
+		[ ! -d $(MODEL_DIR)/embeddings ] || [ -n "$$($(COMPOSE) ps --quiet api)" ] || $(COMPOSE) run --rm -T --no-deps api \
 			index /srv/mlcd/embeddings /var/lib/mlcd/collections/demo || exit 1; \
 		$(COMPOSE) up --detach --build
 	@echo "http://127.0.0.1:$${PORT:-8000}/ when it is ready; $(COMPOSE) down stops it"

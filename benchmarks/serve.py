@@ -128,7 +128,7 @@ def _engine_rate(encoder: Encoder, pixels: Any, batches: int = 3) -> float:
 
 def _embed_rate(source: Any, encoder: Encoder) -> float:
     started = time.perf_counter()
-    part = encode_entries(source, source.entries, encoder, num_threads=available_cores(), on_image=lambda _: None)
+    part = encode_entries(source, source.entries, encoder, num_threads=available_cores(), on_done=lambda *_: None)
     return len(part.entries) / (time.perf_counter() - started)
 
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import mlcd
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, Unavailable
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
@@ -159,27 +160,34 @@ def find_published(out: Path, request: Request) -> Artifact | None:
     return artifact
 
 
+def draft_path(out: Path) -> Path:
+    """Where what will stand at `out` is built."""
+    return out.with_name(out.name + _PARTIAL)
+
+
 class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
     Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
     except where this attempt began it and the input or the settings are at fault: then none can finish it.
     A draft of another request is refused. `fresh`: whatever an earlier attempt left is worth nothing.
+    `shared`: exclusive no more, but for those who enter it alike; what several of them write under one name must have
+    the same bytes. One that comes too late, when it was published or removed, is told by a Conflict.
     Hidden files are working notes: no part of the artifact, gone when it is published.
     """
 
-    def __init__(self, out: Path, request: Request, *, fresh: bool = False) -> None:
+    def __init__(self, out: Path, request: Request, *, fresh: bool = False, shared: bool = False) -> None:
         self.out = out
-        self._fresh, self._began = fresh, False
+        self._fresh, self._shared, self._began = fresh, shared, False
         self.request = request
-        self.path = out.with_name(out.name + _PARTIAL)
+        self.path = draft_path(out)
         self._descriptor: int | None = None
         self._entries: dict[str, FileEntry] = {}
 
     def __enter__(self) -> Self:
         with translated_os_errors(self.out):
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = _lock_directory(self.path)
+            self._descriptor = _lock_directory(self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
             try:
                 self._claim()
             except BaseException:
@@ -192,7 +200,7 @@ class Draft:
         identity = _canonical(self.request.identity())
         marker = self.path / _REQUEST
         if marker.is_file() and marker.read_text() == identity and not self._fresh:
-            for leftover in list(self.path.rglob(_TEMPORARY)):
+            for leftover in [] if self._shared else list(self.path.rglob(_TEMPORARY)):
                 _remove(leftover)
             return
         holds_work = any(entry.name != _REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir())
@@ -201,10 +209,18 @@ class Draft:
                 f"{self.path} holds unfinished work on other input or settings",
                 remedy="remove it or give another output directory",
             )
-        for entry in self.path.iterdir():
+        for entry in [] if self._shared else list(self.path.iterdir()):
             _remove(entry)
         _write_synced(marker, identity.encode())
-        self._began = True
+        self._began = not self._shared
+
+    def begun(self) -> dict[str, Any] | None:
+        """The identity of the request whose unfinished work stands there, None where there is none."""
+        try:
+            identity: dict[str, Any] = json.loads((self.path / _REQUEST).read_text())
+        except FileNotFoundError:
+            return None
+        return identity
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -229,16 +245,31 @@ class Draft:
     def write(self, name: str) -> Iterator[Path]:
         """A temporary path to write; on success it is synced to disk and becomes `name` by a rename."""
         final = self.path / name
-        temporary = final.with_name(f".{final.name}.tmp")
+        temporary = _temporary(final)
         with translated_os_errors(self.out):
+            self._check_place()
             final.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield temporary
                 self._entries[name] = _measure(temporary)
                 _sync(temporary)
                 temporary.rename(final)
+            except FileNotFoundError:
+                self._check_place()
+                raise
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def _check_place(self) -> None:
+        """Raises Conflict where the directory that was entered is not at its place any more."""
+        if not self._shared or self._descriptor is None:
+            return
+        try:
+            if os.path.samestat(os.fstat(self._descriptor), self.path.stat()):
+                return
+        except FileNotFoundError:
+            pass
+        raise Conflict(f"{self.path} was published or removed meanwhile", remedy="see whether the output is there")
 
     def adopt(self, name: str, child: Path) -> None:
         """Copy the artifact at `child` to the sub-directory `name`: complete, or not at all."""
@@ -287,6 +318,7 @@ class Draft:
             self._share([*files, *kept_logs])
             _sync(self.path)
             try:
+                self._check_place()
                 self.path.rename(self.out)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -336,9 +368,9 @@ def translated_os_errors(place: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(error: BaseException, place: Path) -> None:
-    """Raise Unavailable from an error that says that there is no space, or no more than a limit on file sizes."""
+    """Raise DiskFull from an error that says that there is no space, or no more than a limit on file sizes."""
     if _is_disk_full(error):
-        raise Unavailable(
+        raise DiskFull(
             f"the disk is full while writing {place}", remedy="free space and run the same command again"
         ) from error
 
@@ -350,7 +382,7 @@ def _is_disk_full(error: BaseException) -> bool:
     return bool(_NO_SPACE.search(str(error)))
 
 
-def _lock_directory(path: Path) -> int:
+def _lock_directory(path: Path, kind: int) -> int:
     while True:
         try:
             path.mkdir(exist_ok=True)
@@ -358,7 +390,7 @@ def _lock_directory(path: Path) -> int:
             raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
             raise Conflict(f"another process is writing {path}", remedy="wait for it or give another output") from error
@@ -378,7 +410,7 @@ def _remove(path: Path) -> None:
 def _read_manifest(path: Path) -> Artifact:
     file = path / MANIFEST
     if not file.is_file():
-        partial = path.with_name(path.name + _PARTIAL)
+        partial = draft_path(path)
         remedy = (
             "its making was interrupted; run the same command again to finish it"
             if partial.is_dir()
@@ -448,8 +480,13 @@ def _measure(path: Path) -> FileEntry:
     return FileEntry(size, sha256.hexdigest())
 
 
+def _temporary(path: Path) -> Path:
+    """Nobody else's: a process that was thought dead may still be writing the same file."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
 def _write_synced(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = _temporary(path)
     temporary.write_bytes(content)
     _sync(temporary)
     temporary.rename(path)

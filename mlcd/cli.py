@@ -266,31 +266,30 @@ def label(
 @cli.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--collection", is_flag=True, help="OUT: a collection that items can be added to and deleted from.")
-@click.option("--recall", type=float, help="With --collection: recall@10 that its index has to show.  [default: 0.99]")
+@click.option("--recall", type=float, help="Recall@10 that the collection's index has to show.  [default: 0.99]")
 @click.option("--export", "export_", is_flag=True, help="SOURCE: a collection; OUT: a parquet file of all its items.")
 @click.option("--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine.")
 @reporter_option
 def index(
     source: Path,
     out: Path,
-    collection: bool,
     recall: float | None,
     export_: bool,
     duplicates: float | None,
     reporter: Reporter,
 ) -> None:
-    """Build a searchable index of SOURCE at OUT (STATE/collections/NAME for the service).
+    """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).
 
-    SOURCE: embeddings; with --collection an exported parquet file, too; with --duplicates a collection, too.
+    SOURCE: embeddings or an exported parquet file; with --duplicates embeddings or a collection. Interrupted, the same
+    command goes on.
     """
     from mlcd.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import index as pipeline
 
-    if collection + export_ + (duplicates is not None) > 1:
-        raise click.UsageError("--collection, --export and --duplicates exclude each other")
-    if recall is not None and not collection:
-        raise click.UsageError("--recall is for --collection: the index that is made without is exact")
+    if export_ and duplicates is not None:
+        raise click.UsageError("--export and --duplicates exclude each other")
+    if recall is not None and (export_ or duplicates is not None):
+        raise click.UsageError("--recall is for building a collection")
     if export_:
         num_items = pipeline.export_parquet(source, out, reporter)
         reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
@@ -298,16 +297,13 @@ def index(
         groups, items = pipeline.duplicates(source, out, reporter, similarity=duplicates)
         facts = {FINISHED: str(out), "groups": groups, "items": items}
         reporter.result(facts, f"{groups} groups of {items} items: {out}")
-    elif collection:
+    else:
         if source.suffix == ".parquet":
             described = pipeline.import_parquet(source, out, reporter, recall=recall)
         else:
-            described = pipeline.collect(EmbeddingsArtifact.open(source), out, reporter, recall=recall)
+            described = pipeline.index(EmbeddingsArtifact.open(source), out, reporter, recall=recall)
         line = f"collection of {described.items} items, {described.kind} index"
         reporter.result({FINISHED: str(out), **asdict(described)}, f"{line}: {out}")
-    else:
-        artifact = pipeline.index(EmbeddingsArtifact.open(source), out, reporter)
-        _finish(reporter, artifact, f"{artifact.summary['kind']} index of {artifact.summary['items']} items")
 
 
 @cli.command()

@@ -7,6 +7,7 @@ MlcdError                 base: a message, and the remedy where there is one
 ├── Conflict              it exists already, for something else, or somebody is at it
 ├── Unavailable           not now: engine down, starting, out of space
 │   ├── Overloaded        the queue is full
+│   ├── DiskFull          no space where something is written
 │   └── DeadlineExceeded  the time allowed for the work has passed
 ├── ArtifactInvalid       a directory is incomplete, damaged or of another kind
 ├── ConfigInvalid         a recipe, option or setting is wrong
@@ -72,6 +73,10 @@ class Unavailable(MlcdError):
 
 class Overloaded(Unavailable):
     """The queue is full; the caller may come back."""
+
+
+class DiskFull(Unavailable):
+    """There is no space where something is written."""
 
 
 class DeadlineExceeded(Unavailable):

@@ -15,14 +15,18 @@ from service.api import (
     cohere,
     collections,
     document,
+    duplicates,
     embeddings,
     health,
     images,
     inference,
     info,
+    items,
+    jobs,
     kserve,
     labels,
     models,
+    search,
 )
 from service.head import HeadMiddleware
 from service.middleware import BodyLimitMiddleware, RequestMiddleware
@@ -44,6 +48,10 @@ _ROOMS: Final = (
     labels,
     centers,
     collections,
+    items,
+    search,
+    duplicates,
+    jobs,
     explorer,
 )
 
@@ -77,9 +85,11 @@ def create_app(resources: Resources | None) -> FastAPI:
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_unexpected)
+    app.state.routes = []
     for room in _ROOMS:
         check_declared(room.router.routes)
         app.include_router(room.router)
+        app.state.routes += room.router.routes
     keyed = resources is None or resources.keys is not None
     app.openapi = cache(partial(document.describe, app, keyed=keyed))  # type: ignore[method-assign]  # FastAPI's own way
     return app

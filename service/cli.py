@@ -18,7 +18,7 @@ from service.settings import Settings, read_settings, setting_lines
 @click.command()
 @click.option("--model", help="A directory made by `mlcd export`, other weights, an .onnx file with its JSON, hog.")
 @click.option("--centers", help="Centers to label with; default: those shipped with the model.")
-@click.option("--state", "state_dir", help="Directory of collections/NAME made by `mlcd index`.")
+@click.option("--state", "state_dir", help="Directory of collections/NAME.")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8000]")
 @click.option("--processes", type=click.IntRange(1), help="Server processes, each with an engine.  [default: 1]")

@@ -16,7 +16,7 @@ from mlcd.clustering.approximate import (
 )
 from mlcd.clustering.centers import Centers
 from mlcd.clustering.nearest import CenterScan
-from mlcd.collections.snapshot import Snapshot
+from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors, unit_rows
@@ -34,7 +34,7 @@ class Approximation:
     audit: dict[str, Any]
 
     @classmethod
-    def build(cls, centers: Centers, exact: CenterScan, collections: Iterable[Snapshot]) -> "Approximation":
+    def build(cls, centers: Centers, exact: CenterScan, collections: Iterable[Collection]) -> "Approximation":
         """Cells of the centers, as few probes as recall allows, and the audit on other rows than chose them.
 
         The rows are those shipped with the centers, else indexed ones. Raises ConfigInvalid for too few centers or
@@ -60,7 +60,7 @@ class Lookup:
         self.scan = CenterScan(centers.vectors, products="numpy")
         self.approximation: Approximation | None = None
 
-    def approximate(self, collections: Iterable[Snapshot]) -> None:
+    def approximate(self, collections: Iterable[Collection]) -> None:
         """Make the approximate mode ready, audited on rows shipped with the centers, or indexed ones."""
         try:
             self.approximation = Approximation.build(self.centers, self.scan, collections)
@@ -83,7 +83,7 @@ class Lookup:
         return self.approximation.scan.nearest(rows, top, threshold, probes=self.approximation.probes)
 
 
-def _audited_rows(centers: Centers, collections: Iterable[Snapshot]) -> tuple[str, Embeddings]:
+def _audited_rows(centers: Centers, collections: Iterable[Collection]) -> tuple[str, Embeddings]:
     """Whose rows they are, and the rows: unit [n, D] as the model gives them, MIN_AUDITED_ROWS of them or more."""
     shipped = centers.audit_rows
     if shipped is not None and len(shipped) >= MIN_AUDITED_ROWS:
@@ -91,13 +91,14 @@ def _audited_rows(centers: Centers, collections: Iterable[Snapshot]) -> tuple[st
     return "collections", _sample(collections, AUDITED_ROWS)
 
 
-def _sample(collections: Iterable[Snapshot], num: int) -> Embeddings:
+def _sample(collections: Iterable[Collection], num: int) -> Embeddings:
     """At most `num` indexed rows, [n, D], drawn by the hash of their places."""
-    places = [(snapshot, row) for snapshot in collections for row in range(snapshot.index.num_rows)]
+    opened = [collection.rows() for collection in collections]
+    places = [(read, row) for ids, read in opened for row in range(len(ids))]
     if len(places) < MIN_AUDITED_ROWS:
         raise ConfigInvalid(
             f"approximate labels are audited on {MIN_AUDITED_ROWS} rows or more: these centers ship none, as"
             f" `mlcd cluster` writes them, and there are {len(places)} indexed images (--state)"
         )
     chosen = np.argsort(hash_counters(np.arange(len(places))), kind="stable")[:num]
-    return np.concatenate([places[place][0].index.reconstruct(places[place][1]) for place in chosen])
+    return np.concatenate([read(row, row + 1) for read, row in (places[place] for place in chosen)])

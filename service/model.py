@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from mlcd.collections.store import Collections
 from mlcd.images.decode import DecodeLimits
 from service.cache.cached import CachedPipeline, open_cached
 from service.cache.memory import MemoryCache
@@ -38,6 +39,8 @@ class Ground:
     metrics: Metrics
     memory: MemoryCache | None
     """Of vectors; one for all models, whose keys differ."""
+    collections: Collections | None
+    """Of all models; None without a place for them."""
 
     @property
     def decode_limits(self) -> DecodeLimits:

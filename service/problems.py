@@ -12,12 +12,14 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from mlcd.errors import (
     ArtifactInvalid,
     ConfigInvalid,
     Conflict,
     DeadlineExceeded,
+    DiskFull,
     Diverged,
     ImageRejected,
     InvalidInput,
@@ -73,6 +75,16 @@ class Forbidden(MlcdError):
         self.headers = {"WWW-Authenticate": f'Bearer realm="mlcd", error="insufficient_scope", scope="{scope}"'}
 
 
+class OutsideRoots(MlcdError):
+    """A job names a place that jobs may not use; whether there is anything is not told."""
+
+    def __init__(self, param: str) -> None:
+        super().__init__(
+            f"the {param} is not in a folder that jobs may use", remedy="the server's MLCD_JOBS__ROOTS says which"
+        )
+        self.param = param
+
+
 class RateExceeded(Overloaded):
     """The key has sent as many images as it may for now."""
 
@@ -102,6 +114,7 @@ STATUS: Final[dict[type[MlcdError], int]] = {
     BadRequest: 400,
     Unauthorized: 401,
     Forbidden: 403,
+    OutsideRoots: 403,
     NotFound: 404,
     NotAcceptable: 406,
     Conflict: 409,
@@ -111,6 +124,7 @@ STATUS: Final[dict[type[MlcdError], int]] = {
     RateExceeded: 429,
     Overloaded: 429,
     Unavailable: 503,
+    DiskFull: 503,
     DeadlineExceeded: 504,
     # Faults of the server's own configuration or artifacts; training's own error cannot happen here.
     ArtifactInvalid: 500,
@@ -148,6 +162,7 @@ _FAULTS: Final = {
     "missing": "is required",
     "extra_forbidden": "is not known here",
     "literal_error": "must be one of {expected}",
+    "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} entries",
@@ -174,13 +189,14 @@ def status_of(error: MlcdError) -> int:
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
 
 
-def item_error(index: int, rejection: ImageRejected) -> dict[str, Any]:
-    """One entry of `errors` in a batch answer."""
+def item_error(index: int, error: InvalidInput) -> dict[str, Any]:
+    """One entry of `errors` in a batch answer; of what is no image, the type is the name of its status."""
+    status = status_of(error)
     return {
         "index": index,
-        "type": rejection.reason,
-        "title": TITLES[status_of(rejection)],
-        "detail": str(rejection),
+        "type": error.reason if isinstance(error, ImageRejected) else name_of(status),
+        "title": TITLES[status],
+        "detail": str(error),
     }
 
 
@@ -229,7 +245,18 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     details = {404: "there is no such route", 405: "this route does not take that method"}
     detail = details.get(error.status_code, "the request cannot be read")
-    return _respond(_refusal(request, error.status_code, detail), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods(request)):
+        headers = {"Allow": ", ".join(sorted(methods))}
+    return _respond(_refusal(request, error.status_code, detail), headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """Of all routes at this path: the framework names those of one of them alone."""
+    routes: list[Route] = request.app.state.routes
+    return {
+        method for route in routes if route.matches(request.scope)[0] != Match.NONE for method in route.methods or ()
+    }
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:

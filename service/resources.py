@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mlcd.clustering.centers import Centers
-from mlcd.collections.snapshot import Snapshot
+from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.pipelines.resolve import resolve_model
 from service.cache.cached import CachedPipeline
@@ -22,6 +22,7 @@ from service.dispatch.engine import SupervisedEngine
 from service.dispatch.pipeline import Pipeline
 from service.dispatch.readiness import Readiness
 from service.dispatch.served import Opening, ServedEncoder
+from service.jobs.desk import JobDesk, open_desk
 from service.lookup import Lookup
 from service.model import Ground, ServedModel, open_model
 from service.observability.metrics import Metrics
@@ -29,12 +30,16 @@ from service.security.fetch.fetcher import Fetcher
 from service.security.rate import Rates, open_rates
 from service.security.ring import KeyRing
 from service.settings import Settings
-from service.space import open_space
+from service.space import open_collections, open_space
 from service.swap import Swap
 from service.threads import ThreadBudget, limit_blas
 
 if TYPE_CHECKING:  # an extra that few install
     from service.observability.tracing import RequestTracer
+
+
+_WRITERS: Final = 16
+"""They wait for the disk, which is synced once for all that wait."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,18 @@ class Resources:
     admission: Admission
     compute: ThreadPoolExecutor
     """For label look-up and search, which are too long for the event loop."""
+    writing: ThreadPoolExecutor
+    """For changes of collections, apart: no search waits for the disk."""
+    comparing: ThreadPoolExecutor
+    """For near-duplicates, one collection after the other."""
     metrics: Metrics
     tracer: "RequestTracer | None"
     keys: KeyRing | None
     """None where all may enter."""
     rates: Rates
     fetcher: Fetcher
+    jobs: JobDesk | None
+    """None where no folders are named that jobs may use."""
 
     @property
     def engine(self) -> Engine:
@@ -84,7 +95,7 @@ class Resources:
         return None if self.lookup is None else self.lookup.centers
 
     @property
-    def collections(self) -> dict[str, Snapshot]:
+    def collections(self) -> dict[str, Collection]:
         """Those in the model's space."""
         return self.model.space.collections
 
@@ -109,7 +120,7 @@ class Resources:
 async def open_resources(
     settings: Settings, announce: Callable[[str], None] = lambda _: None, *, together: Path | None = None
 ) -> AsyncIterator[Resources]:
-    """Open model, centers and collections; refuse those of another fingerprint.
+    """Open model, centers and collections; refuse centers of another fingerprint.
 
     announce: told when weights are exported first, which takes a while. together: where several server processes are
     counted together, see `Metrics`.
@@ -122,9 +133,15 @@ async def open_resources(
     limit_blas(threads.blas)
     limits = settings.limits
     async with AsyncExitStack() as stack:
+        collections = open_collections(settings)
+        if collections is not None:
+            # When nobody asks any more; an index that is being made would take longer than the end may.
+            stack.callback(collections.close, finish=False)
         headers = _open_pool(stack, 1, "headers")
         decoders = _open_pool(stack, threads.decode, "decode")
         compute = _open_pool(stack, threads.compute, "compute")
+        writing = _open_pool(stack, _WRITERS, "write")
+        comparing = _open_pool(stack, 1, "compare")
         # Of the model alone: a swap closes it, and what is below goes on.
         opened = await stack.enter_async_context(AsyncExitStack())
         engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
@@ -155,8 +172,11 @@ async def open_resources(
             admission=admission,
             metrics=metrics,
             memory=MemoryCache(settings.cache.memory_bytes, metrics) if settings.cache.memory_bytes else None,
+            collections=collections,
         )
-        space = open_space(settings, folder, encoder.fingerprint, strict=True)
+        if collections is not None:
+            metrics.collections(collections.all)
+        space = open_space(settings, folder, collections, encoder.fingerprint, strict=True)
         model = await opened.enter_async_context(open_model(engine, ground, space))
         await stack.enter_async_context(_running(metrics.watch()))
         if keys is not None:
@@ -164,17 +184,23 @@ async def open_resources(
         redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
         rates = await stack.enter_async_context(open_rates(redis_url, metrics=metrics))
         fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
+        jobs = await stack.enter_async_context(open_desk(settings))
+        if jobs is not None:
+            await stack.enter_async_context(_running(jobs.count(metrics)))
         yield Resources(
             settings=settings,
             model=model,
             swap=await stack.enter_async_context(Swap(ground, folder, model, opened)),
             admission=admission,
             compute=compute,
+            writing=writing,
+            comparing=comparing,
             metrics=metrics,
             tracer=tracer,
             keys=keys,
             rates=rates,
             fetcher=fetcher,
+            jobs=jobs,
         )
 
 

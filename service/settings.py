@@ -20,6 +20,8 @@ from mlcd.images.transform import DecodeMode
 from service.security.fetch.hosts import ANY_HOST, canonical_entry
 
 _PREFIX = "MLCD_"
+_OF_CLIENTS = frozenset({"MLCD_API_KEY"})
+"""Of `mlcd jobs`; in a shell that starts a server, too, it is no mistake."""
 _MAX_PORT = 65535
 
 
@@ -148,10 +150,31 @@ class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """Of a server process, for vectors and their bookkeeping; 0: none in the process."""
     ttl_s: Annotated[int, Field(ge=0, le=10 * 365 * 86400)] = 7 * 86400
     """Seconds that Redis keeps a vector; 0: none in Redis, whatever else it is used for."""
+    redis_bytes: Annotated[int, Field(gt=0)] | None = None
+    """While Redis as a whole uses more, no vector is written; unset: its own maxmemory alone."""
     timeout_s: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Of a look-up in Redis: one that takes longer is a miss."""
     dtype: Literal["float32", "float16"] = "float32"
     """float16 halves the bytes and rounds every vector, of misses too; answers then say X-Mlcd-Rounded: float16."""
+
+
+def _folders(value: object) -> list[str]:
+    folders = _parts(value)
+    if not all(folder.startswith("/") for folder in folders):
+        raise ValueError("roots are absolute paths, with commas")
+    return folders
+
+
+class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """Batch jobs over images that lie where servers and workers can read them."""
+
+    roots: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_folders)] = ()
+    """Folders, with commas, that inputs and outputs must be in; the same paths on every server and worker.
+    Default: none, jobs are off."""
+    shard_images: Annotated[int, Field(gt=0)] = 2048
+    """Images of one piece of work, and what a worker that is killed has to do again; the same for all workers."""
+    lease_s: Annotated[float, Field(ge=2)] = 30.0
+    """A piece whose worker has not been heard of for so long is given to another one."""
 
 
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -185,7 +208,7 @@ class Settings(BaseSettings):
     decode: DecodeMode | None = None
     """exact or fast (JPEG at a fraction of its size), other than the model's preprocessing says; as exif."""
     state_dir: str | None = None
-    """Holds collections/NAME, each made by `mlcd index`."""
+    """Holds collections/NAME, made by `mlcd index` or over REST; where it can only be read, for searches alone."""
     approximate: bool = False
     """Make the approximate labels of /v1/labels?mode=approximate ready at start, audited on shipped or indexed rows."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -215,6 +238,7 @@ class Settings(BaseSettings):
     tracing: Tracing = Tracing()
     cache: Cache = Cache()
     triton: Triton = Triton()
+    jobs: Jobs = Jobs()
 
     @model_validator(mode="after")
     def _fake_is_meant(self) -> Self:
@@ -301,7 +325,7 @@ def as_text(value: object) -> str:
 def _check_names(names: Iterable[str]) -> None:
     known = setting_names()
     for name in names:
-        if name not in known:
+        if name not in known and name not in _OF_CLIENTS:
             close = difflib.get_close_matches(name, known, n=1)
             remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
             raise ConfigInvalid(f"unknown setting {name}", remedy=remedy)

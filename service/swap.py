@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -87,9 +88,9 @@ class Swap:
             async with AsyncExitStack() as stack:
                 later = await stack.enter_async_context(open_triton_engine(self._ground.settings, version=number))
                 _check_shape(engine.served, later.served)
-                space = await asyncio.to_thread(
-                    open_space, self._ground.settings, self._folder, later.served.fingerprint, strict=False
-                )
+                ground = self._ground
+                opening = partial(open_space, ground.settings, self._folder, ground.collections, strict=False)
+                space = await asyncio.to_thread(opening, later.served.fingerprint)
                 model = await stack.enter_async_context(open_model(later, self._ground, space))
                 if self._model.readiness.draining:
                     raise Unavailable("the server is stopping")

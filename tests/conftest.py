@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -67,6 +68,18 @@ def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
     result = run_mlcd("demo", "--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
     assert result.returncode == 0, result.stderr
     return out
+
+
+@pytest.fixture(scope="session")
+def new_state(journey, tmp_path_factory):
+    """Makes copies of the journey's collections, each for one server: a collection has one owner."""
+
+    def make() -> Path:
+        state = tmp_path_factory.mktemp("state")
+        shutil.copytree(journey / "collections", state / "collections")
+        return state
+
+    return make
 
 
 def write_digits(folder: Path, num: int) -> Path:

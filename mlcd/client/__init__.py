@@ -4,12 +4,15 @@ Needs httpx (`pip install mlcd[client]`); neither torch nor faiss nor the server
 """
 
 from mlcd.client.answers import (
+    Added,
     Center,
     CenterSet,
+    Collection,
     Embedded,
     Example,
     Found,
     Info,
+    Item,
     Label,
     Labeled,
     Match,
@@ -32,16 +35,19 @@ from mlcd.client.problems import (
 from mlcd.client.synchronous import Client
 
 __all__ = [
+    "Added",
     "AnswerInvalid",
     "AsyncClient",
     "Center",
     "CenterSet",
     "Client",
+    "Collection",
     "Embedded",
     "Example",
     "Found",
     "ImageInput",
     "Info",
+    "Item",
     "Label",
     "Labeled",
     "Match",

@@ -4,7 +4,7 @@ N: items of a call. D: the model's dimension. L: labels per item.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -63,25 +63,40 @@ class Embedded:
 
 
 @dataclass(frozen=True)
+class Example:
+    """A sample near a center.
+
+    collection: that holds it as an item; None: a member when the center was made. similarity: cosine with the center;
+    None where the server does not know it.
+    """
+
+    collection: str | None
+    id: str
+    similarity: float | None
+
+
+@dataclass(frozen=True)
 class Label:
-    """A center, with its cosine similarity."""
+    """A center, with its cosine similarity. examples: as many of its members as were asked for."""
 
     id: int
     similarity: float
     name: str | None
+    examples: list[Example] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Labeled:
     """The nearest centers of each item, best first; L is the longest list's length.
 
-    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names: of the ids that there are.
-    An image in `errors` has none.
+    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names, examples: of the ids that
+    there are. An image in `errors` has none.
     """
 
     ids: NDArray[np.int32]
     scores: NDArray[np.float32]
     names: list[list[str | None]]
+    examples: list[list[list[Example]]]
     errors: dict[int, ImageRejected]
     origin: Origin
 
@@ -93,16 +108,19 @@ class Labeled:
         for row, labels in enumerate(lists):
             ids[row, : len(labels)] = [label.id for label in labels]
             scores[row, : len(labels)] = [label.similarity for label in labels]
-        return cls(ids, scores, [[label.name for label in labels] for labels in lists], _errors(items), origin)
+        names = [[label.name for label in labels] for labels in lists]
+        return cls(
+            ids, scores, names, [[label.examples for label in labels] for labels in lists], _errors(items), origin
+        )
 
 
 @dataclass(frozen=True)
 class Match:
-    """An indexed item; id is its key."""
+    """An item, and the cosine of its embedding with the query."""
 
     id: str
     similarity: float
-    class_name: str | None
+    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -119,16 +137,43 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Example:
-    """A sample near a center.
+class Collection:
+    """usable: of the served model. writable: the server may change it. fields: that filters can name.
 
-    collection: that holds it as an item; None: a member when the center was made. similarity: cosine with the center;
-    None where the server does not know it.
+    index: its kind, and how much of the truth it was measured to find, as the server states it.
     """
 
-    collection: str | None
+    name: str
+    items: int
+    dimension: int
+    fingerprint: Fingerprint
+    usable: bool
+    writable: bool
+    fields: list[str]
+    index: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Added:
+    """outcomes: of each item, created, updated or unchanged; None where it is in `errors` and was not added."""
+
+    outcomes: list[str | None]
+    errors: dict[int, ImageRejected]
+    origin: Origin
+
+    @classmethod
+    def of(cls, items: Sequence[str | ImageRejected], origin: Origin) -> "Added":
+        outcomes = [None if isinstance(item, ImageRejected) else item for item in items]
+        return cls(outcomes, _errors(items), origin)
+
+
+@dataclass(frozen=True)
+class Item:
+    """embedding: [D] float32 of unit norm."""
+
     id: str
-    similarity: float | None
+    metadata: dict[str, Any]
+    embedding: Row
 
 
 @dataclass(frozen=True)

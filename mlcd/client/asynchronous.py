@@ -1,17 +1,30 @@
 """The client for programs with an asyncio event loop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.answers import Center, Embedded, Found, Info, Label, Labeled, Mode, Origin, Row
+from mlcd.client.answers import (
+    Added,
+    Center,
+    Collection,
+    Embedded,
+    Found,
+    Info,
+    Item,
+    Label,
+    Labeled,
+    Mode,
+    Origin,
+    Row,
+)
 from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
-from mlcd.client.batches import Batch, Images, answers_async, rows_in_batches
+from mlcd.client.batches import Adder, Additions, Batch, Images, answers_async, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.images import ImageInput, check_images, image_bytes
 from mlcd.errors import ImageRejected
@@ -41,9 +54,10 @@ class AsyncClient(BaseClient):
         top: int = 8,
         threshold: float | None = None,
         mode: Mode = "exact",
+        examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode)
+        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
         return Labeled.of(*await self._gathered(self._batches(images, embeddings), ask, strict=strict))
 
     def labels_each(
@@ -53,10 +67,11 @@ class AsyncClient(BaseClient):
         top: int = 8,
         threshold: float | None = None,
         mode: Mode = "exact",
+        examples: int = 0,
         strict: bool = False,
     ) -> AsyncGenerator[list[Label] | ImageRejected, None]:
         check_images(images)
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode)
+        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
         return self._each(self._call(strict=strict), self._cut(images), ask)
 
     async def search(
@@ -67,10 +82,54 @@ class AsyncClient(BaseClient):
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the field, as in the request
+        threshold: float | None = None,
+        exact: bool = False,
         strict: bool = False,
     ) -> Found:
-        ask = partial(self._server.search, collection=collection, top=top)
+        ask = partial(
+            self._server.search, collection=collection, top=top, condition=filter, threshold=threshold, exact=exact
+        )
         return Found.of(*await self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
+
+    async def collections(self) -> list[Collection]:
+        return await self._server.collections()
+
+    async def collection(self, name: str) -> Collection:
+        return await self._server.collection(name)
+
+    async def create_collection(self, name: str, *, recall: float | None = None) -> Collection:
+        return await self._server.create_collection(name, recall=recall)
+
+    async def delete_collection(self, name: str) -> None:
+        await self._server.delete_collection(name)
+
+    async def add(
+        self,
+        collection: str,
+        ids: Sequence[str],
+        images: ImageSeries | None = None,
+        *,
+        embeddings: ArrayLike | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        strict: bool = False,
+    ) -> Added:
+        additions = self._additions(Adder(ids, metadata), images, embeddings)
+        return Added.of(
+            *await self._gathered(additions, partial(self._server.add, collection=collection), strict=strict)
+        )
+
+    async def item(self, collection: str, key: str) -> Item:
+        return await self._server.item(collection, key)
+
+    async def update_item(self, collection: str, key: str, metadata: Mapping[str, Any]) -> None:
+        await self._server.update_item(collection, key, metadata)
+
+    async def delete_item(self, collection: str, key: str) -> None:
+        await self._server.delete_item(collection, key)
+
+    async def duplicates(self, collection: str, *, similarity: float = 0.95) -> list[list[str]]:
+        return await self._server.duplicates(collection, similarity=similarity)
 
     async def center(self, center: int) -> Center:
         return await self._server.center(center)
@@ -118,6 +177,14 @@ class AsyncClient(BaseClient):
             bounds = await self._server.bounds()
             for rows in rows_in_batches(checked_rows(embeddings), num=self._num_items(bounds)):
                 yield rows
+
+    async def _additions(
+        self, adder: Adder, images: ImageSeries | None, embeddings: ArrayLike | None
+    ) -> AsyncIterator[Additions]:
+        async for batch in self._batches(images, embeddings):
+            assert not isinstance(batch, str)
+            yield adder.push(batch)
+        adder.end()
 
     async def _cut(self, images: ImageSeries) -> AsyncIterator[Images]:
         bounds = await self._server.bounds()

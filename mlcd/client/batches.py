@@ -2,17 +2,64 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from mlcd.errors import ImageRejected
+from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 
 Images = list[bytes | ImageRejected]
 """What can be sent, and why the others cannot."""
 Batch = Images | Embeddings | str
 """Images, rows [n, D], or the key of an indexed item."""
+
+
+@dataclass(frozen=True)
+class Additions:
+    """One batch of items for a collection: images or rows [n, D], with n ids and their metadata."""
+
+    ids: Sequence[str]
+    metadata: Sequence[Mapping[str, Any]]
+    batch: Images | Embeddings
+
+
+class Adder:
+    """Gives each batch of a series its ids and metadata."""
+
+    def __init__(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None) -> None:
+        if isinstance(ids, str) or (metadata is not None and len(metadata) != len(ids)):
+            raise InvalidInput("ids and metadata must be lists of the same length")
+        self._ids = ids
+        self._metadata = [{}] * len(ids) if metadata is None else metadata
+        self._num = 0
+
+    def push(self, batch: Images | Embeddings) -> Additions:
+        chosen = slice(self._num, self._num + len(batch))
+        self._num = chosen.stop
+        if self._num > len(self._ids):
+            raise self._mismatch()
+        return Additions(self._ids[chosen], self._metadata[chosen], batch)
+
+    def end(self) -> None:
+        if self._num != len(self._ids):
+            raise self._mismatch()
+
+    def _mismatch(self) -> InvalidInput:
+        return InvalidInput(f"there are {len(self._ids)} ids for another number of items", remedy="give each its id")
+
+
 _Batch = TypeVar("_Batch")
 _Answer = TypeVar("_Answer")
 

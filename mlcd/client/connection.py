@@ -17,8 +17,8 @@ _KEY: Final = re.compile(r"[!-~]+")
 
 
 class Connection:
-    """Its requests compute and change nothing, hence any may be asked again: where the server, or a proxy before it,
-    says later (429, 502, 503), and where the connection broke before the answer was there.
+    """Its requests do the same when they are asked twice, hence any may be asked again: where the server, or a proxy
+    before it, says later (429, 502, 503), and where the connection broke before the answer was there.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class Connection:
         self._deadline_s, self._retries = deadline_s, retries
         # No proxy, key or certificate comes from the environment: what is used was given.
         self._http = httpx.AsyncClient(
-            base_url=_checked_url(url),
-            headers={"User-Agent": f"mlcd/{mlcd.__version__}", **_authorization(api_key)},
+            base_url=checked_url(url),
+            headers={"User-Agent": f"mlcd/{mlcd.__version__}", **authorization(api_key)},
             timeout=None,  # noqa: S113 - the deadline is over all of it
             transport=transport,
             trust_env=False,
@@ -47,10 +47,11 @@ class Connection:
         *,
         params: Mapping[str, str | int | float] | None = None,
         images: Sequence[bytes] = (),
+        form: Mapping[str, str] | None = None,
         json: Any = None,
         accept: str = "application/json",
     ) -> httpx.Response:
-        """The answer, always a success. images: the multipart field `files`.
+        """The answer, always a success. images: the multipart field `files`, with those of `form`.
 
         Raises Refused for any other answer, Unavailable where there is none, DeadlineExceeded once it is too late.
         """
@@ -60,6 +61,7 @@ class Connection:
             "url": path,
             "params": params,
             "files": [("files", (str(i), image, "application/octet-stream")) for i, image in enumerate(images)] or None,
+            "data": form,
             "json": json,
             "headers": {"Accept": accept, "X-Request-Id": request_id},
         }
@@ -107,7 +109,8 @@ def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
     return when is not None and asyncio.get_running_loop().time() + wait_s >= when
 
 
-def _checked_url(url: str) -> httpx.URL:
+def checked_url(url: str) -> httpx.URL:
+    """Raises ConfigInvalid for one that cannot be used."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
@@ -123,7 +126,8 @@ def _bad_url() -> ConfigInvalid:
     return ConfigInvalid("the server's URL cannot be used", remedy="give one such as http://127.0.0.1:8000")
 
 
-def _authorization(api_key: str | None) -> dict[str, str]:
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The headers that show a key. Raises ConfigInvalid for what cannot be one."""
     if api_key is None:
         return {}
     if not _KEY.fullmatch(api_key):

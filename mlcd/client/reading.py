@@ -8,7 +8,19 @@ from typing import Any, Final, TypeVar
 import httpx
 import numpy as np
 
-from mlcd.client.answers import Answer, Center, CenterSet, Example, Info, Label, Match, Origin, Row
+from mlcd.client.answers import (
+    Answer,
+    Center,
+    CenterSet,
+    Collection,
+    Example,
+    Info,
+    Item,
+    Label,
+    Match,
+    Origin,
+    Row,
+)
 from mlcd.client.problems import not_our_api
 from mlcd.errors import ImageRejected
 
@@ -38,17 +50,42 @@ def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
 
 
 def read_labeled(response: httpx.Response, num: int) -> Answer[list[Label]]:
-    return _placed(response, num, lambda result: [_known(Label, label) for label in result["labels"]])
+    return _placed(response, num, lambda result: [_label(label) for label in result["labels"]])
 
 
 def read_found(response: httpx.Response, num: int) -> Answer[list[Match]]:
     return _placed(response, num, lambda result: [_known(Match, match) for match in result["matches"]])
 
 
+def read_added(response: httpx.Response, num: int) -> Answer[str]:
+    return _placed(response, num, lambda result: str(result["outcome"]))
+
+
+@_translated()
+def read_collection(response: httpx.Response) -> Collection:
+    return _known(Collection, response.json())
+
+
+@_translated()
+def read_collections(response: httpx.Response) -> list[Collection]:
+    return [_known(Collection, one) for one in response.json()["collections"]]
+
+
+@_translated()
+def read_item(response: httpx.Response) -> Item:
+    content = response.json()
+    return _known(Item, content | {"embedding": np.asarray(content["embedding"], np.float32)})
+
+
+@_translated()
+def read_groups(response: httpx.Response) -> list[list[str]]:
+    return [group["ids"] for group in response.json()["groups"]]
+
+
 @_translated()
 def read_center(response: httpx.Response) -> Center:
     content = response.json()
-    nearest = [_known(Label, label) for label in content["nearest"]]
+    nearest = [_label(label) for label in content["nearest"]]
     examples = [_known(Example, example) for example in content["examples"]]
     return Center(content["id"], content["size"], content["name"], nearest, examples, _origin(response))
 
@@ -67,6 +104,11 @@ def _placed(response: httpx.Response, num: int, read: Callable[[Any], _Value]) -
     items: dict[int, _Value | ImageRejected] = {result["index"]: read(result) for result in content["results"]}
     items |= {error["index"]: ImageRejected(error["type"], error["detail"]) for error in content["errors"]}
     return Answer([items[index] for index in range(num)], _origin(response, audit=content.get("audit")))
+
+
+def _label(content: dict[str, Any]) -> Label:
+    examples = [_known(Example, example) for example in content.get("examples") or []]
+    return _known(Label, content | {"examples": examples})
 
 
 def _known(cls: type[_Value], content: dict[str, Any]) -> _Value:

@@ -1,6 +1,7 @@
 """The server's routes, for one batch each."""
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -8,11 +9,23 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 
-from mlcd.client.answers import Answer, Center, Info, Label, Match, Mode, Row
-from mlcd.client.batches import PART_BYTES, Batch, Images
+from mlcd.client.answers import Answer, Center, Collection, Info, Item, Label, Match, Mode, Row
+from mlcd.client.batches import PART_BYTES, Additions, Batch, Images
 from mlcd.client.connection import Connection
 from mlcd.client.problems import RefusedInput, not_our_api
-from mlcd.client.reading import read_center, read_embedded, read_found, read_info, read_labeled, read_rows
+from mlcd.client.reading import (
+    read_added,
+    read_center,
+    read_collection,
+    read_collections,
+    read_embedded,
+    read_found,
+    read_groups,
+    read_info,
+    read_item,
+    read_labeled,
+    read_rows,
+)
 
 _Value = TypeVar("_Value")
 _RAW: Final = "application/octet-stream"
@@ -63,13 +76,63 @@ class Server:
         """As float32 where every image can be used; else as JSON, which has the others' rows and each one's error."""
         return await _of_sendable(images, self._embed)
 
-    async def labels(self, batch: Batch, *, top: int, threshold: float | None, mode: Mode) -> Answer[list[Label]]:
-        params = {"top": top, "mode": mode} | ({} if threshold is None else {"threshold": threshold})
-        return await self._look_up("/v1/labels", params, batch, read_labeled)
+    async def labels(
+        self, batch: Batch, *, top: int, threshold: float | None, mode: Mode, examples: int
+    ) -> Answer[list[Label]]:
+        given = {"top": top, "mode": mode, "threshold": threshold, "examples": examples or None}
+        return await self._look_up("/v1/labels", _stated(given), batch, read_labeled)
 
-    async def search(self, batch: Batch, *, collection: str, top: int) -> Answer[list[Match]]:
-        path = f"/v1/collections/{quote(collection, safe='')}/search"
-        return await self._look_up(path, {"top": top}, batch, read_found)
+    async def search(
+        self,
+        batch: Batch,
+        *,
+        collection: str,
+        top: int,
+        condition: Mapping[str, Any] | None,
+        threshold: float | None,
+        exact: bool,
+    ) -> Answer[list[Match]]:
+        text = None if condition is None else json.dumps(condition)
+        given = {"top": top, "filter": text, "threshold": threshold, "exact": "true" if exact else None}
+        return await self._look_up(f"{_path(collection)}/search", _stated(given), batch, read_found)
+
+    async def collections(self) -> list[Collection]:
+        return read_collections(await self._connection.ask("GET", "/v1/collections"))
+
+    async def collection(self, name: str) -> Collection:
+        return read_collection(await self._connection.ask("GET", _path(name)))
+
+    async def create_collection(self, name: str, *, recall: float | None) -> Collection:
+        return read_collection(await self._connection.ask("PUT", _path(name), json=_stated({"recall": recall})))
+
+    async def delete_collection(self, name: str) -> None:
+        await self._connection.ask("DELETE", _path(name))
+
+    async def add(self, additions: Additions, *, collection: str) -> Answer[str]:
+        path, batch = f"{_path(collection)}/items", additions.batch
+        told = zip(additions.ids, additions.metadata, batch, strict=True)
+        if isinstance(batch, np.ndarray):
+            items = [{"id": key, "metadata": {**about}, "embedding": row.tolist()} for key, about, row in told]
+            return read_added(await self._post(path, json={"items": items}), len(batch))
+        sendable = [{"id": key, "metadata": {**about}} for key, about, image in told if isinstance(image, bytes)]
+
+        async def ask(images: list[bytes]) -> Answer[str]:
+            form = {"items": json.dumps(sendable)}
+            return read_added(await self._post(path, images=images, form=form), len(images))
+
+        return await _of_sendable(batch, ask)
+
+    async def item(self, collection: str, key: str) -> Item:
+        return read_item(await self._connection.ask("GET", _path(collection, key), params={"embedding": "true"}))
+
+    async def update_item(self, collection: str, key: str, metadata: Mapping[str, Any]) -> None:
+        await self._connection.ask("PATCH", _path(collection, key), json={"metadata": {**metadata}})
+
+    async def delete_item(self, collection: str, key: str) -> None:
+        await self._connection.ask("DELETE", _path(collection, key))
+
+    async def duplicates(self, collection: str, *, similarity: float) -> list[list[str]]:
+        return read_groups(await self._post(f"{_path(collection)}/duplicates", json={"similarity": similarity}))
 
     async def _embed(self, images: list[bytes]) -> Answer[Row]:
         try:
@@ -103,6 +166,20 @@ class Server:
             if refused.problem.status == _TOO_LARGE:
                 self._info = None  # a server that was started again may have other limits
             raise
+
+
+def _path(collection: str, key: str | None = None) -> str:
+    """Dots are encoded, too: httpx takes those that a path may have for steps in it."""
+    parts = ["/v1/collections", _encoded(collection), *([] if key is None else ["items", _encoded(key)])]
+    return "/".join(parts)
+
+
+def _encoded(name: str) -> str:
+    return quote(name, safe="").replace(".", "%2E")
+
+
+def _stated(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 async def _of_sendable(images: Images, ask: Callable[[list[bytes]], Awaitable[Answer[_Value]]]) -> Answer[_Value]:

@@ -1,6 +1,6 @@
 """The client for programs without an event loop."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,9 +10,23 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.answers import Answer, Center, Embedded, Found, Info, Label, Labeled, Mode, Origin, Row
+from mlcd.client.answers import (
+    Added,
+    Answer,
+    Center,
+    Collection,
+    Embedded,
+    Found,
+    Info,
+    Item,
+    Label,
+    Labeled,
+    Mode,
+    Origin,
+    Row,
+)
 from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
-from mlcd.client.batches import Batch, Images, answers_sync, rows_in_batches
+from mlcd.client.batches import Adder, Additions, Batch, Images, answers_sync, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.images import ImageInput, check_images, image_bytes
 from mlcd.client.loop import LoopThread
@@ -60,13 +74,15 @@ class Client(BaseClient):
         top: int = 8,
         threshold: float | None = None,
         mode: Mode = "exact",
+        examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
-        """The `top` nearest centers of images, or of embeddings [N, D]; with threshold only those so similar.
+        """The `top` nearest centers of images, or of embeddings [N, D]; with threshold only those so similar; with so
+        many examples of each as the server has.
 
         Raises RefusedNotFound where the server has no centers; else as `embed`.
         """
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode)
+        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
         return Labeled.of(*self._gathered(self._batches(images, embeddings), ask, strict=strict))
 
     def labels_each(
@@ -76,11 +92,12 @@ class Client(BaseClient):
         top: int = 8,
         threshold: float | None = None,
         mode: Mode = "exact",
+        examples: int = 0,
         strict: bool = False,
     ) -> Generator[list[Label] | ImageRejected, None, None]:
         """As `labels`, one by one in order, as `embed_each`."""
         check_images(images)
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode)
+        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
         return self._each(self._call(strict=strict), self._cut(images), ask)
 
     def search(
@@ -91,11 +108,67 @@ class Client(BaseClient):
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the field, as in the request
+        threshold: float | None = None,
+        exact: bool = False,
         strict: bool = False,
     ) -> Found:
-        """The items of a collection most similar to images, to embeddings [N, D], or to the indexed item `key`."""
-        ask = partial(self._server.search, collection=collection, top=top)
+        """The items of a collection most similar to images, to embeddings [N, D], or to the indexed item `key`: those
+        that fulfill the filter and are at least so similar. exact: compare all, whatever the index.
+        """
+        ask = partial(
+            self._server.search, collection=collection, top=top, condition=filter, threshold=threshold, exact=exact
+        )
         return Found.of(*self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
+
+    def collections(self) -> list[Collection]:
+        """All that the server has."""
+        return self._loop.run(self._server.collections())
+
+    def collection(self, name: str) -> Collection:
+        """One of them, as it is now. Raises RefusedNotFound; RefusedConflict where it is of another model."""
+        return self._loop.run(self._server.collection(name))
+
+    def create_collection(self, name: str, *, recall: float | None = None) -> Collection:
+        """The collection, which is made where there is none. recall: recall@10 that its index has to show."""
+        return self._loop.run(self._server.create_collection(name, recall=recall))
+
+    def delete_collection(self, name: str) -> None:
+        """With all its items, for good. Raises RefusedNotFound."""
+        self._loop.run(self._server.delete_collection(name))
+
+    def add(
+        self,
+        collection: str,
+        ids: Sequence[str],
+        images: Iterable[ImageInput] | None = None,
+        *,
+        embeddings: ArrayLike | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        strict: bool = False,
+    ) -> Added:
+        """Items that are there afterward, of images or of embeddings [N, D], on the server's disk when this returns.
+
+        One that is there is replaced, metadata included. Raises InvalidInput where there are more or fewer ids.
+        """
+        additions = self._additions(Adder(ids, metadata), images, embeddings)
+        return Added.of(*self._gathered(additions, partial(self._server.add, collection=collection), strict=strict))
+
+    def item(self, collection: str, key: str) -> Item:
+        """Raises RefusedNotFound."""
+        return self._loop.run(self._server.item(collection, key))
+
+    def update_item(self, collection: str, key: str, metadata: Mapping[str, Any]) -> None:
+        """Other metadata in place of the item's. Raises RefusedNotFound."""
+        self._loop.run(self._server.update_item(collection, key, metadata))
+
+    def delete_item(self, collection: str, key: str) -> None:
+        """Found by no search that begins after this returns. Raises RefusedNotFound."""
+        self._loop.run(self._server.delete_item(collection, key))
+
+    def duplicates(self, collection: str, *, similarity: float = 0.95) -> list[list[str]]:
+        """Groups of ids whose embeddings are at least so similar."""
+        return self._loop.run(self._server.duplicates(collection, similarity=similarity))
 
     def center(self, center: int) -> Center:
         """What one center stands for."""
@@ -146,6 +219,14 @@ class Client(BaseClient):
         else:
             bounds = self._loop.run(self._server.bounds())
             yield from rows_in_batches(checked_rows(embeddings), num=self._num_items(bounds))
+
+    def _additions(
+        self, adder: Adder, images: Iterable[ImageInput] | None, embeddings: ArrayLike | None
+    ) -> Iterator[Additions]:
+        for batch in self._batches(images, embeddings):
+            assert not isinstance(batch, str)
+            yield adder.push(batch)
+        adder.end()
 
     def _cut(self, images: Iterable[ImageInput]) -> Iterator[Images]:
         bounds = self._loop.run(self._server.bounds())

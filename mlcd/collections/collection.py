@@ -11,6 +11,7 @@ added or deleted since the last.
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import threading
@@ -35,6 +36,7 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError, NotFou
 from mlcd.indexes.tuning import LARGEST_TARGET
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
+_log = logging.getLogger("mlcd.collections")
 LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"
 LOCK: Final = "lock"
@@ -51,8 +53,9 @@ _UNIT_ROUNDING: Final = 1e-5
 
 @dataclass(frozen=True)
 class Description:
-    """items: alive. indexed: of those that the index was made of. recall: of the index, None where it is exact.
+    """items: alive. indexed: of those that the index was made of. unindexed: scanned beside it.
 
+    recall: of the index, None where it is exact. writable: false where the folder can only be read, or was opened so.
     index_damaged: it was, when the collection was opened, and is made again; until then every search is a scan.
     """
 
@@ -62,10 +65,12 @@ class Description:
     recall_target: float
     kind: str
     indexed: int
+    unindexed: int
     effort: int | None
     recall: dict[str, Any] | None
     generation: int
     fields: list[str]
+    writable: bool
     index_damaged: bool
     indexing_error: str | None
 
@@ -74,9 +79,17 @@ class Collection:
     """Opened by `open`, closed by `close`. Every method may be called from many threads."""
 
     def __init__(
-        self, path: Path, ledger: Ledger, growth: Growth, facts: Mapping[str, Any], *, lock: int, background: bool
+        self,
+        path: Path,
+        ledger: Ledger,
+        growth: Growth,
+        facts: Mapping[str, Any],
+        *,
+        lock: int,
+        background: bool,
+        writable: bool,
     ) -> None:
-        self.path, self._background = path, background
+        self.path, self.writable, self._background = path, writable, background
         self.fingerprint: Fingerprint = facts["fingerprint"]
         self.dimension: int = facts["dimension"]
         self.recall_target: float = facts["recall"]
@@ -86,7 +99,7 @@ class Collection:
         self._waiting: deque[Change] = deque()
         self._writing, self._indexing = threading.Lock(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._damaged, self._closed, self._broken = False, False, False
+        self._damaged, self._closed, self._broken, self._abandoned = False, False, False, False
         self._indexing_error: str | None = None
         self._index_above = 0
 
@@ -125,24 +138,26 @@ class Collection:
         return cls.open(path, background=background)
 
     @classmethod
-    def open(cls, path: Path, *, background: bool = True) -> Self:
+    def open(cls, path: Path, *, background: bool = True, read_only: bool = False) -> Self:
         """The collection at `path`, its index verified, what the index lacks added to it.
 
-        background: the index is made again where much has changed; without, only by `reindex`.
+        background: the index is made again where much has changed; without, only by `reindex`. read_only: for searches
+        alone, by any number of processes at one time; so it is, too, where the folder cannot be written.
 
         Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it open. A damaged index
         is not an error: everything is scanned until it is made again.
         """
-        lock = _lock(path)
+        writable = not read_only and all(os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK))
+        lock = _lock(path, writable=writable)
         ledger: Ledger | None = None
         try:
-            ledger = Ledger.open(path / LEDGER)
+            ledger = Ledger.open(path / LEDGER, read_only=not writable)
             facts = ledger.facts()
             dimension, folder = facts["dimension"], path / GENERATIONS
             generation, damaged = open_newest(folder, dimension=dimension, fingerprint=facts["fingerprint"])
             growth = Growth(generation, dimension)
             _replay(ledger, growth, generation.rows, dimension)
-            collection = cls(path, ledger, growth, facts, lock=lock, background=background)
+            collection = cls(path, ledger, growth, facts, lock=lock, background=background, writable=writable)
         except BaseException:
             if ledger is not None:
                 ledger.close()
@@ -152,13 +167,14 @@ class Collection:
         collection._index_where_due()
         return collection
 
-    def close(self) -> None:
-        """After the index that is being made."""
+    def close(self, *, finish: bool = True) -> None:
+        """finish: the index that is being made, first; else it is given up, and made when it is due again."""
+        self._abandoned = not finish
         with self._writing:
             if self._closed:
                 return
             self._closed = True
-        if self._thread is not None:
+        if finish and self._thread is not None:
             self._thread.join()
         with self._writing:
             self._ledger.close()
@@ -261,16 +277,19 @@ class Collection:
             recall_target=self.recall_target,
             kind=tuned.kind,
             indexed=searcher.num_indexed,
+            unindexed=len(searcher.delta),
             effort=tuned.effort,
             recall=asdict(tuned.recall) if tuned.recall else None,
             generation=searcher.generation.number,
             fields=searcher.columns.names(),
+            writable=self.writable,
             index_damaged=self._damaged,
             indexing_error=self._indexing_error,
         )
 
     def reindex(self) -> None:
         """A new generation of the index over everything, tuned and audited anew; reads and writes go on meanwhile."""
+        self.check_writable()
         with self._indexing:
             before = self._searcher
             alive = np.flatnonzero(before.alive)
@@ -285,6 +304,7 @@ class Collection:
                 fingerprint=self.fingerprint,
                 target=self.recall_target,
                 parents=self._parents(),
+                check=self._check_wanted,
             )
             growth = Growth(generation, self.dimension)
             growth.take_over(before, order)
@@ -301,6 +321,14 @@ class Collection:
         ids = [searcher.ids[position] for position in positions.tolist()]
         return ids, lambda start, stop: searcher.vectors(positions[start:stop])
 
+    def check_vectors(self) -> None:
+        """Read every item's vector from the ledger, not only those that no index has yet. Raises ArtifactInvalid."""
+        searcher = self._searcher
+        rows = searcher.rows[: searcher.num_positions][searcher.alive]
+        for start in range(0, len(rows), _COPIED_ROWS):
+            with self._writing:
+                self._ledger.vectors(rows[start : start + _COPIED_ROWS], self.dimension)
+
     def _parents(self) -> tuple[Parent, ...]:
         return (Parent(**self.source),) if self.source else ()
 
@@ -315,6 +343,7 @@ class Collection:
                 return searcher, position
 
     def _submit(self, request: Request) -> list[Outcome]:
+        self.check_writable()
         change = Change(request)
         self._waiting.append(change)
         with self._writing:
@@ -344,11 +373,25 @@ class Collection:
                 change.settled = True
 
     def _check_open(self) -> None:
-        if self._closed or self._broken:
-            raise Conflict(f"{self.path.name} is {'closed' if self._closed else 'broken'}", remedy="open it again")
+        if self._closed:
+            raise Conflict(f"the collection {self.path.name} was closed or deleted meanwhile", remedy="open it again")
+        if self._broken:
+            raise Conflict(f"the collection {self.path.name} cannot be changed after a failure", remedy="open it again")
+
+    def check_writable(self) -> None:
+        """Raises Conflict where it is open for searches only."""
+        if not self.writable:
+            raise Conflict(
+                f"the collection {self.path.name} is open for searches only",
+                remedy="open it in a folder that can be written, by one process",
+            )
+
+    def _check_wanted(self) -> None:
+        if self._abandoned:
+            raise Conflict(f"{self.path.name} was closed meanwhile", remedy="open it again")
 
     def _index_where_due(self) -> None:
-        if not self._background or not self._is_due(self._searcher):
+        if not self._background or not self.writable or not self._is_due(self._searcher):
             return
         with self._writing:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
@@ -370,6 +413,8 @@ class Collection:
         except Exception as error:  # noqa: BLE001 - nobody waits for this thread; `describe` tells
             # Searches are right without it; it is tried again when the collection has grown.
             self._indexing_error = str(error) if isinstance(error, MlcdError) else type(error).__name__
+            if not self._abandoned:
+                _log.warning("the index of %s could not be made: %s", self.path.name, self._indexing_error)
             self._index_above = self._searcher.num_positions + _UNINDEXED_ROWS
 
 
@@ -410,16 +455,17 @@ def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: 
             growth.append(entry.id, entry.row, vector, entry.metadata)
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, *, writable: bool) -> int:
+    """For one process that writes, or for many that read."""
     try:
-        descriptor = os.open(path / LOCK, os.O_RDWR)
+        descriptor = os.open(path / LOCK, os.O_RDWR if writable else os.O_RDONLY)
     except OSError as error:
         raise NotFound(f"there is no collection at {path}", remedy="create it first") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if writable else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise Conflict(f"another process has {path} open", remedy="end it, or ask it") from error
+        raise Conflict(f"another process has the collection {path.name} open", remedy="end it, or ask it") from error
     return descriptor
 
 

@@ -7,7 +7,7 @@ index.faiss    where there are enough rows for an index
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -54,17 +54,23 @@ def write_generation(
     fingerprint: Fingerprint,
     target: float,
     parents: tuple[Parent, ...] = (),
+    check: Callable[[], None] = lambda: None,
 ) -> Generation:
-    """Index the vectors of `blocks`, in random order, and publish all of it by one rename. Returns it opened."""
+    """Index the vectors of `blocks`, in random order, and publish all of it by one rename. Returns it opened.
+
+    check: called before anything more is written; what it raises ends the work.
+    """
     request = Request(KIND, {"generation": number, "recall": target}, parents, fingerprint)
     out = folder / f"{number:08d}"
+    check()
     with Draft(out, request, fresh=True) as draft:
         with draft.write(ROWS) as path, path.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
         with draft.write(VECTORS) as path:
-            _write_vectors(path, blocks, (len(rows), dimension))
+            _write_vectors(path, _checked(blocks, check), (len(rows), dimension))
         vectors = _mapped(draft.path / VECTORS)
         tuned = tune(vectors, target)
+        check()
         if tuned.index is not None:
             with draft.write(INDEX) as path:
                 tuned.index.write(path)
@@ -114,6 +120,12 @@ def remove_before(folder: Path, number: int) -> None:
     for path in folder.glob("*"):
         if path.name != f"{number:08d}":
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _checked(blocks: Iterator[Embeddings], check: Callable[[], None]) -> Iterator[Embeddings]:
+    for block in blocks:
+        check()
+        yield block
 
 
 def _write_vectors(path: Path, blocks: Iterator[Embeddings], shape: tuple[int, int]) -> None:

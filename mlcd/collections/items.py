@@ -27,7 +27,8 @@ MAX_FIELD_BYTES: Final = 128
 EXACT_INTEGER: Final = 2**53
 """Integers beyond are not exact in float64, as which JSON readers and our comparisons take numbers."""
 _MAX_DEPTH: Final = 8
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME: Final = re.compile(r"(?!.*\.partial$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Of drafts the last part is `.partial`: they lie beside what they become."""
 _SHOWN: Final = 80
 _UNIT_ROUNDING: Final = 1e-6
 """A vector whose norm is this near to 1 is kept bit by bit: what was read can be added again and is unchanged."""

@@ -71,11 +71,14 @@ class Ledger:
         return ledger
 
     @classmethod
-    def open(cls, path: Path) -> "Ledger":
-        """Raises ArtifactInvalid where the file is damaged or not ours."""
+    def open(cls, path: Path, *, read_only: bool = False) -> "Ledger":
+        """Raises ArtifactInvalid where the file is damaged or not ours.
+
+        read_only: nothing in its folder is written or made; nobody may write it meanwhile.
+        """
         if not path.is_file():
             raise ArtifactInvalid(f"{path} is missing", remedy="restore the collection, or import it again")
-        connection = _connect(path)
+        connection = _connect_to_read(path) if read_only else _connect(path)
         with _translated(path):
             application = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -166,6 +169,18 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     return connection
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """After a clean close the file is all there is, and SQLite need not look for more; after a crash the log is part of
+    it, and is read where it lies.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    mode = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
+    with _translated(path):
+        return sqlite3.connect(
+            f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False
+        )
 
 
 @contextmanager

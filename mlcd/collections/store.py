@@ -1,50 +1,64 @@
 """All collections of one folder, by name."""
 
+import os
 import shutil
-import tempfile
 import threading
+import uuid
 from pathlib import Path
 from typing import Final, Self
 
+from mlcd.artifact import draft_path
 from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection, sync_path
 from mlcd.collections.items import check_name
 from mlcd.errors import Conflict, NotFound
 from mlcd.types import Fingerprint
 
+_DRAFT: Final = draft_path(Path("name")).suffix
 _LEFTOVERS: Final = (".*.tmp", ".*.deleted")
 
 
 class Collections:
     """Opens each collection once and closes them all. Every method may be called from many threads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, writable: bool) -> None:
+        self.writable = writable
         self._folder = folder
         self._opened: dict[str, Collection] = {}
         self._changing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
+    def open(cls, folder: Path, *, read_only: bool = False) -> Self:
         """Those in `folder`, which is made where it is missing, all verified and ready.
 
-        Raises the error of the first that cannot be opened.
+        read_only: see `Collection.open`. Raises the error of the first that cannot be opened.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        for pattern in _LEFTOVERS:
-            for path in folder.glob(pattern):
-                shutil.rmtree(path, ignore_errors=True)
-        store = cls(folder)
+        writable = not read_only and _is_writable(folder)
+        if writable:
+            folder.mkdir(parents=True, exist_ok=True)
+            for pattern in _LEFTOVERS:
+                for path in folder.glob(pattern):
+                    shutil.rmtree(path, ignore_errors=True)
+        store = cls(folder, writable=writable)
         try:
-            for ledger in sorted(folder.glob(f"*/{LEDGER}")):
-                store._opened[ledger.parent.name] = Collection.open(ledger.parent)
+            store.find_new()
         except BaseException:
             store.close()
             raise
         return store
 
-    def close(self) -> None:
+    def find_new(self) -> None:
+        """Open what was put into the folder meanwhile. Raises the error of the first that cannot be opened."""
+        with self._changing:
+            for ledger in sorted(self._folder.glob(f"*/{LEDGER}")):
+                name = ledger.parent.name
+                if name not in self._opened and not name.startswith(".") and not name.endswith(_DRAFT):
+                    self._open(check_name(name))
+
+    def close(self, *, finish: bool = True) -> None:
+        """finish: see `Collection.close`."""
         with self._changing:
             for collection in self._opened.values():
-                collection.close()
+                collection.close(finish=finish)
             self._opened.clear()
 
     def __enter__(self) -> Self:
@@ -56,44 +70,83 @@ class Collections:
     def names(self) -> list[str]:
         return sorted(self._opened.copy())
 
+    def all(self) -> dict[str, Collection]:
+        """By name, in order."""
+        return dict(sorted(self._opened.copy().items()))
+
+    def find(self, name: str) -> Collection | None:
+        return self._opened.get(check_name(name))
+
     def get(self, name: str) -> Collection:
         """Raises NotFound."""
-        collection = self._opened.get(check_name(name))
+        collection = self.find(name)
         if collection is None:
             raise NotFound("there is no such collection")
         return collection
 
     def create(
-        self, name: str, *, fingerprint: Fingerprint, dimension: int, recall: float = DEFAULT_RECALL
-    ) -> Collection:
-        """The empty collection `name`, or the one that is there for the same model.
+        self, name: str, *, fingerprint: Fingerprint, dimension: int, recall: float | None = None
+    ) -> tuple[Collection, bool]:
+        """The collection `name`, which is made where there is none, and whether it was.
 
-        Raises Conflict where it holds embeddings of another model, dimension or recall.
+        recall: None: whatever one has that is there, else 0.99. Raises Conflict where one is there for another model,
+        dimension or recall, or where nothing can be made.
         """
         check_name(name)
         with self._changing:
-            found = self._opened.get(name)
-            if found is None:
-                path = self._folder / name
-                self._opened[name] = found = Collection.create(
-                    path, fingerprint=fingerprint, dimension=dimension, recall=recall
-                )
-            if (found.fingerprint, found.dimension, found.recall_target) != (fingerprint, dimension, recall):
+            found, path = self._opened.get(name), self._folder / name
+            made = found is None and not (path / LEDGER).is_file()
+            if made:
+                self._check_writable()
+                if path.exists():
+                    raise Conflict(f"something else stands where {name} would be", remedy="give another name")
+                recall = DEFAULT_RECALL if recall is None else recall
+                found = Collection.create(path, fingerprint=fingerprint, dimension=dimension, recall=recall)
+                self._opened[name] = found
+            elif found is None:  # put there by somebody else
+                found = self._open(name)
+            if (found.fingerprint, found.dimension) != (fingerprint, dimension):
                 raise Conflict(
-                    f"the collection {name} is there, for another model, dimension or recall",
+                    f"the collection {name} is there, for embeddings of {found.dimension} numbers by the model"
+                    f" {found.fingerprint}",
                     remedy="give another name, or delete it first",
                 )
-            return found
+            if recall not in (None, found.recall_target):
+                raise Conflict(
+                    f"the collection {name} is there, for a recall of {found.recall_target:g}",
+                    remedy="give another name, or delete it first",
+                )
+            return found, made
 
     def delete(self, name: str) -> None:
-        """With all its items, for good; gone from the disk's view at once. Raises NotFound."""
+        """With all its items, for good; gone from the disk's view at once. Raises NotFound, Conflict."""
         check_name(name)
+        self._check_writable()
         with self._changing:
-            collection = self._opened.pop(name, None)
+            collection = self._opened.get(name)
             if collection is None:
                 raise NotFound("there is no such collection")
-            collection.close()
-            dead = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".deleted", dir=self._folder))
-            collection.path.rename(dead)  # onto an empty folder: one step
+            del self._opened[name]
+            collection.close(finish=False)
+            dead = self._folder / f".{name}.{uuid.uuid4().hex}.deleted"
+            collection.path.rename(dead)
             sync_path(self._folder)
-            shutil.rmtree(dead, ignore_errors=True)
+        shutil.rmtree(dead, ignore_errors=True)
+
+    def _open(self, name: str) -> Collection:
+        self._opened[name] = Collection.open(self._folder / name, read_only=not self.writable)
+        return self._opened[name]
+
+    def _check_writable(self) -> None:
+        if not self.writable:
+            raise Conflict(
+                "collections are open for searches only",
+                remedy="give a folder that can be written, and one process",
+            )
+
+
+def _is_writable(folder: Path) -> bool:
+    """Or can be made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -41,7 +41,7 @@ def list_once(
 
     Damaged and small shards, and those on file systems that do not tell of changes, are listed every time.
     """
-    state = _state(filesystem, path)
+    state = file_state(filesystem, path)
     if state is None:
         return list_members()
     folder = folder or user_cache_path("mlcd", appauthor=False) / "shards"
@@ -54,7 +54,8 @@ def list_once(
     return listing
 
 
-def _state(filesystem: Any, path: str) -> bytes | None:
+def file_state(filesystem: Any, path: str) -> bytes | None:
+    """Another one after every change of the file; None where its file system does not tell."""
     try:
         info = filesystem.info(path)
     except OSError:

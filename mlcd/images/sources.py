@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mlcd.errors import ImageRejected, InvalidInput, MlcdError, NotFound
+from mlcd.errors import Conflict, ImageRejected, InvalidInput, MlcdError, NotFound
 from mlcd.images.decode import DEFAULT_LIMITS
 from mlcd.images.entries import Entries, Entry
-from mlcd.images.shard_index import MEMBERS, Listing, list_once
+from mlcd.images.shard_index import MEMBERS, Listing, file_state, list_once
 from mlcd.types import SampleKey
 
 # Files that stand beside images and are none; every other file is tried, and listed when it fails.
@@ -99,6 +99,20 @@ class Source(ABC):
 
     @abstractmethod
     def _read(self, entry: Entry) -> bytes: ...
+
+    @abstractmethod
+    def files_of(self, entries: Entries) -> list[str]:
+        """Paths of the files that hold these images."""
+
+    def check_unchanged(self, entries: Entries) -> None:
+        """Raises Conflict naming the first file of these images that is not as it was listed."""
+        name = next(self._changed(entries), None)
+        if name is not None:
+            raise Conflict(f"{name} of {self.location} has changed since it was listed", remedy="begin again")
+
+    @abstractmethod
+    def _changed(self, entries: Entries) -> Iterator[str]:
+        """Names of the files of these images that are not as they were listed."""
 
     def check_not_empty(self) -> None:
         """Raises InvalidInput where there is no image, naming the first of what could not be listed."""
@@ -194,21 +208,43 @@ class FolderSource(Source):
         )
 
     def _read(self, entry: Entry) -> bytes:
-        (path,) = entry.locator
-        name = entry.key if path is None else _decoded(path)
         try:
-            return cast(bytes, self._filesystem.cat_file(f"{self._root}/{name}"))
+            return cast(bytes, self._filesystem.cat_file(self._path(entry)))
         except (OSError, ValueError) as error:
             raise ImageRejected("unreadable", "the file cannot be read") from error
+
+    def _path(self, entry: Entry) -> str:
+        (path,) = entry.locator
+        return f"{self._root}/{entry.key if path is None else _decoded(path)}"
+
+    def files_of(self, entries: Entries) -> list[str]:
+        return [self._path(entry) for entry in entries]
+
+    def _changed(self, entries: Entries) -> Iterator[str]:
+        return (entry.key for entry in entries if self._size(entry) != entry.size_bytes)
+
+    def _size(self, entry: Entry) -> int | None:
+        try:
+            return int(self._filesystem.info(self._path(entry))["size"])
+        except (OSError, ValueError):
+            return None
 
 
 class _FilesSource(Source):
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location)
         self._filesystem, self._paths = filesystem, paths
+        self._listed: dict[str, bytes | None] = {}
+
+    def files_of(self, entries: Entries) -> list[str]:
+        return list(dict.fromkeys(_decoded(entry.locator[0]) for entry in entries))
+
+    def _changed(self, entries: Entries) -> Iterator[str]:
+        return (path for path in self.files_of(entries) if file_state(self._filesystem, path) != self._listed[path])
 
     def _names(self) -> list[tuple[str, str]]:
-        """(path, the part of the path that tells the files apart, without the suffix)."""
+        """(path, the part of the path that tells the files apart, without the suffix): before they are listed."""
+        self._listed = {path: file_state(self._filesystem, path) for path in self._paths}
         parents = [PurePosixPath(path).parent.parts for path in self._paths]
         common = 0
         while all(len(parts) > common and parts[common] == parents[0][common] for parts in parents):

@@ -43,9 +43,6 @@ class ExactIndex:
         best[:, :kept] = np.take_along_axis(scores, order, axis=1)
         return Neighbors(ids, best)
 
-    def reconstruct(self, row: int) -> Embeddings:
-        return self._rows[row : row + 1]
-
     def write(self, path: Path) -> None:
         with path.open("wb") as file:
             np.save(file, self._rows, allow_pickle=False)

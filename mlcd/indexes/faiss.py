@@ -1,6 +1,6 @@
 """FAISS: flat, graph and inverted-file indexes of inner products. The only importer of faiss for retrieval."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,14 +28,6 @@ class FaissIndex:
 
     def __init__(self, index: Any) -> None:
         self._index = index
-
-    @classmethod
-    def build(cls, blocks: Iterable[Embeddings], *, dimension: int) -> "FaissIndex":
-        """Exact, over the rows of all blocks."""
-        index = cls(faiss.IndexFlatIP(dimension))
-        for block in blocks:
-            index.add(block)
-        return index
 
     @classmethod
     def train(cls, kind: Kind, sample: Embeddings, *, num_rows: int) -> "FaissIndex":
@@ -96,10 +88,6 @@ class FaissIndex:
             inner = faiss.SearchParametersIVF(**options, **({} if effort is None else {"nprobe": effort}))
             return faiss.SearchParametersPreTransform(index_params=inner)
         return faiss.SearchParameters(**options)
-
-    def reconstruct(self, row: int) -> Embeddings:
-        vector: Embeddings = self._index.reconstruct(row)[None]
-        return vector
 
     def write(self, path: Path) -> None:
         faiss.write_index(self._index, str(path))

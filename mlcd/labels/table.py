@@ -1,6 +1,7 @@
 """The LabelTable artifact: for each sample its nearest centers, best first.
 
-part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score descending, id ascending)
+part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score descending, id ascending);
+                    on request embedding fixed_size_list<float32>[d], the unit row that was labeled
 names.json          optional: the names of the centers, so that the table stands without them
 """
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mlcd.artifact import Artifact, Draft, open_artifact
-from mlcd.types import Neighbors, SampleKey
+from mlcd.types import Embeddings, Neighbors, SampleKey
 
 NAMES = "names.json"
 DIGEST_BYTES = 32  # of SHA-256
@@ -32,21 +33,25 @@ SCHEMA = pa.schema(
 
 
 def write_part(
-    draft: Draft, part: int, keys: Sequence[SampleKey], image_sha256: Sequence[bytes], neighbors: Neighbors
+    draft: Draft,
+    part: int,
+    keys: Sequence[SampleKey],
+    image_sha256: Sequence[bytes],
+    neighbors: Neighbors,
+    embeddings: Embeddings | None = None,
 ) -> None:
-    """One part; entries with id -1 are left out, so rows may differ in length."""
+    """One part; entries with id -1 are left out, so rows may differ in length. embeddings: [n, D], a column more."""
     present = neighbors.ids >= 0
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
     ids = pa.ListArray.from_arrays(offsets, neighbors.ids[present].astype(np.int32))
     scores = pa.ListArray.from_arrays(offsets, neighbors.scores[present].astype(np.float16))
+    columns = [pa.array(keys, pa.string()), pa.array(image_sha256, pa.binary(DIGEST_BYTES)), ids, scores]
+    table = pa.table(columns, schema=SCHEMA)
+    if embeddings is not None:
+        rows = pa.FixedSizeListArray.from_arrays(np.ascontiguousarray(embeddings).reshape(-1), embeddings.shape[1])
+        table = table.append_column("embedding", rows)
     with draft.write(part_name(part)) as path:
-        pq.write_table(
-            pa.table(
-                [pa.array(keys, pa.string()), pa.array(image_sha256, pa.binary(DIGEST_BYTES)), ids, scores],
-                schema=SCHEMA,
-            ),
-            path,
-        )
+        pq.write_table(table, path)
 
 
 def part_name(part: int) -> str:

@@ -1,11 +1,13 @@
 """Images to the embeddings artifact."""
 
 import os
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
 from mlcd.cores import available_cores
@@ -17,15 +19,17 @@ from mlcd.keys import split_positions
 from mlcd.pipelines.encoded import (
     BATCH,
     PART_ENTRIES,
+    OnDone,
     check_source,
     encode_entries,
     errors_name,
     merge_errors,
     no_usable_image,
+    part_sizes,
+    part_slice,
     write_errors,
 )
-from mlcd.progress import Meter, Reporter
-from mlcd.types import SampleKey
+from mlcd.progress import Reporter
 
 
 def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
@@ -34,39 +38,90 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
     Work is committed in parts of consecutive entries: a rerun after a crash starts at the first unfinished
     part and ends with the same bytes. Raises InvalidInput when there is no image, or none that can be used.
     """
-    entries = source.entries
-    check_source(source, out)
-    request = Request(
-        "embeddings",
-        {
-            "precision": encoder.precision,
-            "engine": encoder.engine,
-            "part_entries": PART_ENTRIES,
-            "batch": BATCH,
-        },
-        (images_parent(source, out),),
-        encoder.fingerprint,
-    )
-    if (done := find_published(out, request)) is not None:
+    embedding = Embedding(source, encoder, out, num_threads=available_cores())
+    if (done := find_published(out, embedding.request)) is not None:
         return done
-    num_parts = -(-len(entries) // PART_ENTRIES)
-    with Draft(out, request) as draft:
-        splits = split_positions(entries.keys(), entries.class_names())
-        finished = next((part for part in range(num_parts) if not draft.has(errors_name(part))), num_parts)
-        with reporter.stage("embed", len(entries), done=min(finished * PART_ENTRIES, len(entries))) as meter:
+    num_parts = len(embedding.sizes)
+    with Draft(out, embedding.request) as draft:
+        finished = next((part for part in range(num_parts) if not embedding.has(draft, part)), num_parts)
+        with reporter.stage("embed", sum(embedding.sizes), done=sum(embedding.sizes[:finished])) as meter:
             for part in range(finished, num_parts):
-                chosen = slice(part * PART_ENTRIES, (part + 1) * PART_ENTRIES)
-                split_of = dict(zip(entries[chosen].keys(), splits[chosen].tolist(), strict=True))
-                _embed_part(draft, part, source, entries[chosen], split_of, encoder, meter)
-        errors = merge_errors(draft, num_parts, source)
+                embedding.make(draft, part, lambda _, errors: meter.advance(1, errors=errors))
+        return embedding.publish(draft)
+
+
+class Embedding:
+    """One request for embeddings, opened: makes any part of them."""
+
+    def __init__(
+        self,
+        source: Source,
+        encoder: Encoder,
+        out: Path,
+        *,
+        num_threads: int,
+        part_entries: int = PART_ENTRIES,
+        in_flight: int = 1,
+    ) -> None:
+        """num_threads: that decode. in_flight: see `encode_entries`. Raises InvalidInput where there is no image."""
+        check_source(source, out)
+        self.source = source
+        self._encoder, self._part_entries = encoder, part_entries
+        self._num_threads, self._in_flight = num_threads, in_flight
+        engine = {"precision": encoder.precision, "engine": encoder.engine}
+        self.request = Request(
+            "embeddings",
+            {**engine, "part_entries": part_entries, "batch": BATCH},
+            (images_parent(source, out),),
+            encoder.fingerprint,
+        )
+        self.sizes = part_sizes(len(source.entries), part_entries)
+
+    def entries(self, part: int) -> Entries:
+        return self.source.entries[part_slice(part, self._part_entries)]
+
+    def has(self, draft: Draft, part: int) -> bool:
+        """Whether the part is finished."""
+        return draft.has(errors_name(part))
+
+    def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
+        """Write one part; its errors come last and say that it is finished."""
+        encoded = encode_entries(
+            self.source,
+            self.entries(part),
+            self._encoder,
+            num_threads=self._num_threads,
+            on_done=on_done,
+            in_flight=self._in_flight,
+        )
+        splits = self._splits[part_slice(part, self._part_entries)].tolist()
+        split_of = dict(zip(self.entries(part).keys(), splits, strict=True))
+        keys = [
+            {"key": entry.key, "class_name": entry.class_name, "sha256": sha256, "split": split_of[entry.key]}
+            for entry, sha256 in zip(encoded.entries, encoded.image_sha256, strict=True)
+        ]
+        with draft.write(part_name(part)) as path, path.open("wb") as file:
+            np.save(file, encoded.embeddings, allow_pickle=False)
+        with draft.write(keys_name(part)) as path:
+            pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
+        write_errors(draft, part, encoded.errors)
+
+    @cached_property
+    def _splits(self) -> NDArray[np.float64]:
+        return split_positions(self.source.entries.keys(), self.source.entries.class_names())
+
+    def publish(self, draft: Draft) -> Artifact:
+        """Every part is finished. Raises InvalidInput where none of the images could be used."""
+        num_parts = len(self.sizes)
+        errors = merge_errors(draft, num_parts, self.source)
         num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts))
         if num_rows == 0:
-            raise no_usable_image(source, errors)
+            raise no_usable_image(self.source, errors)
         summary = {
             "images": num_rows,
             "errors": len(errors),
-            "dimension": encoder.dimension,
-            "model": encoder.name,
+            "dimension": self._encoder.dimension,
+            "model": self._encoder.name,
         }
         return draft.publish(summary=summary)
 
@@ -76,31 +131,3 @@ def images_parent(source: Source, out: Path) -> Parent:
     remote = "://" in source.location
     place = source.location if remote else os.path.relpath(os.path.realpath(source.location), out.resolve())
     return Parent("images", place, source.listing_digest())
-
-
-def _embed_part(
-    draft: Draft,
-    index: int,
-    source: Source,
-    entries: Entries,
-    split_of: dict[SampleKey, float],
-    encoder: Encoder,
-    meter: Meter,
-) -> None:
-    part = encode_entries(
-        source,
-        entries,
-        encoder,
-        num_threads=available_cores(),
-        on_image=lambda num_errors: meter.advance(1, errors=num_errors),
-    )
-    keys = [
-        {"key": entry.key, "class_name": entry.class_name, "sha256": sha256, "split": split_of[entry.key]}
-        for entry, sha256 in zip(part.entries, part.image_sha256, strict=True)
-    ]
-    with draft.write(part_name(index)) as path, path.open("wb") as file:
-        np.save(file, part.embeddings, allow_pickle=False)
-    with draft.write(keys_name(index)) as path:
-        pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
-    # Written last: it says that the part is finished.
-    write_errors(draft, index, part.errors)

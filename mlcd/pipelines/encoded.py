@@ -5,10 +5,12 @@ below, whatever process makes it and when.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -19,10 +21,12 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
 from mlcd.images.sources import Source
-from mlcd.types import Embeddings
+from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
 BATCH: Final = 32
+OnDone: TypeAlias = Callable[[int, int], None]
+"""Told (images done, of them without an embedding) of one part, after every image."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +53,56 @@ def encode_entries(
     encoder: Encoder,
     *,
     num_threads: int,
-    on_image: Callable[[int], None],
+    on_done: OnDone,
+    in_flight: int = 1,
 ) -> EncodedPart:
-    """Decode and encode these entries, in batches that depend on nothing else. on_image: told the errors so far."""
+    """Decode and encode these entries, in batches that depend on nothing else; decoding goes on meanwhile.
+
+    in_flight: batches that the encoder is given at one time, where it is elsewhere.
+    """
     part = _Growing(encoder)
+    prepared = prepare_all(source, entries, encoder.preprocess, num_threads=num_threads)
+    for batch, rows in _encoded(encoder, _batches(prepared, len(entries), part, on_done), in_flight):
+        part.add(batch, rows)
+    return part.finished()
+
+
+def _batches(images: Iterable[Prepared], num: int, part: "_Growing", on_done: OnDone) -> Iterator[list[Prepared]]:
+    """Of `num` images in all. on_done: hears of the last image of a batch when that is encoded."""
     batch: list[Prepared] = []
-    for prepared in prepare_all(source, entries, encoder.preprocess, num_threads=num_threads):
+    for done, prepared in enumerate(images, 1):
         if prepared.rejection is not None:
             part.reject(prepared.entry, prepared.rejection)
         else:
             batch.append(prepared)
-        if len(batch) == BATCH:
-            part.encode(batch)
+        if len(batch) == BATCH or (batch and done == num):
+            yield batch
             batch = []
-        on_image(len(part.errors))
-    part.encode(batch)
-    return part.finished()
+        on_done(done, len(part.errors))
+
+
+def _encoded(
+    encoder: Encoder, batches: Iterator[list[Prepared]], in_flight: int
+) -> Iterator[tuple[list[Prepared], Embeddings]]:
+    """Every batch with its rows, in order."""
+    if in_flight == 1:  # in this thread: an engine's thread budget may be of the thread that opened it
+        for batch in batches:
+            yield batch, encoder.encode(_stacked(batch))
+        return
+    with ThreadPoolExecutor(in_flight, thread_name_prefix="encode") as pool:
+        waiting: deque[tuple[list[Prepared], Future[Embeddings]]] = deque()
+        for batch in batches:
+            waiting.append((batch, pool.submit(encoder.encode, _stacked(batch))))
+            if len(waiting) == in_flight:
+                done, rows = waiting.popleft()
+                yield done, rows.result()
+        while waiting:
+            done, rows = waiting.popleft()
+            yield done, rows.result()
+
+
+def _stacked(batch: list[Prepared]) -> ImageBatch:
+    return np.stack([prepared.pixels for prepared in batch if prepared.pixels is not None])
 
 
 @dataclass
@@ -78,10 +116,7 @@ class _Growing:
     def reject(self, entry: Entry, rejection: ImageRejected) -> None:
         self.errors.append({"key": entry.key, "reason": rejection.reason, "detail": rejection.message})
 
-    def encode(self, batch: list[Prepared]) -> None:
-        if not batch:
-            return
-        rows = self.encoder.encode(np.stack([prepared.pixels for prepared in batch if prepared.pixels is not None]))
+    def add(self, batch: list[Prepared], rows: Embeddings) -> None:
         for prepared, row in zip(batch, rows, strict=True):
             if row.any():
                 self.rows.append(row)
@@ -96,6 +131,16 @@ class _Growing:
         return EncodedPart(self.entries, self.image_sha256, rows, self.errors)
 
 
+def part_sizes(num_entries: int, part_entries: int) -> list[int]:
+    """The images of each part."""
+    return [min(part_entries, num_entries - start) for start in range(0, num_entries, part_entries)]
+
+
+def part_slice(part: int, part_entries: int) -> slice:
+    """Which of all entries are those of the part."""
+    return slice(part * part_entries, (part + 1) * part_entries)
+
+
 def errors_name(part: int) -> str:
     """A working note of the draft: hidden, and gone when it is published."""
     return f".errors-{part:05d}.jsonl"
@@ -104,6 +149,11 @@ def errors_name(part: int) -> str:
 def write_errors(draft: Draft, part: int, errors: list[dict[str, str]]) -> None:
     with draft.write(errors_name(part)) as path:
         path.write_text("".join(json.dumps(error) + "\n" for error in errors))
+
+
+def num_errors(draft: Draft, part: int) -> int:
+    """Of a part that is made."""
+    return len((draft.path / errors_name(part)).read_text().splitlines())
 
 
 def merge_errors(draft: Draft, num_parts: int, source: Source) -> list[dict[str, str]]:

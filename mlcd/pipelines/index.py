@@ -1,4 +1,4 @@
-"""Embeddings to a searchable index, or to a durable collection; collections to files and back; near-duplicates."""
+"""Embeddings to a durable collection; collections to files and back; near-duplicates."""
 
 import json
 import os
@@ -7,49 +7,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Draft, Request, find_published, refuse_full_disk, translated_os_errors
+from mlcd.artifact import refuse_full_disk, translated_os_errors
 from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Collection, Description
 from mlcd.collections.duplicates import duplicate_groups, num_tile_pairs
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import ParquetItems, write_parquet
-from mlcd.collections.snapshot import INDEX, KEYS
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Conflict
-from mlcd.indexes.faiss import FaissIndex
-from mlcd.progress import Meter, Reporter
+from mlcd.progress import Reporter
 from mlcd.types import Embeddings
 
 _BLOCK_ROWS = 8192
 
 
-def index(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter) -> Artifact:
-    """A faiss index over all rows, with their keys."""
-    request = Request("index", {}, (embeddings.artifact.as_parent_of(out, "embeddings"),), embeddings.fingerprint)
-    if (done := find_published(out, request)) is not None:
-        return done
-    with Draft(out, request) as draft:
-        with reporter.stage("index", embeddings.num_rows) as meter:
-            blocks = _metered(embeddings, meter)
-            built = FaissIndex.build(blocks, dimension=embeddings.dimension)
-        with draft.write(INDEX) as path:
-            built.write(path)
-        with draft.write(KEYS) as path:
-            class_names = pa.array(embeddings.class_names, pa.string())
-            pq.write_table(pa.table({"key": embeddings.keys, "class_name": class_names}), path)
-        return draft.publish(summary={"items": embeddings.num_rows, "kind": "flat"})
-
-
-def _metered(embeddings: EmbeddingsArtifact, meter: Meter) -> Iterator[Embeddings]:
-    for _, block in embeddings.blocks():
-        yield block
-        meter.advance(len(block))
-
-
-def collect(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
+def index(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
     """A durable collection at `out` of all rows, id: key, metadata: class_name where there is one; indexed.
 
     Goes on where an earlier attempt was stopped. Raises Conflict where another collection is there.
@@ -69,7 +42,7 @@ def import_parquet(path: Path, out: Path, reporter: Reporter, *, recall: float |
 
 def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
     """Every item of the collection at `path` in one parquet file; returns how many."""
-    with Collection.open(path, background=False) as collection, reporter.stage("export", len(collection)) as meter:
+    with Collection.open(path, read_only=True) as collection, reporter.stage("export", len(collection)) as meter:
         return write_parquet(collection, out, meter=meter)
 
 
@@ -81,7 +54,7 @@ def duplicates(source: Path, out: Path, reporter: Reporter, *, similarity: float
     if out.exists():
         raise Conflict(f"{out} exists", remedy="give another file")
     if (source / LEDGER).is_file():
-        with Collection.open(source, background=False) as collection:
+        with Collection.open(source, read_only=True) as collection:
             ids, read = collection.rows()
             found = _grouped(len(ids), read, similarity, reporter)
     else:

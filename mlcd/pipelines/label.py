@@ -23,7 +23,7 @@ from mlcd.images.sources import open_source
 from mlcd.images.transform import DecodeMode
 from mlcd.labels.table import NAMES, part_name, write_part
 from mlcd.pipelines.claims import Claims
-from mlcd.pipelines.encoded import PART_ENTRIES, check_source, merge_errors, no_usable_image, write_errors
+from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source, merge_errors, no_usable_image, write_errors
 from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
 from mlcd.pipelines.label_search import ApproximateSearch, ExactSearch, LabelSearch
 from mlcd.pipelines.workers import run_workers
@@ -37,8 +37,8 @@ class LabelOptions:
     """What is asked for, in plain values: the workers are told the same.
 
     source: an embeddings artifact, or images; these need a `model`. mode: approximate looks at the centers in some
-    cells only, `probes` of them, or as many as an audit finds necessary. part_rows, part_entries: what is done, and
-    committed, at once.
+    cells only, `probes` of them, or as many as an audit finds necessary. embeddings: a column more. part_rows,
+    part_entries: what is done, and committed, at once.
     """
 
     source: str
@@ -52,6 +52,7 @@ class LabelOptions:
     engine: EngineName = "auto"
     exif: ExifPolicy | None = None
     decode: DecodeMode | None = None
+    embeddings: bool = False
     part_rows: int = PART_ROWS
     part_entries: int = PART_ENTRIES
 
@@ -74,7 +75,7 @@ def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Repor
         with Draft(out, labeling.request) as draft:
             labeling.search.prepare(draft)
             _make_all(labeling, draft, workers, reporter)
-            return _publish(labeling, draft)
+            return labeling.publish(draft)
 
 
 class Labeling:
@@ -92,37 +93,65 @@ class Labeling:
         """Of the request, as text: what the workers compare."""
         return json.dumps(self.request.identity(), sort_keys=True)
 
-    def make(self, draft: Draft, part: int, on_done: Callable[[int], None]) -> None:
+    def has(self, draft: Draft, part: int) -> bool:
+        """Whether the part is finished."""
+        return draft.has(part_name(part))
+
+    def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
         """Write one part and its notes; the part's file comes last and says that it is finished."""
         rows = self.rows.read(part, on_done)
         found = self.search.nearest(draft, part, rows.embeddings)
         write_errors(draft, part, rows.errors)
-        write_part(draft, part, rows.keys, rows.image_sha256, found)
-        on_done(self.sizes[part])
+        kept = rows.embeddings if self.options.embeddings else None
+        write_part(draft, part, rows.keys, rows.image_sha256, found, kept)
+        on_done(self.sizes[part], len(rows.errors))
+
+    def publish(self, draft: Draft) -> Artifact:
+        """Every part is finished. Raises InvalidInput where none of the images could be used."""
+        num_parts = len(self.sizes)
+        num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts))
+        summary: dict[str, Any] = {"images": num_rows, "centers": len(self.centers.vectors)}
+        if isinstance(self.rows, ImagesInput):
+            errors = merge_errors(draft, num_parts, self.rows.source)
+            if num_rows == 0:
+                raise no_usable_image(self.rows.source, errors)
+            summary["errors"] = len(errors)
+        elif isinstance(self.rows, EmbeddingsInput):
+            with draft.write(ERRORS) as path:
+                shutil.copyfile(self.rows.embeddings.artifact.file(ERRORS), path)
+        if self.centers.names is not None:
+            draft.write_json(NAMES, list(self.centers.names))
+        summary |= self.search.summary(draft, num_parts)
+        return draft.publish(summary=summary)
 
 
 @contextmanager
 def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iterator[Labeling]:
     """Open input and centers; raises ConfigInvalid where they do not belong together."""
     artifact = open_artifact(Path(options.centers), "centers")
-    centers = Centers.read(artifact)
     rows = _open_input(options, out, num_threads)
     try:
-        _check_fingerprint(rows, centers, options.centers)
-        num_centers = len(centers.vectors)
-        top = min(options.top, num_centers)
-        search = _open_search(options, rows, centers, top)
-        config = {
-            "top": top,
-            "threshold": options.threshold,
-            "num_centers": num_centers,
-            **search.config,
-            **rows.config,
-        }
-        parents = (rows.parent(out), artifact.as_parent_of(out, "centers"))
-        yield Labeling(options, rows, centers, search, Request("labels", config, parents, rows.fingerprint))
+        yield labeling_of(options, rows, artifact, Centers.read(artifact), out)
     finally:
         rows.close()
+
+
+def labeling_of(options: LabelOptions, rows: LabelInput, artifact: Artifact, centers: Centers, out: Path) -> Labeling:
+    """Of open `rows`, and `centers` as read from their artifact. Raises ConfigInvalid where they are of two models."""
+    _check_fingerprint(rows, centers, options.centers)
+    num_centers = len(centers.vectors)
+    top = min(options.top, num_centers)
+    search = _open_search(options, rows, centers, top)
+    config = {
+        "top": top,
+        "threshold": options.threshold,
+        "num_centers": num_centers,
+        **({"embeddings": True} if options.embeddings else {}),
+        **search.config,
+        **rows.config,
+    }
+    parents = (rows.parent(out), artifact.as_parent_of(out, "centers"))
+    return Labeling(options, rows, centers, search, Request("labels", config, parents, rows.fingerprint))
 
 
 def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInput:
@@ -178,7 +207,7 @@ def make_parts(labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Cal
                 continue
             with claims.hold(part, wait=wait) as held:
                 if held and not draft.has(part_name(part)):
-                    labeling.make(draft, part, lambda done, part=part: on_progress(part, done))  # type: ignore[misc]
+                    labeling.make(draft, part, lambda done, _, part=part: on_progress(part, done))  # type: ignore[misc]
 
 
 def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter) -> None:
@@ -218,21 +247,3 @@ class _Progress:
     def __call__(self, part: int, done: int) -> None:
         self._meter.advance(max(0, done - self._done[part]))
         self._done[part] = max(done, self._done[part])
-
-
-def _publish(labeling: Labeling, draft: Draft) -> Artifact:
-    num_parts = len(labeling.sizes)
-    num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts))
-    summary: dict[str, Any] = {"images": num_rows, "centers": len(labeling.centers.vectors)}
-    if isinstance(labeling.rows, ImagesInput):
-        errors = merge_errors(draft, num_parts, labeling.rows.source)
-        if num_rows == 0:
-            raise no_usable_image(labeling.rows.source, errors)
-        summary["errors"] = len(errors)
-    elif isinstance(labeling.rows, EmbeddingsInput):
-        with draft.write(ERRORS) as path:
-            shutil.copyfile(labeling.rows.embeddings.artifact.file(ERRORS), path)
-    if labeling.centers.names is not None:
-        draft.write_json(NAMES, list(labeling.centers.names))
-    summary |= labeling.search.summary(draft, num_parts)
-    return draft.publish(summary=summary)

@@ -1,6 +1,5 @@
 """What labels are made of: an embeddings artifact, or images that are embedded on the way. Both come part by part."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,10 @@ from mlcd.artifact import Parent
 from mlcd.embeddings import Block, EmbeddingsArtifact
 from mlcd.encoders.base import Encoder
 from mlcd.errors import InvalidInput
+from mlcd.images.entries import Entries
 from mlcd.images.sources import Source
 from mlcd.pipelines.embed import images_parent
-from mlcd.pipelines.encoded import BATCH, encode_entries
+from mlcd.pipelines.encoded import BATCH, OnDone, encode_entries, part_sizes, part_slice
 from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 
@@ -49,7 +49,7 @@ class LabelInput(Protocol):
 
     def parent(self, out: Path) -> Parent: ...
 
-    def read(self, part: int, on_done: Callable[[int], None]) -> LabelRows:
+    def read(self, part: int, on_done: OnDone) -> LabelRows:
         """One part. on_done: told how much of it is read, again and again."""
         ...
 
@@ -80,7 +80,7 @@ class EmbeddingsInput:
     def parent(self, out: Path) -> Parent:
         return self.embeddings.artifact.as_parent_of(out, "embeddings")
 
-    def read(self, part: int, on_done: Callable[[int], None]) -> LabelRows:
+    def read(self, part: int, on_done: OnDone) -> LabelRows:
         del on_done  # reading is nothing beside the scan
         block = self.blocks[part]
         rows, (keys, image_sha256) = self.embeddings.read(block), self.embeddings.read_keys(block)
@@ -93,10 +93,14 @@ class EmbeddingsInput:
 class ImagesInput:
     """The `LabelInput` protocol over images, embedded as `mlcd embed` does it."""
 
-    def __init__(self, source: Source, encoder: Encoder, *, part_entries: int, num_threads: int) -> None:
+    def __init__(
+        self, source: Source, encoder: Encoder, *, part_entries: int, num_threads: int, in_flight: int = 1
+    ) -> None:
+        """num_threads: that decode. in_flight: see `encode_entries`."""
         self.source = source
         self.name = source.location
-        self._encoder, self._part_entries, self._num_threads = encoder, part_entries, num_threads
+        self._encoder, self._part_entries = encoder, part_entries
+        self._num_threads, self._in_flight = num_threads, in_flight
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -109,22 +113,23 @@ class ImagesInput:
 
     @property
     def sizes(self) -> list[int]:
-        num = len(self.source.entries)
-        return [min(self._part_entries, num - start) for start in range(0, num, self._part_entries)]
+        return part_sizes(len(self.source.entries), self._part_entries)
 
     def parent(self, out: Path) -> Parent:
         return images_parent(self.source, out)
 
-    def read(self, part: int, on_done: Callable[[int], None]) -> LabelRows:
-        done = 0
+    def entries(self, part: int) -> Entries:
+        return self.source.entries[part_slice(part, self._part_entries)]
 
-        def count(_: int) -> None:
-            nonlocal done
-            done += 1
-            on_done(done)
-
-        entries = self.source.entries[part * self._part_entries : (part + 1) * self._part_entries]
-        encoded = encode_entries(self.source, entries, self._encoder, num_threads=self._num_threads, on_image=count)
+    def read(self, part: int, on_done: OnDone) -> LabelRows:
+        encoded = encode_entries(
+            self.source,
+            self.entries(part),
+            self._encoder,
+            num_threads=self._num_threads,
+            on_done=on_done,
+            in_flight=self._in_flight,
+        )
         keys = [entry.key for entry in encoded.entries]
         return LabelRows(encoded.embeddings, keys, encoded.image_sha256, encoded.errors)
 

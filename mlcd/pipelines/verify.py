@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
+from mlcd.collections.collection import Collection
 from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.errors import ArtifactInvalid, ImageRejected, NotFound
+from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
 from mlcd.images.sources import open_source
 from mlcd.labels.table import LabelTable
 from mlcd.models.places import digest_of_weights
@@ -50,6 +51,8 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
     yield Finding(str(path), artifact.kind, True, f"{len(artifact.files)} files, digest {artifact.digest[:12]}")
     if artifact.kind == "triton":
         _check_triton_config(artifact)
+    if artifact.kind == "collection-index":
+        yield _check_collection(artifact.path.resolve().parents[1])
     for parent in artifact.parents:
         yield from _walk_parent(artifact, parent, seen)
 
@@ -81,6 +84,16 @@ def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact])
                 f"{path.resolve() / MANIFEST} is not the {parent.role} that {artifact.path} was made from",
                 remedy="make the later artifact again, or restore the earlier one",
             )
+
+
+def _check_collection(path: Path) -> Finding:
+    """Every item of the ledger that the index is of."""
+    try:
+        with Collection.open(path, read_only=True) as collection:
+            collection.check_vectors()
+            return Finding(str(path), "collection", True, f"{len(collection)} items")
+    except Conflict:
+        return Finding(str(path), "collection", False, "open in another process, not checked")
 
 
 def _check_weights(artifact: Artifact, parent: Parent) -> Finding:

@@ -32,7 +32,7 @@ async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRej
     """The images of a multipart form (field `files`, 1..n) or of a raw image body."""
     kind = media_type(request)
     if kind == "multipart/form-data":
-        return await _read_form(request, limits)
+        return [*(await read_form(request, limits))[0]]
     if kind.startswith("image/") or kind == "application/octet-stream":
         return [await read_body(request)]
     raise Unsupported("this route does not take that Content-Type", remedy=f"send one of {', '.join(MEDIA_TYPES)}")
@@ -60,7 +60,7 @@ async def parse_json(body: bytes | memoryview, pool: Executor) -> dict[str, Any]
     try:
         content = await asyncio.get_running_loop().run_in_executor(pool, orjson.loads, body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest("the body is not JSON") from error
+        raise BadRequest("the body is not JSON, or nested too deep") from error
     if not isinstance(content, dict):
         raise BadRequest("the body is not a JSON object")
     return content
@@ -74,12 +74,16 @@ def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
         raise bad_field(error.errors(include_url=False, include_input=False)) from None
 
 
-async def _read_form(request: Request, limits: Limits) -> list[bytes | ImageRejected]:
+async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str, str]]:
+    """The images of a multipart form (field `files`, 1..n), and its fields of text, the last of each name."""
     try:
-        async with request.form(max_files=_MAX_FORM_PARTS, max_fields=_MAX_FORM_PARTS) as form:
+        async with request.form(
+            max_files=_MAX_FORM_PARTS, max_fields=_MAX_FORM_PARTS, max_part_size=limits.max_body_bytes
+        ) as form:
             files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
             _check_files(files, limits)
-            return [await file.read() for file in files]
+            texts = {name: value for name, value in form.items() if isinstance(value, str)}
+            return [await file.read() for file in files], texts
     except (MultiPartException, KeyError, ClientDisconnect) as error:
         raise BadRequest("the multipart form cannot be read") from error
     except Exception as error:

@@ -45,11 +45,11 @@ def _describe(center: int, resources: Resources) -> dict[str, Any]:
         if other != center
     ]
     items = [
-        {"collection": name, "id": match.key, "similarity": match.similarity}
-        for name, snapshot in resources.collections.items()
+        {"collection": name, "id": match.id, "similarity": match.similarity}
+        for name, collection in resources.collections.items()
         # Where centers compare embeddings less their mean, their vectors are not in the items' space.
         if centers.mean is None
-        for match in snapshot.search(vector, _NUM_NEIGHBORS)[0]
+        for match in collection.search(vector, _NUM_NEIGHBORS).matches[0]
     ]
     return {
         **provenance(resources),

@@ -1,101 +1,106 @@
-"""Search in collections of indexed images."""
+"""Collections of images: made, listed, described, deleted."""
 
-import asyncio
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from mlcd.collections.snapshot import Snapshot
+from mlcd.collections.collection import Collection
+from mlcd.errors import InvalidInput
 from service.api.access import Opened
-from service.api.answers import headers, json_answer, provenance
-from service.api.bodies import media_type, read_json
-from service.api.document import image_body
-from service.api.queries import Queries, check_top, given_fields, queries_from_json, read_queries
-from service.api.schemas.own import Collection, CollectionList, FoundItems, SearchRequest
-from service.middleware import within_deadline
-from service.observability.request import timed
-from service.problems import BadRequest, item_error
+from service.api.answers import headers, json_answer
+from service.api.bodies import read_body, read_json, validated
+from service.api.changes import change
+from service.api.document import json_body
+from service.api.queries import given_fields
+from service.api.schemas.own import CollectionList, CreateRequest, DeletedCollection, DescribedCollection
 from service.resources import Resources
 from service.security.gate import needs
 
 router = APIRouter(tags=["collections"])
 
+Name = Annotated[
+    str, Path(description="letters, digits, . _ -", json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"})
+]
 _LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}}
-_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Collection}, 404: {}, 409: {}}
-_FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": DescribedCollection}, 404: {}, 409: {}, 422: {}}
+_MADE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DescribedCollection},
+    201: {"model": DescribedCollection, "description": "made now"},
+    404: {},
+    409: {},
+}
+_DELETED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DeletedCollection},
+    **{status: {} for status in (404, 409, 422, 503, 504)},
+}
 
 
 @router.get("/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST)
 async def list_collections(resources: Opened) -> Response:
-    """Everything that can be searched."""
-    described = [_describe(name, snapshot) for name, snapshot in resources.collections.items()]
-    return json_answer({"collections": described}, headers(resources))
+    """All there are: those that are not `usable` hold embeddings of another model than is served."""
+    store = resources.model.space.store
+    every = {} if store is None else store.all()
+    return json_answer({"collections": [_describe(name, one, resources) for name, one in every.items()]})
+
+
+@router.put(
+    "/v1/collections/{name}",
+    dependencies=[needs("write")],
+    response_class=Response,
+    responses=_MADE,
+    openapi_extra={"requestBody": {**json_body(CreateRequest)["requestBody"], "required": False}},
+)
+async def create_collection(name: Name, request: Request, resources: Opened) -> Response:
+    """An empty collection for the served model's embeddings; one that is there for the same stays as it is."""
+    content = await read_json(request, resources.compute) if await read_body(request) else {}
+    asked, dimension = validated(CreateRequest, given_fields(content)), resources.encoder.dimension
+    if asked.dimension not in (None, dimension):
+        raise InvalidInput(
+            f"the served model gives {dimension} numbers, not {asked.dimension}", remedy="leave `dimension` out"
+        )
+    store, fingerprint = resources.model.space.opened_store(), resources.encoder.fingerprint
+    collection, made = await change(
+        request,
+        resources,
+        lambda: store.create(name, fingerprint=fingerprint, dimension=dimension, recall=asked.recall),
+    )
+    return json_answer(_describe(name, collection, resources), headers(resources), status=201 if made else 200)
 
 
 @router.get("/v1/collections/{name}", dependencies=[needs("search")], response_class=Response, responses=_ONE)
-async def describe_collection(name: str, resources: Opened) -> Response:
-    """Its size and index."""
-    return json_answer(_describe(name, _opened(name, resources)), headers(resources))
+async def describe_collection(name: Name, resources: Opened) -> Response:
+    """Its size, and its index: how it was tuned, and how much of the truth it finds."""
+    return json_answer(_describe(name, resources.model.space.opened_collection(name), resources), headers(resources))
 
 
-@router.post(
-    "/v1/collections/{name}/search",
-    dependencies=[needs("search")],
-    response_class=Response,
-    responses=_FOUND,
-    openapi_extra=image_body(SearchRequest),
-)
-async def search(name: str, request: Request, resources: Opened, top: Annotated[int, Query(ge=1)] = 10) -> Response:
-    """The items most similar to each image, embedding, or indexed item (JSON `id`)."""
-    snapshot = _opened(name, resources)
-    check_top(top, resources)
-    queries = await _read_queries(request, resources, snapshot)
-    loop = asyncio.get_running_loop()
-    with resources.metrics.searching(), timed("search"):
-        found = await within_deadline(
-            loop.run_in_executor(resources.compute, snapshot.search, queries.embeddings, top), request.state.deadline
-        )
-    return json_answer(
-        {
-            **provenance(resources),
-            "collection": name,
-            "results": [
-                {
-                    "index": index,
-                    "matches": [
-                        {"id": match.key, "similarity": match.similarity, "class_name": match.class_name}
-                        for match in matches
-                    ],
-                }
-                for index, matches in zip(queries.rows, found, strict=True)
-            ],
-            "errors": [item_error(index, error) for index, error in queries.errors.items()],
-        },
-        headers(resources, queries.encoded),
-    )
+@router.delete("/v1/collections/{name}", dependencies=[needs("write")], response_class=Response, responses=_DELETED)
+async def delete_collection(name: Name, request: Request, resources: Opened) -> Response:
+    """With all its items, for good; of another model's embeddings, too."""
+    store = resources.model.space.opened_store()
+    await change(request, resources, lambda: store.delete(name))
+    return json_answer({"collection": name, "outcome": "deleted"})
 
 
-async def _read_queries(request: Request, resources: Resources, snapshot: Snapshot) -> Queries:
-    if media_type(request) != "application/json":
-        return await read_queries(request, resources)
-    content = given_fields(await read_json(request, resources.compute))
-    if "id" not in content:
-        return await queries_from_json(request, content, resources)
-    if len(content) > 1 or not isinstance(content["id"], str):
-        raise BadRequest("give one of `images`, `embeddings` and `id` (a string)")
-    return Queries.given(snapshot.embedding_of(content["id"]))
-
-
-def _opened(name: str, resources: Resources) -> Snapshot:
-    return resources.model.space.opened_collection(name)
-
-
-def _describe(name: str, snapshot: Snapshot) -> dict[str, Any]:
+def _describe(name: str, collection: Collection, resources: Resources) -> dict[str, Any]:
+    described = collection.describe()
     return {
         "name": name,
-        "items": snapshot.index.num_rows,
-        "dimension": snapshot.index.dimension,
-        "index": snapshot.artifact.summary["kind"],
-        "fingerprint": snapshot.fingerprint,
+        "items": described.items,
+        "dimension": described.dimension,
+        "fingerprint": described.fingerprint,
+        "usable": described.fingerprint == resources.encoder.fingerprint,
+        "writable": described.writable,
+        "fields": described.fields,
+        "index": {
+            "kind": described.kind,
+            "generation": described.generation,
+            "indexed": described.indexed,
+            "unindexed": described.unindexed,
+            "effort": described.effort,
+            "target": described.recall_target,
+            "recall": described.recall,
+            "damaged": described.index_damaged,
+            "error": None if described.indexing_error is None else "it could not be made; the log says why",
+        },
     }

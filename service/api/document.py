@@ -8,15 +8,36 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api.schemas.cohere import EmbedRequest
+from service.api.schemas.jobs import JobRequest
 from service.api.schemas.kserve import InferRequest
 from service.api.schemas.openai import EmbeddingsRequest
-from service.api.schemas.own import LoadRequest, QueryRequest, SearchRequest
+from service.api.schemas.own import (
+    AddRequest,
+    CreateRequest,
+    DuplicatesRequest,
+    LoadRequest,
+    MetadataRequest,
+    QueryRequest,
+    SearchRequest,
+)
 from service.dialects import DIALECTS, dialect_of
 from service.problems import COMES_BACK, TITLES
 from service.security.gate import BEARER, HEADER, HEADER_NAME
 
 _REFERENCE: Final = "#/components/schemas/{model}"
-_REQUESTS: Final = (EmbeddingsRequest, EmbedRequest, InferRequest, QueryRequest, SearchRequest, LoadRequest)
+_REQUESTS: Final = (
+    EmbeddingsRequest,
+    EmbedRequest,
+    InferRequest,
+    QueryRequest,
+    SearchRequest,
+    LoadRequest,
+    CreateRequest,
+    AddRequest,
+    MetadataRequest,
+    DuplicatesRequest,
+    JobRequest,
+)
 _OF_BODIES: Final = (400, 413, 415, 422, 429, 503, 504)
 _OF_PARAMETERS: Final = (400,)
 _OF_ALL: Final = (500,)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 from fastapi import Request
@@ -12,7 +13,7 @@ from mlcd.types import Embeddings, ImageBatch, unit_rows
 from service.dispatch.base import down
 from service.dispatch.pipeline import Encoded, Timings
 from service.middleware import within_deadline
-from service.observability.request import count_images
+from service.observability.request import count_images, stage_s
 from service.problems import BadRequest, StrictBatch
 from service.resources import Resources
 from service.security.fetch.urls import GivenImage, Url
@@ -87,7 +88,7 @@ async def _encode(request: Request, resources: Resources, images: Sequence[bytes
     deadline: float = request.state.deadline
     encoded = await within_deadline(resources.pipeline.encode(images, deadline=deadline), deadline)
     resources.metrics.images(embedded=len(encoded.rows), rejected=len(encoded.errors))
-    return encoded
+    return replace(encoded, timings=replace(encoded.timings, fetch_s=stage_s("fetch")))
 
 
 def _refuse_rejected(resources: Resources, images: Sequence[bytes | ImageRejected | Url], param: str) -> None:

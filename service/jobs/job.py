@@ -1,7 +1,7 @@
 """What a job is, and what of it a worker is given: plain values that travel as JSON."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from mlcd.types import Fingerprint
 
@@ -11,7 +11,9 @@ Stage = Literal["plan", "shard", "publish", "discard"]
 """plan: list the input and cut it into shards. shard: make one part. publish: the manifest. discard: what a canceled
 job has left."""
 
-FINISHED: frozenset[JobState] = frozenset({"succeeded", "failed", "canceled"})
+FINISHED: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "canceled"})
+MAX_ATTEMPTS: Final = 3
+"""A piece that was given out so often without an end is not given out again: it is what kills its workers."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Job:
     """Images of finished shards, and what workers have told of shards under way; failed ones included."""
     failed_items: int = 0
     """Images without a result: those that errors.jsonl names."""
+    images_per_s: float | None = None
+    """Of all workers together, over the time in which there was one; None until one has told of an image."""
     problem: Problem | None = None
 
 
@@ -90,3 +94,12 @@ class JobPage:
 
     jobs: list[Job]
     cursor: str | None
+
+
+@dataclass(frozen=True)
+class Census:
+    """Jobs of each state that has any, pieces that wait to be claimed, and seconds that the oldest queued job has."""
+
+    jobs: dict[JobState, int]
+    depth: int
+    oldest_wait_s: float

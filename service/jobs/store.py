@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mlcd.types import Fingerprint
-from service.jobs.job import Event, Job, JobPage, JobSpec, JobState, Problem, Work
+from service.jobs.job import Census, Event, Job, JobPage, JobSpec, JobState, Problem, Work
 
 
 class JobStore(Protocol):
@@ -13,6 +13,9 @@ class JobStore(Protocol):
     A piece of work is given out at least once: again where its lease has ended without a word. A piece that has been
     given out `MAX_ATTEMPTS` times without an end, or failed as often, fails for good, and the other pieces go on; when
     all have ended and some have failed, the job has failed. Raises Unavailable where the store cannot be reached.
+
+    A lease whose time has passed ends when the piece is given out again, and not before: a worker that slept for too
+    long may go on where nobody else has it.
     """
 
     def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
@@ -20,6 +23,10 @@ class JobStore(Protocol):
 
         Raises Conflict where the key is of another spec, or a job that is not finished writes to the same output.
         """
+        ...
+
+    def submitted(self, key: str) -> Job | None:
+        """What was submitted with this idempotency key."""
         ...
 
     def get(self, job_id: str) -> Job:
@@ -35,8 +42,8 @@ class JobStore(Protocol):
         ...
 
     def cancel(self, job_id: str) -> Job:
-        """Nothing more of it is given out but `discard`; workers learn it by `renew`. Raises NotFound, and Conflict
-        where it has ended another way; a canceled one stays so.
+        """Nothing more of it is given out but `discard`, and that when nobody has a lease of it any more; workers learn
+        it by `renew`. Raises NotFound, and Conflict where it has ended another way; a canceled one stays so.
         """
         ...
 
@@ -53,7 +60,9 @@ class JobStore(Protocol):
         ...
 
     def release(self, work: Work) -> None:
-        """Give the piece back unfinished, without counting the attempt: a worker drains."""
+        """Give the piece back unfinished, without counting the attempt: a worker drains. Also after a `renew` that said
+        no: `discard` waits for it.
+        """
         ...
 
     def planned(self, work: Work, sizes: Sequence[int]) -> None:
@@ -79,5 +88,7 @@ class JobStore(Protocol):
     def depth(self) -> int:
         """Pieces that wait to be claimed: what a scaler looks at."""
         ...
+
+    def census(self) -> Census: ...
 
     def close(self) -> None: ...

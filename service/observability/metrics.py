@@ -3,10 +3,11 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,9 +22,20 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.dispatch.served import ServedEncoder
 
+if TYPE_CHECKING:  # faiss comes with it
+    from mlcd.collections.collection import Collection
+
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _EVERY_S: Final = 0.1
+_MAX_COLLECTIONS: Final = 100
+"""Clients name them: the number of series must not grow with what clients do."""
+_OF_COLLECTIONS: Final = {
+    "items": "Items that can be found.",
+    "indexed": "Items that its index was made of.",
+    "unindexed": "Items that every search scans beside the index.",
+    "recall": "Recall@10 that the audit of its index measured; none where searches are exact.",
+}
 
 disable_created_metrics()  # a second series for every one, which only one process alone would have
 
@@ -78,6 +90,19 @@ class Metrics:
         ).labels(model, engine)
         self._lookups = self._seconds("mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode")
         self._searches = self._seconds("mlcd_index_search_duration_seconds", "Time to search a collection.")
+        self._of_collections = {
+            what: self._gauge(f"mlcd_collection_{what}", meaning, "collection", mode="livemax")
+            for what, meaning in _OF_COLLECTIONS.items()
+        }
+        self._collections: Callable[[], Mapping[str, Collection]] = dict
+        # Of the queue, which every process looks at: to be counted once.
+        self._jobs = self._gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
+        self._job_depth = self._gauge("mlcd_job_depth", "Pieces of jobs that wait for a worker.", mode="livemax")
+        self._job_wait = self._gauge(
+            "mlcd_job_oldest_wait_seconds", "How long the oldest queued job has waited.", mode="livemax"
+        )
+        self._job_queue_up = self._gauge("mlcd_job_queue_up", "Server processes that reach the queue of batch jobs.")
+        self._job_workers = self._gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
         self._rejections = self._counter("mlcd_rejected_total", "Images or requests refused.", "reason")
         self._drops = self._counter("mlcd_dropped_total", "Admitted images not encoded.", "reason")
         self._held = self._gauge("mlcd_held", "What requests being answered hold: images, pixels, bytes.", "of")
@@ -125,7 +150,7 @@ class Metrics:
         self._cache.labels(tier, result).inc(num)
 
     def cache_written(self, result: str, num: int) -> None:
-        """result: written, error, dropped (too many wait, or Redis does not answer)."""
+        """result: written, error, dropped (too many wait, or Redis does not answer), full (by the operator's bound)."""
         self._cache_writes.labels(result).inc(num)
 
     def cache_holds(self, num_bytes: int) -> None:
@@ -145,6 +170,21 @@ class Metrics:
         """The wait for a free thread included."""
         with self._searches.time():
             yield
+
+    def collections(self, opened: Callable[[], Mapping[str, "Collection"]]) -> None:
+        """opened: asked when the metrics are read; by name, of which the first hundred are told."""
+        self._collections = opened
+
+    def jobs(self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int) -> None:
+        """jobs: of every state."""
+        for state, num in jobs.items():
+            self._jobs.labels(state).set(num)
+        self._job_depth.set(depth)
+        self._job_wait.set(oldest_wait_s)
+        self._job_workers.set(num_workers)
+
+    def job_queue_up(self, *, up: bool) -> None:
+        self._job_queue_up.set(up)
 
     def rejected(self, reason: str) -> None:
         self._rejections.labels(reason).inc()
@@ -180,6 +220,7 @@ class Metrics:
     def exposition(self) -> bytes:
         """Of all processes that are counted together."""
         self._ask()
+        self._tell_collections()
         if self._together is None:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
@@ -189,6 +230,17 @@ class Metrics:
     def _ask(self) -> None:
         for gauge, ask in self._asked.items():
             gauge.set(ask())
+
+    def _tell_collections(self) -> None:
+        if self._together is None:  # where several processes are, none of them can delete a collection
+            for gauge in self._of_collections.values():
+                gauge.clear()
+        for name, collection in islice(self._collections().items(), _MAX_COLLECTIONS):
+            described = collection.describe()
+            for what in ("items", "indexed", "unindexed"):
+                self._of_collections[what].labels(name).set(getattr(described, what))
+            if described.recall is not None:
+                self._of_collections["recall"].labels(name).set(described.recall["measured"])
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, registry=self._registry)

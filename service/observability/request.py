@@ -62,6 +62,15 @@ def took(stage: str, started: float, ended: float) -> None:
         record.took(stage, started, ended)
 
 
+def stage_s(stage: str) -> float | None:
+    """What a stage of this request took so far, from its first image's start; None where it had none."""
+    record = _current.get()
+    if record is None or stage not in record.stages:
+        return None
+    started, ended = record.stages[stage]
+    return ended - started
+
+
 @contextmanager
 def timed(stage: str) -> Iterator[None]:
     started = time.perf_counter()

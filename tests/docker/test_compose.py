@@ -17,6 +17,8 @@ NAME = "mlcd-test"
 def stack(image, model_dir):
     image("api")
     with Stack(NAME, MODEL_DIR=model_dir) as stack:
+        collection = "/var/lib/mlcd/collections/demo"
+        stack("run", "--rm", "-T", "--no-deps", "api", "index", "/srv/mlcd/embeddings", collection)
         stack("up", "--detach", "--build")
         stack.wait_ready()
         yield stack
@@ -85,9 +87,14 @@ def test_a_restart_keeps_what_redis_holds(stack, photo):
 
 def test_a_killed_server_comes_back(stack, photo):
     vector = remembered(stack, photo)
+    path = f"{stack.url}/v1/collections/kept"
+    assert httpx.put(path, timeout=10).status_code in (200, 201)
+    form = {"files": {"files": photo}, "data": {"items": '[{"id": "photo", "metadata": {"year": 2024}}]'}}
+    assert httpx.post(f"{path}/items", **form, timeout=30).json()["errors"] == []
     stack.kill("api", "/opt/mlcd/bin/python /opt/mlcd/bin/mlcd")
     stack.wait_ready()
     assert np.array_equal(embed(stack, photo), vector)
+    assert httpx.get(f"{path}/items/photo", timeout=10).json()["metadata"] == {"year": 2024}
     stack.wait_healthy("api")
 
 

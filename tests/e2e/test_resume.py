@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import run_mlcd, start_mlcd
 
-DIGESTED = ("features", "centers", "labels", "run", "model", "embeddings", "collections/demo")
+DIGESTED = ("features", "centers", "labels", "run", "model", "embeddings", "collections/demo/index/00000001")
 
 
 def digests(out):

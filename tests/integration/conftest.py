@@ -8,8 +8,8 @@ from tests.integration.running import serving
 
 
 @pytest.fixture(scope="session")
-def server(journey):
-    with serving(journey / "model", state_dir=journey) as running:
+def server(journey, new_state):
+    with serving(journey / "model", state_dir=new_state()) as running:
         yield running.url
 
 

@@ -125,10 +125,72 @@ def test_search_by_image_embedding_and_key(mlcd_client, paths, rows, stored):
         scores = [[match.similarity for match in found.matches[i]] for found in (by_image, by_row)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert by_key.matches[0][0].similarity == pytest.approx(1, abs=1e-5)
-    assert by_key.matches[0][0].class_name is not None
+    assert by_key.matches[0][0].metadata.keys() == {"class_name"}
     for unknown in ("none", "../info", "a/b?c"):
         with pytest.raises(RefusedNotFound, match="no such"):
             mlcd_client.search(unknown, paths[:1])
+
+
+def test_collections_are_made_filled_searched_changed_and_deleted(mlcd_client, paths, rows):
+    name, ids = "mine", [str(path) for path in paths[:20]]
+    made = mlcd_client.create_collection(name, recall=0.9)
+    try:
+        assert (made.items, made.index["target"], made.writable) == (0, 0.9, True)
+        metadata = [{"n": n} for n in range(20)]
+        added = mlcd_client.add(name, ids, [*paths[:19], b"no image"], metadata=metadata)
+        assert added.outcomes == [*["created"] * 19, None]
+        assert added.errors[19].reason == "unsupported-format"
+        assert mlcd_client.add(name, ids[19:], embeddings=rows[19:20], metadata=metadata[19:]).outcomes == ["created"]
+        assert mlcd_client.add(name, ids[:2], embeddings=rows[5:7]).outcomes == ["updated"] * 2
+        assert mlcd_client.collection(name).items == 20
+        assert name in [one.name for one in mlcd_client.collections()]
+        few = mlcd_client.search(name, embeddings=rows[:3], top=5, filter={"field": "n", "lt": 7}, exact=True)
+        assert [len(matches) for matches in few.matches] == [5] * 3
+        assert all(match.metadata["n"] < 7 for matches in few.matches for match in matches)
+        assert mlcd_client.search(name, key=ids[9], threshold=0.99999).matches[0][0].metadata == {"n": 9}
+        assert sorted(mlcd_client.duplicates(name, similarity=0.99999)[0])
+        assert mlcd_client.item(name, ids[3]).embedding == pytest.approx(rows[3], abs=1e-6)
+        mlcd_client.update_item(name, ids[3], {"album": "sea"})
+        assert mlcd_client.item(name, ids[3]).metadata == {"album": "sea"}
+        mlcd_client.delete_item(name, ids[3])
+        for call in (mlcd_client.item, mlcd_client.delete_item):
+            with pytest.raises(RefusedNotFound, match="has no item"):
+                call(name, ids[3])
+        for wrong in (ids[:1], ids[:3]):
+            with pytest.raises(InvalidInput, match="number of items"):
+                mlcd_client.add(name, wrong, embeddings=rows[:2])
+        odd = "../a b/?é."
+        mlcd_client.add(name, [odd], embeddings=rows[:1])
+        assert mlcd_client.item(name, odd).id == odd
+    finally:
+        mlcd_client.delete_collection(name)
+    with pytest.raises(RefusedNotFound, match="no such collection"):
+        mlcd_client.collection(name)
+
+
+def test_collections_with_asyncio(server, paths, rows):
+    async def use():
+        async with AsyncClient(server) as client:
+            await client.create_collection("async")
+            added = await client.add("async", ["a", "b"], paths[:2], metadata=[{}, {"x": 1}])
+            found = await client.search("async", embeddings=rows[1:2], filter={"field": "x", "eq": 1})
+            item = await client.item("async", "b")
+            await client.update_item("async", "b", {"x": 2})
+            await client.delete_item("async", "a")
+            described = await client.collection("async")
+            await client.delete_collection("async")
+            return added.outcomes, found.matches[0][0].id, item.metadata, described.items, await client.collections()
+
+    outcomes, nearest, metadata, num, rest = asyncio.run(use())
+    assert (outcomes, nearest, metadata, num) == (["created"] * 2, "b", {"x": 1}, 1)
+    assert "async" not in [one.name for one in rest]
+
+
+def test_labels_come_with_examples_where_they_are_asked_for(mlcd_client, paths):
+    labeled = mlcd_client.labels(paths[:3], top=2, examples=1)
+    assert [[len(examples) for examples in labels] for labels in labeled.examples] == [[1, 1]] * 3
+    assert labeled.examples[0][0][0].id
+    assert mlcd_client.labels(paths[:1], top=1).examples == [[[]]]
 
 
 def test_a_center_and_the_server_describe_themselves(mlcd_client, centers, rows):

@@ -27,9 +27,9 @@ GROWTH_MIB = 48  # of the process that decodes: fragments, and what libraries se
 
 
 @pytest.fixture(scope="module")
-def running(journey):
+def running(journey, new_state):
     # A line for each request is not what is looked for in its log: anything said of an image is.
-    with serving(journey / "model", state_dir=journey, log__level="warning") as server:
+    with serving(journey / "model", state_dir=new_state(), log__level="warning") as server:
         warm_up(server)
         before = server.resident_mib()
         yield server

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.running import serving
+
 # All of its checks but one: what the document allows may still be refused (with a status that it names). JSON Schema
 # cannot say that bytes are an image, that a tensor is as long as its shape, that a vector has the model's dimension,
 # or that a number is within a limit of the running server.
@@ -20,11 +22,18 @@ def explore(server, num_examples, *options, timeout_s):
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
 
 
-def test_the_document_is_true(server):
-    explore(server, 5, "--phases", "examples,coverage,fuzzing", timeout_s=280)
+@pytest.fixture(scope="module")
+def explored(journey, new_state):
+    """Not the server of the other tests: collections come and go here."""
+    with serving(journey / "model", state_dir=new_state()) as running:
+        yield running.url
+
+
+def test_the_document_is_true(explored):
+    explore(explored, 5, "--phases", "examples,coverage,fuzzing", timeout_s=280)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_document_is_true_at_length(server):
-    explore(server, 50, timeout_s=1700)
+def test_the_document_is_true_at_length(explored):
+    explore(explored, 50, timeout_s=1700)

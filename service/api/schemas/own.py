@@ -86,12 +86,34 @@ class QueryRequest(BaseModel):
     embeddings: list[list[float]] | None = None
 
 
-class SearchRequest(QueryRequest):
-    """Give one of them. id: the key of an indexed item."""
+class SearchOptions(BaseModel):
+    """filter: see docs/explanation/collections.md. threshold: the least cosine of what is found. exact: compare all."""
 
-    model_config = ConfigDict(json_schema_extra=exactly_one(images="array", embeddings="array", id="string"))
+    model_config = ConfigDict(extra="forbid", strict=True)
 
+    top: Annotated[int, Field(ge=1)] = 10
+    filter: dict[str, Any] | None = None
+    threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
+    exact: bool = False
+
+
+class SearchRequest(SearchOptions):
+    """Give one of images, embeddings, id and ids: of items that are in the collection."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"images": [EXAMPLE_IMAGE], "top": 5},
+                {"images": [EXAMPLE_IMAGE], "threshold": 0.5, "exact": True},
+            ],
+            **exactly_one(images="array", embeddings="array", id="string", ids="array"),
+        }
+    )
+
+    images: list[Any] | None = None
+    embeddings: list[list[float]] | None = None
     id: str | None = None
+    ids: list[str] | None = None
 
 
 class Example(BaseModel):
@@ -159,11 +181,11 @@ class DescribedCenter(Provenance):
 
 
 class ItemMatch(BaseModel):
-    """id: the key of an indexed item."""
+    """similarity: the cosine."""
 
     id: str
     similarity: float
-    class_name: str | None
+    metadata: dict[str, Any]
 
 
 class MatchedImage(BaseModel):
@@ -174,27 +196,178 @@ class MatchedImage(BaseModel):
 
 
 class FoundItems(Provenance):
-    """Of each query that could be made, the most similar items."""
+    """Of each query that could be made, the most similar items.
+
+    exact: every item that matches was compared. matching: how many items the filter leaves.
+    """
 
     collection: str
+    exact: bool
+    matching: int
     results: list[MatchedImage]
     errors: list[ItemError]
 
 
-class Collection(BaseModel):
-    """What can be searched."""
+class CreateRequest(BaseModel):
+    """dimension: that of the served model, or nothing. recall: recall@10 that the index has to show; 0.99."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"recall": 0.95}]})
+
+    dimension: Annotated[int, Field(ge=1)] | None = None
+    recall: Annotated[float, Field(gt=0, le=0.995)] | None = None
+
+
+class IndexRecall(BaseModel):
+    """recall@10 on `queries` held-out items, with its interval of 95 %; rows: that the index held then."""
+
+    target: float
+    measured: float
+    low: float
+    high: float
+    queries: int
+    rows: int
+
+
+class DescribedIndex(BaseModel):
+    """kind: flat is none: searches are exact. indexed, unindexed: the latter are scanned beside it.
+
+    effort: how far it looks. recall: null where searches are exact. damaged: it was, and is made again; until then
+    searches are exact. error: why the last attempt to make it failed.
+    """
+
+    kind: Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
+    generation: int
+    indexed: int
+    unindexed: int
+    effort: int | None
+    target: float
+    recall: IndexRecall | None
+    damaged: bool
+    error: str | None
+
+
+class DescribedCollection(BaseModel):
+    """usable: of the served model. writable: false where the server may only read it. fields: that filters can name."""
 
     name: str
     items: int
     dimension: int
-    index: str
     fingerprint: str
+    usable: bool
+    writable: bool
+    fields: list[str]
+    index: DescribedIndex
 
 
 class CollectionList(BaseModel):
     """Every collection."""
 
-    collections: list[Collection]
+    collections: list[DescribedCollection]
+
+
+class DeletedCollection(BaseModel):
+    """It is there no longer."""
+
+    collection: str
+    outcome: Literal["deleted"]
+
+
+class GivenItem(BaseModel):
+    """image: a data-URI or URL; or its embedding. metadata: a JSON object; without one, the item has none."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=exactly_one(image="string", embedding="array"))
+
+    id: Annotated[str, Field(min_length=1)]
+    image: str | None = None
+    embedding: list[float] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class AddRequest(BaseModel):
+    """Items that are there afterward, each as it is given here; each may fail alone."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"items": [{"id": "sea/1.png", "image": EXAMPLE_IMAGE, "metadata": {"album": "sea"}}]}]
+        },
+    )
+
+    items: Annotated[list[GivenItem | Any], Field(min_length=1)]
+
+
+class AddedItem(BaseModel):
+    """outcome: unchanged where the embedding's bits and the metadata are those that were there."""
+
+    index: int
+    id: str
+    outcome: Literal["created", "updated", "unchanged"]
+
+
+class RefusedItem(BaseModel):
+    """Why one item of a batch was not added; type: of its image, or that its other fields cannot be used."""
+
+    index: int
+    type: ImageReason | Literal["cannot-be-processed"]
+    title: str
+    detail: str
+
+
+class AddedItems(Provenance):
+    """Outcomes of the items that were added, errors of the others, by their index in the request."""
+
+    collection: str
+    results: list[AddedItem]
+    errors: list[RefusedItem]
+
+
+class MetadataRequest(BaseModel):
+    """metadata: in place of all that the item has."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"metadata": {"album": "summer"}}]}
+    )
+
+    metadata: dict[str, Any]
+
+
+class DescribedItem(BaseModel):
+    """embedding: of unit length, where it was asked for."""
+
+    collection: str
+    id: str
+    metadata: dict[str, Any]
+    embedding: list[float] | None
+
+
+class ChangedItem(BaseModel):
+    """What became of it."""
+
+    collection: str
+    id: str
+    outcome: Literal["updated", "unchanged", "deleted"]
+
+
+class DuplicatesRequest(BaseModel):
+    """similarity: the least cosine of a pair."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"similarity": 0.95}]})
+
+    similarity: Annotated[float, Field(ge=-1, le=1)] = 0.95
+
+
+class DuplicateGroup(BaseModel):
+    """Two items or more."""
+
+    ids: list[str]
+
+
+class FoundDuplicates(BaseModel):
+    """Groups that chains of pairs above the similarity join."""
+
+    collection: str
+    similarity: float
+    groups: list[DuplicateGroup]
 
 
 class LoadRequest(BaseModel):

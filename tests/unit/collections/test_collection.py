@@ -247,10 +247,11 @@ def test_after_the_end_nothing_is_written(filled, vectors):
 
 def test_the_store_creates_lists_and_deletes(tmp_path, vectors):
     with Collections.open(tmp_path / "s") as store:
-        made = store.create("photos", fingerprint=FINGERPRINT, dimension=DIMENSION)
+        made, new = store.create("photos", fingerprint=FINGERPRINT, dimension=DIMENSION)
+        assert new
         made.add([Item("a", vectors[0])])
-        assert store.create("photos", fingerprint=FINGERPRINT, dimension=DIMENSION) is made
-        with pytest.raises(Conflict, match="another model"):
+        assert store.create("photos", fingerprint=FINGERPRINT, dimension=DIMENSION) == (made, False)
+        with pytest.raises(Conflict, match="16 numbers by the model aaa"):
             store.create("photos", fingerprint="b" * 64, dimension=DIMENSION)
         store.create("other", fingerprint=FINGERPRINT, dimension=4)
     with Collections.open(tmp_path / "s") as store:
@@ -260,7 +261,7 @@ def test_the_store_creates_lists_and_deletes(tmp_path, vectors):
         with pytest.raises(NotFound):
             store.get("photos")
         assert [path.name for path in (tmp_path / "s").iterdir()] == ["other"]
-        assert store.create("photos", fingerprint="b" * 64, dimension=4).dimension == 4
+        assert store.create("photos", fingerprint="b" * 64, dimension=4)[0].dimension == 4
     (tmp_path / "s" / ".photos.1.deleted").mkdir()
     (tmp_path / "s" / ".photos.1.2.tmp").mkdir()
     with Collections.open(tmp_path / "s") as store:
@@ -268,7 +269,9 @@ def test_the_store_creates_lists_and_deletes(tmp_path, vectors):
         assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["other", "photos"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "a" * 129, "a\0", "a b", "é", None])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "a" * 129, "a\0", "a b", "é", "a.partial", None]
+)
 def test_a_name_that_is_a_path_is_refused(tmp_path, name):
     with Collections.open(tmp_path / "s") as store:
         for call in (store.get, store.delete, lambda n: store.create(n, fingerprint=FINGERPRINT, dimension=4)):

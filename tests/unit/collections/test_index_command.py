@@ -13,6 +13,7 @@ from mlcd.cli import main
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item
 from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.errors import ArtifactInvalid
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
 from tests.conftest import run_mlcd
@@ -48,7 +49,7 @@ def read(path):
 
 
 def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings, tmp_path):
-    made = run_mlcd("index", embeddings, tmp_path / "c", "--collection", "--recall", "0.9", "--json")
+    made = run_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.9", "--json")
     assert made.returncode == 0, made.stderr
     facts = json.loads(made.stdout.splitlines()[-1])
     assert (facts["items"], facts["indexed"], facts["recall_target"]) == (120, 120, 0.9)
@@ -58,11 +59,20 @@ def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings
     assert items["k3"].metadata == {"class_name": "third"}
     assert items["k4"].metadata == {}
     assert described.fingerprint == "c" * 64
-    assert [finding.kind for finding in verify(tmp_path / "c")] == ["collection-index", "embeddings"]
+    assert [finding.kind for finding in verify(tmp_path / "c")] == ["collection-index", "collection", "embeddings"]
+    damaged = shutil.copytree(tmp_path / "c", tmp_path / "damaged")
+    ledger = (damaged / "items.sqlite").read_bytes()
+    place = ledger.index(rows[7].tobytes())
+    (damaged / "items.sqlite").write_bytes(ledger[:place] + bytes([ledger[place] ^ 1]) + ledger[place + 1 :])
+    with pytest.raises(ArtifactInvalid, match=r"the vector of item 8 .* is damaged"):
+        list(verify(damaged))
+    with Collection.open(tmp_path / "c", background=False):
+        open_elsewhere = [finding for finding in verify(tmp_path / "c") if not finding.checked]
+    assert [finding.kind for finding in open_elsewhere] == ["collection"]
 
     exported = run_mlcd("index", tmp_path / "c", tmp_path / "c.parquet", "--export")
     assert (exported.returncode, exported.stdout.split()[0]) == (0, "120")
-    assert run_mlcd("index", tmp_path / "c.parquet", tmp_path / "d", "--collection").returncode == 0
+    assert run_mlcd("index", tmp_path / "c.parquet", tmp_path / "d").returncode == 0
     again, _ = read(tmp_path / "d")
     assert again.keys() == items.keys()
     for item_id, item in items.items():
@@ -71,17 +81,17 @@ def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings
 
 
 def test_a_collection_half_made_is_finished_and_another_is_refused(embeddings, tmp_path):
-    assert run_mlcd("index", embeddings, tmp_path / "c", "--collection").returncode == 0
+    assert run_mlcd("index", embeddings, tmp_path / "c").returncode == 0
     with Collection.open(tmp_path / "c", background=False) as collection:
         for n in range(60, 120):
             collection.delete(f"k{n}")
-    assert run_mlcd("index", embeddings, tmp_path / "c", "--collection").returncode == 0
+    assert run_mlcd("index", embeddings, tmp_path / "c").returncode == 0
     items, described = read(tmp_path / "c")
     assert len(items) == described.indexed == 120
     before = described.generation
-    assert run_mlcd("index", embeddings, tmp_path / "c", "--collection").returncode == 0
+    assert run_mlcd("index", embeddings, tmp_path / "c").returncode == 0
     assert read(tmp_path / "c")[1].generation == before  # nothing to do
-    refused = run_mlcd("index", embeddings, tmp_path / "c", "--collection", "--recall", "0.5")
+    refused = run_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.5")
     assert (refused.returncode, "other input or settings" in refused.stderr) == (2, True)
 
 
@@ -90,7 +100,7 @@ def test_near_duplicates_are_grouped(embeddings, tmp_path, kind):
     source = embeddings
     if kind == "collection":
         source = tmp_path / "c"
-        assert run_mlcd("index", embeddings, source, "--collection").returncode == 0
+        assert run_mlcd("index", embeddings, source).returncode == 0
     found = run_mlcd("index", source, tmp_path / "groups.jsonl", "--duplicates", "0.99")
     assert (found.returncode, found.stdout.split(":")[0]) == (0, "1 groups of 3 items")
     (line,) = (tmp_path / "groups.jsonl").read_text().splitlines()
@@ -119,19 +129,19 @@ def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
         made.add([Item("x", np.ones(12))])
         refused("another process", collection, tmp_path / "f.parquet", "--export")
     out = tmp_path / "out"
-    refused("exclude each other", embeddings, out, "--collection", "--export")
-    refused("--recall is for --collection", embeddings, out, "--recall", "0.9")
-    refused("cannot be shown", embeddings, out, "--collection", "--recall", "1.5")
+    refused("exclude each other", embeddings, out, "--export", "--duplicates", "0.9")
+    refused("--recall is for building", embeddings, out, "--export", "--recall", "0.9")
+    refused("cannot be shown", embeddings, out, "--recall", "1.5")
     refused("no cosine", embeddings, out, "--duplicates", "7")
     refused("there is no collection", embeddings, out, "--export")
-    refused("other input or settings", embeddings, collection, "--collection")
+    refused("other input or settings", embeddings, collection)
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "other.parquet")
-    refused("not an exported collection", tmp_path / "other.parquet", out, "--collection")
+    refused("not an exported collection", tmp_path / "other.parquet", out)
     (tmp_path / "text.parquet").write_text("nothing")
-    refused("not a readable parquet", tmp_path / "text.parquet", out, "--collection")
+    refused("not a readable parquet", tmp_path / "text.parquet", out)
     assert not out.exists()
     assert run_mlcd("index", collection, tmp_path / "f.parquet", "--export").returncode == 0
     refused("f.parquet exists", collection, tmp_path / "f.parquet", "--export")
     shutil.copytree(collection, tmp_path / "kept")
     (tmp_path / "f.parquet").write_bytes((tmp_path / "f.parquet").read_bytes()[:-100])
-    refused("not a readable parquet", tmp_path / "f.parquet", out, "--collection")
+    refused("not a readable parquet", tmp_path / "f.parquet", out)

@@ -1,0 +1,211 @@
+r"""Images a second of a label job, against the same encoder alone; and a worker's memory, over jobs of two sizes.
+
+    python benchmarks/jobs.py --model MODEL [--images 512] [--rounds 3] [--sizes 5000 20000]
+
+MODEL is what `mlcd export` makes. Photographs of 500 x 375 pixels in tar shards, labeled by one `mlcd worker` with
+1,000 centers. The peer is the model in a process of its own, on batches of pixels that were decoded beforehand: what a
+job could reach if reading, decoding, labeling and writing took no time at all. Interleaved; a job counts from its first
+piece to its manifest. The memory is the largest that a worker ever had (VmHWM), by `pixels`, so that it takes minutes:
+what the engine takes does not depend on the number of images, as it sees batches of 32.
+"""
+
+import argparse
+import io
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from mlcd.artifact import Draft, Request, open_artifact
+from mlcd.clustering.centers import Centers
+from mlcd.encoders import open_encoder
+from mlcd.encoders.base import Encoder
+from mlcd.pipelines.encoded import BATCH
+from mlcd.types import unit_rows
+from service.jobs.job import Job, JobSpec
+from service.jobs.opening import open_queue
+from service.jobs.queue import Queue
+from service.settings import read_settings
+
+SIZE: Final = (500, 375)
+SMALL: Final = (125, 94)
+NUM_CENTERS: Final = 1000
+SHARD_IMAGES: Final = 5000  # of a tar file
+LOOK_S: Final = 0.05
+
+
+def photographs(size: tuple[int, int]) -> list[bytes]:
+    found = []
+    for picture in load_sample_images().images:
+        buffer = io.BytesIO()
+        Image.fromarray(picture).resize(size).save(buffer, "JPEG", quality=90)
+        found.append(buffer.getvalue())
+    return found
+
+
+def write_shards(folder: Path, num: int, size: tuple[int, int]) -> str:
+    """`num` photographs in tar files: their glob."""
+    folder.mkdir()
+    pictures = photographs(size)
+    for start in range(0, num, SHARD_IMAGES):
+        with tarfile.open(folder / f"{start:08d}.tar", "w") as tar:
+            for number in range(start, min(start + SHARD_IMAGES, num)):
+                data = pictures[number % len(pictures)]
+                member = tarfile.TarInfo(f"{number:08d}.jpg")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return str(folder / "*.tar")
+
+
+def write_centers(encoder: Encoder, out: Path) -> str:
+    """Random ones in the encoder's space; their digest."""
+    vectors = unit_rows(np.random.default_rng(0).standard_normal((NUM_CENTERS, encoder.dimension)))
+    with Draft(out, Request("centers", fingerprint=encoder.fingerprint)) as draft:
+        Centers(vectors, np.ones(NUM_CENTERS, np.int64), encoder.fingerprint).write(draft)
+        return draft.publish().digest
+
+
+@dataclass(frozen=True)
+class Site:
+    """A queue, and what its jobs are made with."""
+
+    folder: Path
+    model: str
+    fingerprint: str
+    centers: str
+    queue: Queue
+
+    @classmethod
+    def build(cls, folder: Path, model: str) -> "Site":
+        folder.mkdir()
+        encoder = open_encoder(model)
+        centers = write_centers(encoder, folder / "centers")
+        queue = open_queue(read_settings({"model": model, "state_dir": str(folder)}))
+        site = cls(folder, model, encoder.fingerprint, centers, queue)
+        encoder.close()
+        return site
+
+    @contextmanager
+    def worker(self) -> "Iterator[subprocess.Popen[str]]":
+        """One that is ready, and has no work."""
+        command = [sys.executable, "-m", "mlcd", "worker", "--model", self.model, "--state", str(self.folder)]
+        environment = {**os.environ, "MLCD_JOBS__ROOTS": str(self.folder.parent)}  # noqa: TID251 - a child's
+        process = subprocess.Popen([*command, "--centers", str(self.folder / "centers")], text=True, env=environment)
+        try:
+            while not self.queue.workers():
+                time.sleep(LOOK_S)
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+    def label(self, images: str, name: str) -> Job:
+        spec = JobSpec("label", images, str(self.folder / name), self.fingerprint, self.centers)
+        job, _ = self.queue.submit(spec)
+        while (job := self.queue.get(job.id)).ended_s is None:
+            time.sleep(LOOK_S)
+        if job.state != "succeeded":
+            raise SystemExit(f"the job has {job.state}: {job.problem}")
+        return job
+
+
+def seconds(job: Job) -> float:
+    assert job.started_s is not None
+    assert job.ended_s is not None
+    return job.ended_s - job.started_s
+
+
+def serve_peer(model: str, num: int) -> None:
+    """Images a second of the encoder, as one line of JSON for every line of standard input."""
+    encoder = open_encoder(model)
+    pictures = photographs(SIZE)
+    pixels = np.stack([encoder.preprocess.prepare(pictures[i % len(pictures)]) for i in range(BATCH)])
+    encoder.encode(pixels)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(num // BATCH):
+            encoder.encode(pixels)
+        print(json.dumps(num // BATCH * BATCH / (time.perf_counter() - started)), flush=True)
+
+
+@contextmanager
+def peer(model: str, num: int) -> "Iterator[subprocess.Popen[str]]":
+    command = [sys.executable, __file__, "--model", model, "--images", str(num), "--peer"]
+    process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(process: "subprocess.Popen[str]") -> float:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return float(json.loads(process.stdout.readline()))
+
+
+def measure_rates(folder: Path, model: str, num: int, rounds: int) -> None:
+    images = write_shards(folder / "images", num, SIZE)
+    site = Site.build(folder / "rates", model)
+    ratios = []
+    with peer(model, num) as process, site.worker():
+        ask(process)  # the first of everything
+        site.label(images, "first")
+        for number in range(rounds):
+            alone = ask(process)
+            found = num / seconds(site.label(images, f"labels-{number}"))
+            ratios.append(found / alone)
+            print(
+                f"round {number}: encoder alone {alone:6.1f} images/s, label job {found:6.1f}, ratio {ratios[-1]:.3f}"
+            )
+    print(f"ratio: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) of {rounds} rounds")
+    artifact = open_artifact(site.folder / "labels-0")
+    print(f"{num} images in {artifact.summary['images']} rows, {artifact.config['engine']}, {artifact.summary['scan']}")
+
+
+def measure_memory(folder: Path, sizes: list[int]) -> None:
+    site = Site.build(folder / "memory", "pixels")
+    for size in sizes:
+        images = write_shards(folder / f"images-{size}", size, SMALL)
+        with site.worker() as process:
+            job = site.label(images, f"labels-{size}")
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+        print(f"{size:6d} images: largest memory {peak:.0f} MiB, {size / seconds(job):.0f} images/s by pixels")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[5000, 20000])
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peer:
+        serve_peer(options.model, options.images)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        measure_rates(Path(name), options.model, options.images, options.rounds)
+        measure_memory(Path(name), options.sizes)
+
+
+if __name__ == "__main__":
+    main()

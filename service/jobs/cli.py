@@ -1,0 +1,174 @@
+"""`mlcd jobs`."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import click
+
+from mlcd.errors import ConfigInvalid
+from mlcd.progress import Reporter
+from service.jobs.job import JobKind, JobState
+
+if TYPE_CHECKING:  # an extra
+    from service.jobs.client import JobsClient
+
+_COLUMNS: Final = ("id", "kind", "state", "images", "img/s", "created", "input", "output")
+_NOT_DONE: Final = 1
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Progress and result as JSON lines on standard output."
+)
+
+
+@click.group()
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Of the server.")
+@click.option(
+    "--api-key", envvar="MLCD_API_KEY", show_envvar=True, help="Better in the environment: all users see command lines."
+)
+@click.pass_context
+def jobs(context: click.Context, url: str, api_key: str | None) -> None:
+    """Batch jobs of a server: label, embed or index whole archives. `mlcd worker` does them."""
+    context.obj = (url, api_key)
+
+
+def _with_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Pass the client of the server that the group was told of."""
+
+    @click.pass_obj
+    @wraps(command)
+    def wrapped(server: tuple[str, str | None], /, *args: Any, **kwargs: Any) -> None:
+        with _opened(*server) as client:
+            command(client, *args, **kwargs)
+
+    return wrapped
+
+
+@jobs.command()
+@click.argument("images")
+@click.argument("out")
+@click.option("--kind", type=click.Choice(get_args(JobKind)), default="label", show_default=True)
+@click.option("--top", type=click.IntRange(1), help="Labels of an image.  [default: 8]")
+@click.option("--threshold", type=click.FloatRange(-1, 1), help="Only labels so similar.")
+@click.option("--embeddings", is_flag=True, default=None, help="Write the embeddings beside the labels.")
+@click.option("--key", help="Idempotency key: the same command again gives the same job.")
+@click.option("--watch", "follow", is_flag=True, help="Go on as `mlcd jobs watch` does.")
+@_json_option
+@_with_client
+def submit(
+    client: "JobsClient", images: str, out: str, *, key: str | None, follow: bool, as_json: bool, **asked: Any
+) -> None:
+    """Have all IMAGES (a folder, a glob of tar shards or parquet files) worked on, into the new directory OUT.
+
+    Both are paths as server and workers see them; relative ones are taken from the working directory here.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    reporter = _reporter(as_json=as_json)
+    job = client.submit({"input": os.path.abspath(images), "output": os.path.abspath(out), **given}, key=key)  # noqa: PTH100 - links are the server's to follow
+    if follow:
+        _follow(client, job["id"], reporter)
+    else:
+        reporter.result(job, str(job["id"]))
+
+
+@jobs.command("list")
+@click.option("--state", type=click.Choice(get_args(JobState)))
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each.")
+@_with_client
+def list_jobs(client: "JobsClient", state: str | None, *, as_json: bool) -> None:
+    """All jobs, newest first."""
+    found = client.each(state=state)
+    if as_json:
+        for job in found:
+            click.echo(json.dumps(job))
+        return
+    table = [_COLUMNS, *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+@jobs.command()
+@click.argument("job")
+@_with_client
+def show(client: "JobsClient", job: str) -> None:
+    """All that is known of JOB, as JSON."""
+    click.echo(json.dumps(client.show(job), indent=2))
+
+
+@jobs.command()
+@click.argument("job")
+@_with_client
+def cancel(client: "JobsClient", job: str) -> None:
+    """Stop JOB; what it has written is removed."""
+    click.echo(f"{client.cancel(job)['id']} is canceled")
+
+
+@jobs.command()
+@click.argument("job")
+@_with_client
+def retry(client: "JobsClient", job: str) -> None:
+    """Do again what of JOB has failed; of a canceled one, everything."""
+    click.echo(f"{client.retry(job)['id']} is queued again")
+
+
+@jobs.command()
+@click.argument("job")
+@_json_option
+@_with_client
+def watch(client: "JobsClient", job: str, *, as_json: bool) -> None:
+    """Show the progress of JOB until it has ended. Exit status 1 where it has not succeeded."""
+    _follow(client, job, _reporter(as_json=as_json))
+
+
+def _reporter(*, as_json: bool) -> Reporter:
+    return Reporter("json" if as_json else "auto")
+
+
+def _follow(client: "JobsClient", job_id: str, reporter: Reporter) -> None:
+    changes = client.watch(job_id)
+    job = next(changes)
+    with reporter.stage("waiting", None):
+        while job["progress"]["images"] is None and job["ended"] is None:
+            job = next(changes)
+    done = 0
+    with reporter.stage(job["kind"], job["progress"]["images"]) as meter:
+        while True:
+            progress = job["progress"]
+            speed = progress["images_per_s"] or 0.0
+            meter.advance(progress["done"] - done, failed=progress["failed_items"], images_per_s=round(speed, 1))
+            done = progress["done"]
+            if job["ended"] is not None:
+                break
+            job = next(changes)
+    reporter.result(job, _outcome(job))
+    if job["state"] != "succeeded":
+        sys.exit(_NOT_DONE)
+
+
+def _outcome(job: dict[str, Any]) -> str:
+    progress, problem = job["progress"], job["problem"]
+    line = f"{job['id']} {job['state']}: {progress['done']} images, {progress['failed_items']} of them without a result"
+    if problem is None:
+        return line
+    return f"{line}; {problem['message']}" + (f": {problem['remedy']}" if problem["remedy"] else "")
+
+
+def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    progress = job["progress"]
+    images = "-" if progress["images"] is None else f"{progress['done']}/{progress['images']}"
+    speed = "-" if progress["images_per_s"] is None else f"{progress['images_per_s']:.1f}"
+    return job["id"], job["kind"], job["state"], images, speed, job["created"], job["input"], job["output"]
+
+
+@contextmanager
+def _opened(url: str, api_key: str | None) -> Iterator["JobsClient"]:
+    try:
+        from service.jobs.client import JobsClient
+    except ModuleNotFoundError as error:
+        raise ConfigInvalid("`mlcd jobs` needs the package httpx", remedy="pip install 'mlcd[client]'") from error
+    with JobsClient(url, api_key) as client:
+        yield client

@@ -1,0 +1,212 @@
+"""The queue's database on one machine: SQLite, shared by the processes of servers and workers there.
+
+jobs      id, what finds them (state, fingerprint, from when due, pieces that wait), record (JSON)
+events    job, id, view (JSON)
+names     idempotency keys and outputs, and the jobs that hold them
+sizes     job, shard, images
+workers   name, until when it is taken to live
+
+Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from mlcd.errors import ArtifactInvalid, Unavailable
+from mlcd.types import Fingerprint
+from service.jobs.job import Event, Job, JobState
+from service.jobs.record import Record, job_from_json, job_to_json, record_from_json, record_to_json
+from service.jobs.records import KEPT_EVENTS, Result
+
+SCHEMA: Final = 1
+_APPLICATION: Final = 0x4D4C434A
+"""`MLCJ`: what the file says of itself."""
+_TABLES: Final = """
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
+                                 waiting INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, id);
+CREATE INDEX IF NOT EXISTS jobs_due ON jobs (fingerprint, id) WHERE due_s IS NOT NULL;
+CREATE TABLE IF NOT EXISTS events (job TEXT, id INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, job TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sizes (job TEXT, shard INTEGER, images INTEGER NOT NULL, PRIMARY KEY (job, shard))
+                                  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS workers (name TEXT PRIMARY KEY, until_s REAL NOT NULL) WITHOUT ROWID;
+PRAGMA application_id = {application};
+PRAGMA user_version = {schema};
+COMMIT;
+"""
+_PATIENCE_S: Final = 30.0
+"""For a turn to write, which each process has for milliseconds."""
+_CANDIDATES: Final = 16
+"""Jobs that a claim tries: more than one only where others claim at the same moment."""
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+class EmbeddedRecords:
+    """See `Records`. Processes share the file, threads share this."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours, Unavailable."""
+        self._path = path
+        self._turn = threading.Lock()
+        with self._translated():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_PATIENCE_S)
+            self._prepare()
+
+    def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
+        with self._turn, self._translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = step(_Transaction(self._connection))
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        return result
+
+    def read(self, job_id: str) -> Record | None:
+        found = self._rows("SELECT record FROM jobs WHERE id = ?", job_id)
+        return record_from_json(found[0][0]) if found else None
+
+    def due(self, fingerprints: Sequence[Fingerprint]) -> list[str]:
+        found = self._rows(
+            f"SELECT id FROM jobs WHERE fingerprint IN ({_marks(fingerprints)}) AND due_s IS NOT NULL"  # noqa: S608
+            f" AND due_s <= ? ORDER BY id LIMIT {_CANDIDATES}",
+            *fingerprints,
+            time.time(),
+        )
+        return [job_id for (job_id,) in found]
+
+    def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Job]:
+        conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
+        found = self._rows(
+            f"SELECT record FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
+            *(value for value in (below, state) if value is not None),
+            limit,
+        )
+        return [record_from_json(record).job for (record,) in found]
+
+    def events(self, job_id: str, after: int) -> list[Event]:
+        found = self._rows("SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after)
+        return [Event(number, job_from_json(view)) for number, view in found]
+
+    def count(self) -> dict[JobState, int]:
+        return dict(self._rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+
+    def waiting(self) -> int:
+        found: int = self._rows("SELECT coalesce(sum(waiting), 0) FROM jobs WHERE due_s IS NOT NULL")[0][0]
+        return found
+
+    def oldest_queued_s(self) -> float:
+        ((created_s,),) = self._rows("SELECT min(created_s) FROM jobs WHERE state = 'queued'")
+        return 0.0 if created_s is None else max(0.0, time.time() - created_s)
+
+    def beat(self, worker: str, *, lease_s: float) -> None:
+        now_s = time.time()
+        with self._turn, self._translated():
+            self._connection.execute("INSERT OR REPLACE INTO workers VALUES (?, ?)", (worker, now_s + lease_s))
+            self._connection.execute("DELETE FROM workers WHERE until_s <= ?", (now_s,))
+
+    def beating(self) -> list[str]:
+        return [name for (name,) in self._rows("SELECT name FROM workers WHERE until_s > ? ORDER BY name", time.time())]
+
+    def close(self) -> None:
+        with self._turn:
+            self._connection.close()
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        with self._turn, self._translated():
+            return self._connection.execute(query, values).fetchall()
+
+    def _prepare(self) -> None:
+        connection = self._connection
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if connection.execute("PRAGMA application_id").fetchone()[0] not in (0, _APPLICATION) or version > SCHEMA:
+            raise ArtifactInvalid(f"{self._path} is not a job queue of this version", remedy="name another folder")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if version < SCHEMA:
+            connection.executescript(_TABLES.format(application=_APPLICATION, schema=SCHEMA))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
+                raise ArtifactInvalid(f"{self._path} is damaged", remedy="restore it, or move it away") from error
+            raise Unavailable(
+                "the job queue cannot be read or written now",
+                remedy=f"is there space at {self._path}, and may this user write there?",
+            ) from error
+
+
+class _Transaction:
+    """See `Transaction`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.now_s = time.time()
+
+    def record(self, job_id: str) -> Record | None:
+        found = self._value("SELECT record FROM jobs WHERE id = ?", job_id)
+        return None if found is None else record_from_json(found)
+
+    def newest_id(self) -> str | None:
+        found: str | None = self._value("SELECT max(id) FROM jobs")
+        return found
+
+    def save(self, record: Record) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.id,
+                record.state,
+                record.spec.fingerprint,
+                record.due_s,
+                record.waiting,
+                record.created_s,
+                record_to_json(record).decode(),
+            ),
+        )
+
+    def tell(self, event: Event) -> None:
+        job_id = event.job.id
+        view = job_to_json(event.job).decode()
+        self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (job_id, event.id, view))
+        self._connection.execute("DELETE FROM events WHERE job = ? AND id <= ?", (job_id, event.id - KEPT_EVENTS))
+
+    def holder(self, name: str) -> str | None:
+        found: str | None = self._value("SELECT job FROM names WHERE name = ?", name)
+        return found
+
+    def hold(self, name: str, job_id: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name, job_id))
+
+    def let_go(self, name: str) -> None:
+        self._connection.execute("DELETE FROM names WHERE name = ?", (name,))
+
+    def size_of(self, job_id: str, shard: int) -> int:
+        found: int = self._value("SELECT images FROM sizes WHERE job = ? AND shard = ?", job_id, shard)
+        return found
+
+    def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
+        self._connection.execute("DELETE FROM sizes WHERE job = ?", (job_id,))
+        rows = ((job_id, shard, images) for shard, images in enumerate(sizes))
+        self._connection.executemany("INSERT INTO sizes VALUES (?, ?, ?)", rows)
+
+    def _value(self, query: str, *values: object) -> Any:
+        found = self._connection.execute(query, values).fetchone()
+        return None if found is None else found[0]
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))

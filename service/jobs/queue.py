@@ -1,0 +1,236 @@
+"""The queue: `JobStore` over any database. What it may do is in `transitions`; here it is read, changed and kept."""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from mlcd.errors import Conflict, InvalidInput, NotFound
+from mlcd.types import Fingerprint
+from service.jobs import transitions
+from service.jobs.job import FINISHED, Census, Event, Job, JobPage, JobSpec, JobState, Problem, Work
+from service.jobs.record import Record
+from service.jobs.records import Records, Transaction
+
+_ID_DIGITS: Final = 14
+"""Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""
+_RANDOM_BYTES: Final = 3
+_ID_LENGTH: Final = _ID_DIGITS + 2 * _RANDOM_BYTES
+_HEXADECIMAL: Final = frozenset("0123456789abcdef")
+_LEASE_BYTES: Final = 8
+
+
+class Queue:
+    """See `JobStore`. Threads may share it."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
+        def step(transaction: Transaction) -> tuple[Job, bool]:
+            if (known := _keyed(transaction, key)) is not None:
+                if known.spec != spec:
+                    raise Conflict("this idempotency key is of another job", remedy="use a new key")
+                return known.job, False
+            _check_output_free(transaction, spec, of=None)
+            now_s = transaction.now_s
+            record = Record(_next_id(transaction.newest_id(), now_s), spec, "queued", now_s)
+            if key is not None:
+                transaction.hold(_name_of_key(key), record.id)
+            return self._keep(transaction, None, record), True
+
+        return self._records.transact(step)
+
+    def submitted(self, key: str) -> Job | None:
+        def step(transaction: Transaction) -> Job | None:
+            known = _keyed(transaction, key)
+            return None if known is None else known.job
+
+        return self._records.transact(step)
+
+    def get(self, job_id: str) -> Job:
+        return self._read(job_id).job
+
+    def page(self, *, limit: int, cursor: str | None = None, state: JobState | None = None) -> JobPage:
+        if cursor is not None and not _is_id(cursor):
+            raise InvalidInput("the cursor is none of this list", remedy="give the one that the page before had")
+        jobs = self._records.page(limit=limit + 1, below=cursor, state=state)
+        return JobPage(jobs[:limit], jobs[limit - 1].id if len(jobs) > limit else None)
+
+    def events(self, job_id: str, after: int = 0) -> list[Event]:
+        events = self._records.events(job_id, after) if _is_id(job_id) else []
+        if not events:
+            self._read(job_id)
+        return events
+
+    def cancel(self, job_id: str) -> Job:
+        return self._change(job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s))
+
+    def retry(self, job_id: str) -> Job:
+        def step(transaction: Transaction) -> Job:
+            record = _found(transaction.record(job_id) if _is_id(job_id) else None)
+            after = transitions.retry(record, now_s=transaction.now_s)
+            _check_output_free(transaction, record.spec, of=job_id)
+            return self._keep(transaction, record, after)
+
+        return self._records.transact(step)
+
+    def claim(self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float) -> Work | None:
+        for job_id in self._records.due(fingerprints):
+            if (work := self._give(job_id, worker, lease_s=lease_s)) is not None:
+                return work
+        return None
+
+    def renew(self, work: Work, *, lease_s: float, done: int = 0) -> bool:
+        def step(transaction: Transaction) -> bool:
+            if (record := transaction.record(work.job_id)) is None:
+                return False
+            after, goes_on = transitions.extend(record, work, now_s=transaction.now_s, lease_s=lease_s, done=done)
+            self._keep(transaction, record, after)
+            return goes_on
+
+        return self._records.transact(step)
+
+    def release(self, work: Work) -> None:
+        self._report(work, lambda record, _: transitions.give_back(record, work))
+
+    def planned(self, work: Work, sizes: Sequence[int]) -> None:
+        def step(transaction: Transaction) -> None:
+            record = transaction.record(work.job_id)
+            if record is not None and work.lease in record.leases:
+                transaction.set_sizes(work.job_id, sizes)
+                self._keep(transaction, record, transitions.cut(record, work, sizes, now_s=transaction.now_s))
+
+        self._records.transact(step)
+
+    def completed(self, work: Work, *, failed_items: int = 0) -> None:
+        self._report(
+            work,
+            lambda record, now_s: transitions.complete(record, work, now_s=now_s, failed_items=failed_items),
+        )
+
+    def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
+        self._report(
+            work,
+            lambda record, now_s: transitions.fail(record, work, problem, now_s=now_s, fatal=fatal),
+        )
+
+    def heartbeat(self, worker: str, *, lease_s: float) -> None:
+        self._records.beat(worker, lease_s=lease_s)
+
+    def workers(self) -> list[str]:
+        return self._records.beating()
+
+    def depth(self) -> int:
+        return self._records.waiting()
+
+    def census(self) -> Census:
+        return Census(self._records.count(), self._records.waiting(), self._records.oldest_queued_s())
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _read(self, job_id: str) -> Record:
+        return _found(self._records.read(job_id) if _is_id(job_id) else None)
+
+    def _give(self, job_id: str, worker: str, *, lease_s: float) -> Work | None:
+        def step(transaction: Transaction) -> Work | None:
+            if (record := transaction.record(job_id)) is None:
+                return None
+            after, work = transitions.give(
+                record,
+                worker,
+                lease=secrets.token_hex(_LEASE_BYTES),
+                now_s=transaction.now_s,
+                lease_s=lease_s,
+                images_of=lambda shard: transaction.size_of(job_id, shard),
+            )
+            self._keep(transaction, record, after)
+            return work
+
+        return self._records.transact(step)
+
+    def _report(self, work: Work, change: Callable[[Record, float], Record]) -> None:
+        def step(transaction: Transaction) -> None:
+            if (record := transaction.record(work.job_id)) is not None:
+                self._keep(transaction, record, change(record, transaction.now_s))
+
+        self._records.transact(step)
+
+    def _change(self, job_id: str, change: Callable[[Record, float], Record]) -> Job:
+        def step(transaction: Transaction) -> Job:
+            record = _found(transaction.record(job_id) if _is_id(job_id) else None)
+            return self._keep(transaction, record, change(record, transaction.now_s))
+
+        return self._records.transact(step)
+
+    @staticmethod
+    def _keep(transaction: Transaction, before: Record | None, after: Record) -> Job:
+        """Nothing is written where nothing has changed."""
+        if after == before:
+            return after.job
+        if before is not None and _looks_other(before.job, after.job):
+            after = replace(after, version=before.version + 1)
+        transaction.save(after)
+        if before is None or before.version != after.version:
+            transaction.tell(Event(after.version, after.job))
+        if before is None or (before.state, before.stage) != (after.state, after.stage):
+            _name_output(transaction, after)
+        return after.job
+
+
+def _looks_other(before: Job, after: Job) -> bool:
+    """Worth an event: a pace alone is not."""
+    return replace(before, images_per_s=None) != replace(after, images_per_s=None)
+
+
+def _found(record: Record | None) -> Record:
+    if record is None:
+        raise NotFound("there is no such job", remedy="GET /v1/jobs lists them")
+    return record
+
+
+def _keyed(transaction: Transaction, key: str | None) -> Record | None:
+    holder = None if key is None else transaction.holder(_name_of_key(key))
+    return None if holder is None else transaction.record(holder)
+
+
+def _check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None) -> None:
+    if (holder := transaction.holder(_name_of_output(spec))) not in (None, of):
+        raise Conflict(f"the job {holder} writes to this output", remedy="wait for it, cancel it, or name another")
+
+
+def _name_output(transaction: Transaction, record: Record) -> None:
+    """It is held until nothing is left to be done there: of a canceled job, until that is cleared away."""
+    name = _name_of_output(record.spec)
+    if record.state in FINISHED and record.stage != "discard":
+        if transaction.holder(name) == record.id:
+            transaction.let_go(name)
+    else:
+        transaction.hold(name, record.id)
+
+
+def _name_of_key(key: str) -> str:
+    return f"key:{_digest(key)}"
+
+
+def _name_of_output(spec: JobSpec) -> str:
+    return f"output:{_digest(spec.output)}"
+
+
+def _digest(text: str) -> str:
+    """Names of any length and content become short ones."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _next_id(newest: str | None, now_s: float) -> str:
+    """Greater than any before, whatever the clock does, and not to be guessed."""
+    moment = int(now_s * 1e6)
+    if newest is not None:
+        moment = max(moment, int(newest[:_ID_DIGITS], 16) + 1)
+    return f"{moment:0{_ID_DIGITS}x}{secrets.token_hex(_RANDOM_BYTES)}"
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == _ID_LENGTH and _HEXADECIMAL.issuperset(text)

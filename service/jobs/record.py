@@ -1,0 +1,141 @@
+"""All that a store keeps of one job, as one JSON document. It grows with what is under way and what has failed, not
+with the number of shards: a shard is fresh, waits to be given again, is leased, has failed, or else is done.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from mlcd.errors import ArtifactInvalid
+from service.jobs.job import Job, JobSpec, JobState, Problem, Stage
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One piece in the hands of one worker. images: of the piece, 0 where it is no shard; done: of them, so far."""
+
+    worker: str
+    stage: Stage
+    piece: int
+    attempt: int
+    until_s: float
+    images: int = 0
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job in the midst of its work. `service.jobs.transitions` makes one of another.
+
+    The work is a row of stages, each of `pieces` numbered from 0: one of every stage but `shard`.
+    """
+
+    id: str
+    spec: JobSpec
+    state: JobState
+    created_s: float
+    version: int = 1
+    """One more with every change of what can be seen of the job: the id of its event."""
+    started_s: float | None = None
+    ended_s: float | None = None
+    stage: Stage | None = "plan"
+    """None: nothing is left to do. Of a job that has failed it is the stage that a retry goes on with."""
+    pieces: int = 1
+    fresh: int = 0
+    """The first piece that was never given out."""
+    again: tuple[int, ...] = ()
+    """Pieces to be given out again."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """Of pieces that were given out and have not ended."""
+    failed: tuple[int, ...] = ()
+    """Pieces that have failed for good."""
+    leases: dict[str, Lease] = field(default_factory=dict)
+    """By their id. Those of an earlier stage, as a cancel leaves them, only keep `discard` waiting."""
+    shards: int | None = None
+    shards_done: int = 0
+    images: int | None = None
+    done: int = 0
+    """Images of shards that are done."""
+    failed_items: int = 0
+    problem: Problem | None = None
+    busy_since_s: float = 0.0
+    """When workers would have begun with the shards, had there always been one since."""
+    heard_s: float = 0.0
+    """When a worker last told something."""
+    images_per_s: float | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Pieces that can be given out at this moment."""
+        if self.stage is None or self.state == "failed":
+            return 0
+        if self.stage == "discard" and self.leases:
+            return 0
+        return self.pieces - self.fresh + len(self.again)
+
+    @property
+    def due_s(self) -> float | None:
+        """From when a claim may find something here, seconds since the epoch; None: never, as it stands."""
+        if self.waiting:
+            return 0.0
+        if self.stage is None or self.state == "failed":
+            return None
+        return min((lease.until_s for lease in self.leases.values()), default=None)
+
+    @property
+    def images_done(self) -> int:
+        """With what workers have told of shards under way."""
+        return self.done + sum(lease.done for lease in self.leases.values() if lease.stage == self.stage)
+
+    @property
+    def job(self) -> Job:
+        """What can be seen of it."""
+        return Job(
+            id=self.id,
+            spec=self.spec,
+            state=self.state,
+            created_s=self.created_s,
+            started_s=self.started_s,
+            ended_s=self.ended_s,
+            shards=self.shards,
+            shards_done=self.shards_done,
+            shards_failed=len(self.failed) if self.stage == "shard" else 0,
+            images=self.images,
+            done=self.images_done,
+            failed_items=self.failed_items,
+            problem=self.problem,
+            images_per_s=self.images_per_s,
+        )
+
+
+_RECORD: Final = TypeAdapter(Record)
+_JOB: Final = TypeAdapter(Job)
+
+
+def record_to_json(record: Record) -> bytes:
+    return _RECORD.dump_json(record)
+
+
+def record_from_json(text: str | bytes) -> Record:
+    """Raises ArtifactInvalid where it is none."""
+    try:
+        return _RECORD.validate_json(text)
+    except ValidationError:
+        raise _damaged() from None
+
+
+def job_to_json(job: Job) -> bytes:
+    return _JOB.dump_json(job)
+
+
+def job_from_json(text: str | bytes) -> Job:
+    """Raises ArtifactInvalid where it is none."""
+    try:
+        return _JOB.validate_json(text)
+    except ValidationError:
+        raise _damaged() from None
+
+
+def _damaged() -> ArtifactInvalid:
+    return ArtifactInvalid("the job queue holds something that is no job", remedy="restore it, or start with a new one")

@@ -1,0 +1,120 @@
+"""The folders that jobs may read and write, and nothing beside them: neither by `..`, nor by links, nor by a URL."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import fsspec
+
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
+from mlcd.images.sources import open_source
+from service.problems import BadRequest, OutsideRoots
+
+Param = Literal["input", "output"]
+_WILDCARDS: Final = "*?["
+
+
+class Roots:
+    """Absolute folders. What lies outside is refused alike, whether it is there or not."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        """Raises ConfigInvalid for a folder that is not there."""
+        for folder in folders:
+            if not Path(folder).is_dir():
+                raise ConfigInvalid(f"MLCD_JOBS__ROOTS: {folder} is not a folder", remedy="make it, or leave it out")
+        self._real = [Path(os.path.realpath(folder)) for folder in folders]
+        self._named = [*map(Path, folders), *self._real]
+
+    def resolve_input(self, location: str) -> str:
+        """`location` with its links followed; the part with wildcards is left.
+
+        Raises BadRequest for what is no plain path, OutsideRoots.
+        """
+        fixed, pattern = _divided(self._named_path(location, "input"))
+        return str(self._real_path(fixed, "input").joinpath(*pattern))
+
+    def resolve_output(self, location: str) -> str:
+        """As `resolve_input`; the last part is to be made, whatever is there."""
+        named = self._named_path(location, "output")
+        return str(self._real_path(named.parent, "output") / named.name)
+
+    def check_input(self, real: str) -> None:
+        """A resolved input: a folder, an archive, or a glob of some, with something to read in it.
+
+        Raises OutsideRoots where a wildcard leads elsewhere, InvalidInput.
+        """
+        path = Path(real)
+        files = [] if path.is_dir() else [real] if path.is_file() else _matches(real)
+        self.check_files(files)
+        try:
+            open_source(real)
+        except MlcdError as error:
+            raise InvalidInput(error.message, remedy=error.remedy) from error
+        if next(_readable(path, files), None) is None:
+            raise InvalidInput("nothing of the input can be read", remedy="is it empty, or closed to the server?")
+
+    def check_output(self, real: str, *, input_of_job: str) -> None:
+        """A resolved output: nothing is there yet, and a folder can be made, elsewhere than in the resolved input.
+
+        Raises InvalidInput, Conflict where something is there.
+        """
+        folder = Path(real).parent
+        if os.path.lexists(real):
+            raise Conflict("the output exists already", remedy="name another: nothing is overwritten")
+        if folder.is_relative_to(input_of_job):
+            raise InvalidInput("the output is in the input", remedy="name a place beside it")
+        if not folder.is_dir():
+            raise InvalidInput("the folder of the output does not exist", remedy="make it first")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InvalidInput("the folder of the output cannot be written", remedy="give the server the right to")
+
+    def check_files(self, paths: Sequence[str]) -> None:
+        """Raises OutsideRoots where one of an input's files is, or leads, elsewhere: a wildcard finds links, too."""
+        for path in paths:
+            self._real_path(Path(path), "input")
+
+    def _named_path(self, location: str, param: Param) -> Path:
+        if "\0" in location or "://" in location or "::" in location or not location.startswith("/"):
+            raise BadRequest(f"{param} must be an absolute path", param=param)
+        path = Path(location)
+        if ".." in path.parts or not any(path.is_relative_to(root) for root in self._named):
+            raise OutsideRoots(param)
+        return path
+
+    def _real_path(self, path: Path, param: Param) -> Path:
+        real = Path(os.path.realpath(path))
+        if not any(real.is_relative_to(root) for root in self._real):
+            raise OutsideRoots(param)
+        return real
+
+
+def _divided(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """The part without wildcards, and the others."""
+    parts = path.parts
+    if os.path.lexists(path):  # whatever its name looks like
+        return path, ()
+    first = next((place for place, part in enumerate(parts) if any(c in part for c in _WILDCARDS)), len(parts))
+    return Path(*parts[:first]), parts[first:]
+
+
+def _matches(pattern: str) -> list[str]:
+    """As `open_source` finds them."""
+    found: list[str] = fsspec.filesystem("file").glob(pattern)
+    return found
+
+
+def _readable(folder: Path, files: Sequence[str]) -> Iterator[str]:
+    """Files of an input that can be opened and hold something."""
+    for path in files or _walk(folder):
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - names need not be valid UTF-8
+                if file.read(1):
+                    yield path
+        except OSError:
+            continue
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    for parent, _, names in os.walk(folder):
+        yield from (os.path.join(parent, name) for name in names if not name.startswith("."))  # noqa: PTH118 - as above

@@ -1,0 +1,187 @@
+"""How a job goes on: pure functions from one record and a moment to the next record. No store, no clock.
+
+plan ──▶ n shards ──▶ publish ──▶ succeeded           cancel ──▶ discard ──▶ canceled
+  └─ a piece that fails for good: failed, and retry goes on with the stage ─┘   └─ retry: plan again
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mlcd.errors import Conflict
+from service.jobs.job import FINISHED, MAX_ATTEMPTS, Problem, Stage, Work
+from service.jobs.record import Lease, Record
+
+_LOST = Problem(
+    "worker-lost",
+    f"a piece of the work was given out {MAX_ATTEMPTS} times and no worker came to an end with it",
+    "the log of the workers says how they ended; then retry",
+)
+
+
+def give(
+    record: Record, worker: str, *, lease: str, now_s: float, lease_s: float, images_of: Callable[[int], int]
+) -> tuple[Record, Work | None]:
+    """A piece for this worker; None where nothing can be given out now, though the record may be another.
+
+    lease: an id that was never used. images_of: of a shard.
+    """
+    record = _expired(record, now_s)
+    if not record.waiting or record.stage is None:
+        return record, None
+    is_fresh = record.fresh < record.pieces  # what has failed before waits until others had their turn
+    piece = record.fresh if is_fresh else record.again[0]
+    attempt = record.attempts.get(piece, 0) + 1
+    is_shard = record.stage == "shard"
+    images = images_of(piece) if is_shard else 0
+    idle_s = now_s - record.heard_s if is_shard and not record.leases else 0.0
+    given = Lease(worker, record.stage, piece, attempt, now_s + lease_s, images)
+    record = replace(
+        record,
+        state=record.state if record.stage == "discard" else "running",
+        started_s=now_s if record.started_s is None else record.started_s,
+        fresh=record.fresh + is_fresh,
+        again=record.again if is_fresh else record.again[1:],
+        attempts={**record.attempts, piece: attempt},
+        leases={**record.leases, lease: given},
+        busy_since_s=record.busy_since_s + idle_s,
+        heard_s=now_s,
+    )
+    return record, Work(record.id, record.spec, given.stage, piece if is_shard else None, attempt, lease)
+
+
+def extend(record: Record, work: Work, *, now_s: float, lease_s: float, done: int) -> tuple[Record, bool]:
+    """For another lease_s from now; False: the worker has to stop."""
+    lease = record.leases.get(work.lease)
+    if lease is None or lease.stage != record.stage or record.state == "failed":
+        return record, False
+    longer = replace(lease, until_s=now_s + lease_s, done=min(max(done, lease.done), lease.images))
+    return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
+
+
+def give_back(record: Record, work: Work) -> Record:
+    """As if it had not been given out."""
+    record, lease = _ended(record, work)
+    if lease is None:
+        return record
+    attempts = {**record.attempts, lease.piece: lease.attempt - 1}
+    return replace(record, again=(lease.piece, *record.again), attempts=attempts)
+
+
+def cut(record: Record, work: Work, sizes: Sequence[int], *, now_s: float) -> Record:
+    """The plan is made: shards of so many images."""
+    record, lease = _ended(record, work)
+    if lease is None:
+        return record
+    record = replace(record, shards=len(sizes), images=sum(sizes), busy_since_s=now_s, heard_s=now_s)
+    return _advanced(_entered(record, "shard", len(sizes)), now_s)
+
+
+def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0) -> Record:
+    record, lease = _ended(record, work)
+    if lease is None:
+        return record
+    attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece != lease.piece}
+    record = replace(record, attempts=attempts)
+    if lease.stage == "shard":
+        record = replace(
+            record,
+            shards_done=record.shards_done + 1,
+            done=record.done + lease.images,
+            failed_items=record.failed_items + min(failed_items, lease.images),
+        )
+        record = _paced(record, now_s)
+    return _advanced(record, now_s)
+
+
+def fail(record: Record, work: Work, problem: Problem, *, now_s: float, fatal: bool = False) -> Record:
+    record, lease = _ended(record, work)
+    if lease is None:
+        return record
+    if fatal and lease.stage != "discard":
+        record = replace(record, again=(*record.again, lease.piece))
+        return record if record.state == "failed" else replace(record, state="failed", ended_s=now_s, problem=problem)
+    return _advanced(_struck(record, lease, problem), now_s)
+
+
+def cancel(record: Record, *, now_s: float) -> Record:
+    """Raises Conflict where it has ended another way."""
+    if record.state == "canceled":
+        return record
+    if record.state in FINISHED:
+        raise Conflict(f"the job has {record.state} already", remedy="only one that has not ended can be canceled")
+    record = replace(record, state="canceled", ended_s=now_s)
+    if record.stage == "discard":  # a retry had not got further
+        return record
+    untouched = record.stage == "plan" and not record.fresh
+    return replace(record, stage=None) if untouched else _entered(record, "discard", 1)
+
+
+def retry(record: Record, *, now_s: float) -> Record:
+    """Raises Conflict where there is nothing to do again."""
+    if record.state not in ("failed", "canceled"):
+        raise Conflict(f"the job has not failed: it is {record.state}", remedy="only failed and canceled ones")
+    was_canceled = record.state == "canceled"
+    record = replace(record, state="queued", ended_s=None, problem=None)
+    if was_canceled:
+        return record if record.stage == "discard" else _anew(record)
+    held = {lease.piece for lease in record.leases.values()}
+    attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece in held}
+    return _advanced(replace(record, again=(*record.again, *record.failed), failed=(), attempts=attempts), now_s)
+
+
+def _expired(record: Record, now_s: float) -> Record:
+    """Without the leases whose time has passed."""
+    for name, lease in record.leases.items():
+        if lease.until_s <= now_s:
+            left = {other: kept for other, kept in record.leases.items() if other != name}
+            record = replace(record, leases=left)
+            if lease.stage == record.stage:
+                record = _struck(record, lease, _LOST)
+    return _advanced(record, now_s)
+
+
+def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
+    """Without this lease; None where there is none, or its stage is over: then what the worker says has no effect."""
+    lease = record.leases.get(work.lease)
+    if lease is None:
+        return record, None
+    left = {name: other for name, other in record.leases.items() if name != work.lease}
+    return replace(record, leases=left), lease if lease.stage == record.stage else None
+
+
+def _struck(record: Record, lease: Lease, problem: Problem) -> Record:
+    """An attempt came to nothing."""
+    if lease.attempt < MAX_ATTEMPTS:
+        return replace(record, again=(*record.again, lease.piece))
+    return replace(record, failed=(*record.failed, lease.piece), problem=problem)
+
+
+def _advanced(record: Record, now_s: float) -> Record:
+    """In the next stage, or at its end, where nothing of this one is left."""
+    if record.stage is None or record.fresh < record.pieces or record.again:
+        return record
+    if any(lease.stage == record.stage for lease in record.leases.values()):
+        return record
+    if record.stage == "discard":  # left undone, if it failed: the job has ended all the same
+        return _anew(record) if record.state == "queued" else replace(record, stage=None)
+    if record.failed:
+        return replace(record, state="failed", ended_s=now_s)
+    if record.stage == "shard":
+        return _entered(record, "publish", 1)
+    return replace(record, state="succeeded", stage=None, ended_s=now_s)
+
+
+def _entered(record: Record, stage: Stage, pieces: int) -> Record:
+    return replace(record, stage=stage, pieces=pieces, fresh=0, again=(), attempts={}, failed=())
+
+
+def _anew(record: Record) -> Record:
+    """From the plan on, as if nothing had been done."""
+    record = replace(record, started_s=None, problem=None, images_per_s=None)
+    record = replace(record, shards=None, shards_done=0, images=None, done=0, failed_items=0)
+    return _entered(record, "plan", 1)
+
+
+def _paced(record: Record, now_s: float) -> Record:
+    busy_s, done = now_s - record.busy_since_s, record.images_done
+    return replace(record, heard_s=now_s, images_per_s=done / busy_s if done and busy_s > 0 else record.images_per_s)

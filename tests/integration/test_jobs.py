@@ -1,0 +1,474 @@
+"""Batch jobs over REST and by `mlcd jobs`, on a real server; the worker is played by hand, on the server's queue."""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+import httpx
+import pytest
+
+from service.jobs.job import JobState, Problem
+from service.jobs.opening import open_queue
+from service.security.keys import create_key
+from service.settings import read_settings
+from tests.conftest import run_mlcd, start_mlcd, write_digits
+from tests.integration.running import Server, serving, until
+from tests.integration.test_schema import explore
+from tests.unit.service.cached import redis_server
+
+LEASE_S = 600.0
+
+
+class Place:
+    """A root with images in it, a server that takes jobs there, and its queue as workers see it."""
+
+    def __init__(self, server, folder, store, token):
+        self.server, self.folder, self.store = server, folder, store
+        self.headers = {"Authorization": f"Bearer {token}"}
+        self.client = httpx.Client(base_url=server.url, headers=self.headers, timeout=30)
+        self.token, self.number = token, 0
+        self.models = [self.client.get("/v1/info").json()["fingerprint"]]
+
+    def asked(self, **changes):
+        self.number += 1
+        output = self.folder / f"out-{self.number}"
+        return {"kind": "label", "input": str(self.folder / "images"), "output": str(output)} | changes
+
+    def submit(self, key=None, **changes):
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return self.client.post("/v1/jobs", json=self.asked(**changes), headers=headers)
+
+    def submitted(self, **changes):
+        answer = self.submit(**changes)
+        assert answer.status_code == 202, answer.text
+        return answer.json()["id"]
+
+    def show(self, job_id):
+        return self.client.get(f"/v1/jobs/{job_id}").json()
+
+    def claim(self):
+        return self.store.claim("hand", self.models, lease_s=LEASE_S)
+
+    def clear(self):
+        """Nothing of earlier tests is left to claim."""
+        while (work := self.claim()) is not None:
+            self.store.failed(work, Problem("cleared", "by a test"), fatal=True)
+
+    def work_off(self, sizes=(10, 10), pause_s=0.0):
+        """Do all that can be claimed."""
+        while (work := self.claim()) is not None:
+            time.sleep(pause_s)
+            if work.stage == "plan":
+                self.store.planned(work, sizes)
+            else:
+                self.store.completed(work)
+
+
+@pytest.fixture(scope="module")
+def place(journey, new_state, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("root")
+    write_digits(folder / "images", 20)
+    state, keys = new_state(), tmp_path_factory.mktemp("keys") / "keys.json"
+    tokens = [create_key(keys, "n", scopes=["jobs"], now=datetime.now(UTC))[1] for _ in range(2)]
+    given = {"state_dir": state, "jobs__roots": folder, "auth__keys_file": keys}
+    store = open_queue(read_settings({"model": "hog", "state_dir": str(state)}))
+    with serving(journey / "model", **given) as server, contextlib.closing(store):
+        place = Place(server, folder, store, tokens[0])
+        place.other = {"Authorization": f"Bearer {tokens[1]}"}
+        with contextlib.closing(place.client):
+            yield place
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request):
+    yield
+    if "place" in request.fixturenames:
+        request.getfixturevalue("place").clear()
+
+
+def read_events(place, job_id, last=None, limit=None, **options):
+    """(id, job) of each event until the stream ends, or so many."""
+    headers = {} if last is None else {"Last-Event-ID": str(last)}
+    found, number = [], None
+    with place.client.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers, **options) as answer:
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                job = json.loads(line[6:])
+            elif line.startswith("id: "):
+                number = int(line[4:])
+            elif not line and number is not None:
+                found.append((number, job))
+                number = None
+                if len(found) == limit:
+                    break
+    return found
+
+
+def test_a_job_is_accepted_for_the_model_and_centers_that_are_served(place):
+    answer = place.submit(top=3, threshold=0.25, embeddings=True)
+    job = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert (job["state"], job["top"], job["threshold"], job["embeddings"]) == ("queued", 3, 0.25, True)
+    assert (job["fingerprint"], job["centers"]) == (place.models[0], answer.headers["x-mlcd-centers"])
+    assert place.client.get(answer.headers["location"]).json() == job
+    assert place.client.get("/v1/jobs", params={"state": "queued"}).json()["jobs"] == [job]
+    spec = place.claim().spec
+    assert (spec.kind, spec.input, spec.output) == ("label", job["input"], job["output"])
+    assert (spec.top, spec.threshold, spec.embeddings) == (3, 0.25, True)
+    assert (spec.fingerprint, spec.centers) == (job["fingerprint"], job["centers"])
+
+
+def test_a_job_of_embeddings_has_no_labels(place):
+    job = place.submit(kind="embed").json()
+    assert [job[name] for name in ("top", "threshold", "embeddings", "centers")] == [None] * 4
+    for field, value in (("top", 3), ("threshold", 0.5), ("embeddings", True)):
+        refused = place.submit(kind="index", **{field: value})
+        assert (refused.status_code, refused.json()["param"]) == (400, field)
+
+
+def test_progress_is_told_as_workers_tell_it(place):
+    job_id = place.submitted()
+    place.store.planned(place.claim(), [100, 100])
+    work = place.claim()
+    time.sleep(0.1)
+    assert place.store.renew(work, lease_s=LEASE_S, done=40)
+    progress = place.show(job_id)["progress"]
+    assert (progress["shards"], progress["images"], progress["done"]) == (2, 200, 40)
+    assert 0 < progress["images_per_s"] <= 400
+    assert progress["eta_s"] == pytest.approx(160 / progress["images_per_s"])
+    place.store.completed(work, failed_items=3)
+    place.work_off()
+    job = place.show(job_id)
+    assert job["state"] == "succeeded"
+    assert job["created"] < job["started"] < job["ended"]
+    assert job["progress"] | {"images_per_s": 1} == {
+        "shards": 2,
+        "shards_done": 2,
+        "shards_failed": 0,
+        "images": 200,
+        "done": 200,
+        "failed_items": 3,
+        "images_per_s": 1,
+        "eta_s": None,
+    }
+
+
+def test_places_that_jobs_may_not_use_are_refused_alike(place):
+    (place.folder / "out-link").symlink_to("/etc")
+    told = set()
+    for location in ("/etc", "/nothing", f"{place.folder}/../x", f"{place.folder}/out-link/x", "/etc/*.tar"):
+        for field in ("input", "output"):
+            answer = place.submit(**{field: location})
+            problem = answer.json()
+            assert (answer.status_code, problem["param"], problem["type"]) == (403, field, "urn:mlcd:problem:forbidden")
+            told.add(problem["detail"].replace(field, ""))
+    assert len(told) == 1
+    for location in ("s3://bucket/x", "file:///etc", "images", "", "x\0y"):
+        assert place.submit(input=location).status_code == 400
+    assert place.submit(input=str(place.folder / "none")).status_code == 422
+    assert place.submit(output=str(place.folder / "images")).status_code == 409
+    assert place.submit(output=str(place.folder / "images" / "out")).status_code == 422
+    assert place.submit(output=str(place.folder / "no" / "out")).status_code == 422
+    assert place.claim() is None
+
+
+def test_a_request_that_is_no_job_is_refused(place):
+    for changes in ({"kind": "train"}, {"input": 1}, {"top": 0}, {"top": "3"}, {"threshold": 2}, {"more": 1}):
+        assert place.submit(**changes).status_code == 400, changes
+    assert place.submit(top=1001).status_code == 413
+    for body in ({}, {"kind": "label"}):
+        assert place.client.post("/v1/jobs", json=body).status_code == 400
+    assert place.client.post("/v1/jobs", content=b"x", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+def test_one_idempotency_key_makes_one_job_for_each_client(place):
+    asked = place.asked()
+
+    def post(body=asked, **headers):
+        return place.client.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k", **headers})
+
+    first = post()
+    assert (first.status_code, post().status_code) == (202, 200)
+    assert post().json() == first.json()
+    assert post(asked | {"top": 7}).status_code == 409
+    other = place.client.post("/v1/jobs", json=place.asked(), headers={"Idempotency-Key": "k", **place.other})
+    assert (other.status_code, other.json()["id"] != first.json()["id"]) == (202, True)
+    place.work_off()
+    Path(asked["output"]).mkdir()  # as a worker does
+    again = post()
+    assert (again.status_code, again.json()["state"]) == (200, "succeeded")
+    assert post(**{"Idempotency-Key": "k" * 256}).status_code == 400
+
+
+def test_submissions_at_one_moment_make_one_job(place):
+    asked = place.asked()
+    start = threading.Barrier(8)
+
+    def post(_):
+        start.wait()
+        return place.client.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "crowd"})
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(post, range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [202]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+def test_jobs_are_listed_page_by_page(place):
+    ids = [place.submitted() for _ in range(5)]
+    seen, cursor = [], None
+    while True:
+        params = {"limit": 2, "state": "queued"} | ({} if cursor is None else {"cursor": cursor})
+        page = place.client.get("/v1/jobs", params=params).json()
+        seen += [job["id"] for job in page["jobs"]]
+        if (cursor := page["cursor"]) is None:
+            break
+    assert seen == ids[::-1]
+    for params in ({"limit": 0}, {"limit": 201}, {"state": "x"}):
+        assert place.client.get("/v1/jobs", params=params).status_code == 400
+    assert place.client.get("/v1/jobs", params={"cursor": "x"}).status_code == 422
+
+
+def test_a_job_is_canceled_and_retried(place):
+    job_id = place.submitted()
+    place.store.planned(place.claim(), [10])
+    work = place.claim()
+    answer = place.client.delete(f"/v1/jobs/{job_id}")
+    assert (answer.status_code, answer.json()["state"]) == (200, "canceled")
+    assert not place.store.renew(work, lease_s=LEASE_S)
+    place.store.release(work)
+    assert place.claim().stage == "discard"
+    assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 200
+    assert place.client.post(f"/v1/jobs/{job_id}/retry").json()["state"] == "queued"
+    assert place.client.post(f"/v1/jobs/{job_id}/retry").status_code == 409
+
+
+def test_a_failed_job_says_why(place):
+    job_id = place.submitted()
+    place.store.failed(place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True)
+    job = place.show(job_id)
+    assert (job["state"], job["problem"]) == (
+        "failed",
+        {"code": "no-space", "message": "the disk is full", "remedy": "free some"},
+    )
+    assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 409
+    assert place.client.post(f"/v1/jobs/{job_id}/retry").json()["problem"] is None
+
+
+def test_an_unknown_job_is_not_found(place):
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/retry")):
+        for job_id in ("x", "0" * 20, "%2e%2e"):
+            assert place.client.request(method, f"/v1/jobs/{job_id}{path}").status_code == 404
+
+
+def test_events_are_every_change_until_the_job_has_ended(place):
+    job_id = place.submitted()
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(read_events, place, job_id)
+        time.sleep(0.3)
+        place.work_off(pause_s=0.1)
+        events = watched.result(20)
+    assert [number for number, _ in events] == list(range(1, len(events) + 1))
+    states = [job["state"] for _, job in events]
+    assert states == ["queued"] + ["running"] * (len(states) - 2) + ["succeeded"]
+    assert [job["progress"]["done"] for _, job in events][-1] == 20
+    assert events[-1][1] == place.show(job_id)
+
+
+def test_a_stream_goes_on_after_the_last_event_that_was_seen(place):
+    job_id = place.submitted()
+    place.work_off()
+    everything = read_events(place, job_id, last=0)
+    assert len(everything) > 4
+    assert read_events(place, job_id, last=2) == everything[2:]
+    assert read_events(place, job_id) == everything[-1:]  # a new watcher needs no history
+    last = everything[-1][0]
+    ended = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
+    assert (ended.status_code, ended.content) == (204, b"")
+    for bad in ("x", "-1", str(2**60)):
+        refused = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": bad})
+        assert refused.status_code == 400
+
+
+def test_the_queue_is_in_the_metrics(place):
+    job_id, server = place.submitted(), place.server
+    place.store.heartbeat("hand", lease_s=LEASE_S)
+
+    def told():
+        jobs = {state: server.metric(f'mlcd_jobs{{state="{state}"}}') for state in get_args(JobState)}
+        return jobs, server.metric("mlcd_job_depth"), server.metric("mlcd_job_workers")
+
+    def counted():
+        census = place.store.census()
+        return {state: census.jobs.get(state, 0) for state in get_args(JobState)}, census.depth, 1
+
+    assert counted()[0]["queued"] > 0
+    until(lambda: told() == counted(), 10)
+    assert server.metric("mlcd_job_oldest_wait_seconds") > 0
+    place.client.delete(f"/v1/jobs/{job_id}")
+    until(lambda: told() == counted(), 10)
+
+
+def command(place, *arguments, **options):
+    environment = {**os.environ, "MLCD_API_KEY": place.token}
+    return run_mlcd("jobs", "--url", place.server.url, *arguments, env=environment, **options)
+
+
+def test_the_command_submits_lists_shows_cancels_and_retries(place):
+    made = command(place, "submit", "images", "cli", "--top", "2", "--key", "once", cwd=place.folder)
+    job_id = made.stdout.strip()
+    assert (made.returncode, made.stderr) == (0, "")
+    job = place.show(job_id)
+    assert (job["top"], job["input"], job["output"]) == (2, str(place.folder / "images"), str(place.folder / "cli"))
+    again = command(place, "submit", "images", "cli", "--top", "2", "--key", "once", "--json", cwd=place.folder)
+    assert json.loads(again.stdout) == job
+    assert json.loads(command(place, "show", job_id).stdout) == job
+    lines = command(place, "list", "--state", "queued").stdout.splitlines()
+    assert lines[1].split()[:3] == [job_id, "label", "queued"]
+    assert job in [json.loads(line) for line in command(place, "list", "--json").stdout.splitlines()]
+    assert command(place, "cancel", job_id).stdout == f"{job_id} is canceled\n"
+    assert command(place, "retry", job_id).stdout == f"{job_id} is queued again\n"
+
+
+def test_the_command_watches_to_the_end(place):
+    environment = {**os.environ, "MLCD_API_KEY": place.token}
+    arguments = ("jobs", "--url", place.server.url, "submit", place.folder / "images", place.folder / "watched")
+    process = start_mlcd(*arguments, "--watch", "--json", env=environment)
+    until(lambda: (work := place.claim()) is not None and not place.store.planned(work, [10, 10]), 30)
+    place.store.completed(place.claim(), failed_items=2)
+    time.sleep(1.5)
+    place.work_off()
+    output, _ = process.communicate(timeout=30)
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert process.returncode == 0
+    assert [line["done"] for line in lines[:-1] if line["stage"] == "label"][-1] == 20
+    assert (lines[-1]["state"], lines[-1]["progress"]["failed_items"]) == ("succeeded", 2)
+    failed = place.submitted()
+    place.store.failed(place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True)
+    told = command(place, "watch", failed)
+    assert (told.returncode, told.stderr) == (1, "")
+    assert told.stdout.endswith("failed: 0 images, 0 of them without a result; the disk is full: free some\n")
+
+
+def test_the_command_says_in_one_line_what_is_wrong(place):
+    for arguments, message in [
+        (("show", "none"), "there is no such job"),
+        (("submit", "/etc", "/tmp/x"), "not in a folder that jobs may use"),
+        (("--api-key", "wrong", "list"), "is not known here"),
+        (("--url", "http://127.0.0.1:1", "list"), "cannot be reached"),
+        (("--url", "nowhere", "list"), "URL cannot be used"),
+        (("submit", "x"), "Missing argument"),
+    ]:
+        result = command(place, *arguments)
+        assert (result.returncode, result.stdout) == (2, ""), arguments
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_server_without_folders_takes_no_jobs(client):
+    for method, path in (("GET", ""), ("POST", ""), ("GET", "/x"), ("GET", "/x/events"), ("POST", "/x/retry")):
+        answer = client.request(method, f"/v1/jobs{path}")
+        assert answer.status_code == 409
+        assert "MLCD_JOBS__ROOTS" in answer.json()["detail"]
+    assert "mlcd_jobs{" not in client.get("/metrics").text
+
+
+def test_jobs_need_a_place_to_be_kept_and_folders_that_are_there(tmp_path):
+    for roots, message in ((tmp_path, "MLCD_STATE_DIR or MLCD_REDIS_URL"), ("/nothing/here", "is not a folder")):
+        result = run_mlcd("serve", "--model", "hog", "--port", 0, env={**os.environ, "MLCD_JOBS__ROOTS": str(roots)})
+        assert result.returncode == 2
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_centers_there_are_no_labels_and_still_embeddings(tmp_path):
+    write_digits(tmp_path / "root" / "images", 3)
+    asked = {"input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
+    with serving("pixels", state_dir=tmp_path / "state", jobs__roots=tmp_path / "root") as server:
+        refused = httpx.post(f"{server.url}/v1/jobs", json={"kind": "label", **asked}, timeout=30)
+        assert (refused.status_code, "without centers" in refused.json()["detail"]) == (404, True)
+        assert httpx.post(f"{server.url}/v1/jobs", json={"kind": "embed", **asked}, timeout=30).status_code == 202
+
+
+def test_streams_end_with_the_deadline_and_with_the_server(tmp_path):
+    """Neither a client that listens for ever nor a server that has to end waits for the other."""
+    write_digits(tmp_path / "root" / "images", 3)
+    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
+    given = {"state_dir": tmp_path / "state", "jobs__roots": tmp_path / "root", "limits__deadline_s": 3}
+    with serving("pixels", **given) as server:
+        job_id = httpx.post(f"{server.url}/v1/jobs", json=asked, timeout=30).json()["id"]
+        address, started = f"{server.url}/v1/jobs/{job_id}/events", time.monotonic()
+        assert httpx.get(address, timeout=30).text.count("data: ") == 1
+        assert 1 < time.monotonic() - started < 6
+        with httpx.stream("GET", address, timeout=30) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.terminate()
+            assert until_end(lines) < 5
+        server.process.communicate(timeout=10)
+        assert server.process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_silent_stream_shows_that_it_lives(place):
+    job_id = place.submitted()
+    with place.client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+        started = time.monotonic()
+        assert next(line for line in stream.iter_lines() if line.startswith(":"))
+        assert 5 < time.monotonic() - started < 20
+
+
+def until_end(lines):
+    started = time.monotonic()
+    for _ in lines:
+        pass
+    return time.monotonic() - started
+
+
+@pytest.mark.redis
+def test_jobs_outlive_redis_and_all_servers_see_them(tmp_path):
+    """kill -9 of Redis: requests are refused meanwhile; what was acknowledged is there afterwards."""
+    write_digits(tmp_path / "root" / "images", 3)
+    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images")}
+    with redis_server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as redis:
+        given = {"redis_url": redis.url, "jobs__roots": tmp_path / "root", "processes": 2}
+        with serving("pixels", **given) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+            ids = [
+                client.post("/v1/jobs", json=asked | {"output": f"{tmp_path}/root/{n}"}).json()["id"] for n in range(5)
+            ]
+            redis.stop()
+            refused = client.get("/v1/jobs")
+            assert (refused.status_code, "Redis" in refused.json()["detail"]) == (503, True)
+            assert client.get("/health/ready").status_code == 200
+            until(lambda: server.metric("mlcd_job_queue_up") == 0, 20)
+            redis.start()
+            until(lambda: client.get("/v1/jobs").status_code == 200, 10)
+            assert [job["id"] for job in client.get("/v1/jobs").json()["jobs"]] == ids[::-1]
+            assert client.delete(f"/v1/jobs/{ids[0]}").json()["state"] == "canceled"
+            until(lambda: server.metric('mlcd_jobs{state="canceled"}') == 1, 10)
+            until(lambda: server.metric("mlcd_job_queue_up") == 2, 10)
+            assert server.metric('mlcd_jobs{state="queued"}') == 4
+
+
+@pytest.mark.redis
+def test_a_redis_that_throws_jobs_away_is_not_used(tmp_path):
+    write_digits(tmp_path / "root" / "images", 3)
+    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
+    with redis_server(tmp_path, "--maxmemory-policy", "allkeys-lru") as redis:
+        server = Server("pixels", redis_url=redis.url, jobs__roots=tmp_path / "root").wait_ready()
+        assert httpx.post(f"{server.url}/v1/jobs", json=asked, timeout=30).status_code == 500
+        _, output = server.stop()
+        assert "throws any key away when it is full (maxmemory-policy allkeys-lru)" in output
+
+
+def test_the_document_is_true_of_jobs(place):
+    header = f"Authorization: {place.headers['Authorization']}"
+    explore(place.server.url, 10, "--include-path-regex", "^/v1/jobs", "--header", header, timeout_s=280)

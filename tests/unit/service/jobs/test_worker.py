@@ -1,0 +1,305 @@
+"""The worker in this process, on a real queue: what it tells of pieces that go wrong, and when it stops."""
+
+import contextlib
+import logging
+import os
+import resource
+import shutil
+import signal
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlcd.artifact import draft_path
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.errors import Unavailable
+from mlcd.pipelines.shard import Equipment
+from service.dispatch.fake import FakeEncoder
+from service.jobs.embedded import EmbeddedRecords
+from service.jobs.job import JobSpec
+from service.jobs.queue import Queue
+from service.jobs.roots import Roots
+from service.jobs.worker import Worker
+from service.jobs.worker_piece import Pieces
+from tests.conftest import write_digits
+
+MODEL = "fake:sick_s=0.05"
+SLOW = "fake:latency_ms=100"
+
+
+@pytest.fixture(autouse=True)
+def signals_as_they_were():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    for name in ("_AFTER_FAILURE_S", "_IDLE_S", "_ENGINE_PAUSE_S"):
+        monkeypatch.setattr(f"service.jobs.worker.{name}", 0.05)
+    monkeypatch.setattr("service.jobs.worker_link._FIRST_WAIT_S", 0.02)
+
+
+@pytest.fixture
+def queue(tmp_path):
+    with contextlib.closing(Queue(EmbeddedRecords(tmp_path / "queue.sqlite"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_digits(tmp_path / "images", 40)
+
+
+@contextlib.contextmanager
+def working(store, tmp_path, model=MODEL, lease_s=30.0, shard_images=8):
+    with ThreadPoolExecutor(1) as computing:
+        equipment = Equipment(FakeEncoder(model), None, num_threads=2)
+        pieces = Pieces(equipment, Roots([str(tmp_path)]), shard_images=shard_images)
+        yield Worker(store, pieces, computing, name="worker", lease_s=lease_s)
+
+
+def work(store, tmp_path, **options):
+    with working(store, tmp_path, **options) as worker:
+        worker.run(drain=True)
+
+
+def spec(images, tmp_path, model=MODEL, **changes):
+    given = {"kind": "embed", "input": str(images), "output": str(tmp_path / "out")}
+    return JobSpec(**given | {"fingerprint": FakeEncoder(model).fingerprint} | changes)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_job_is_done_and_counted(queue, images, tmp_path):
+    (images / "1" / "0001.png").write_bytes(b"no image")
+    job = queue.submit(spec(images, tmp_path))[0]
+    work(queue, tmp_path)
+    done = queue.get(job.id)
+    assert (done.state, done.shards_done, done.images, done.done, done.failed_items) == ("succeeded", 5, 40, 40, 1)
+    assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 39
+    assert queue.workers() == ["worker"]
+
+
+def test_a_poisoned_shard_fails_alone(queue, images, tmp_path, caplog):
+    poison = images / "0" / "0000.png"
+    harmless = poison.read_bytes()
+    Image.fromarray(np.full((8, 8), 255, np.uint8)).save(poison)  # the fake engine fails on it
+    job = queue.submit(spec(images, tmp_path))[0]
+    work(queue, tmp_path)
+    failed = queue.get(job.id)
+    assert (failed.state, failed.shards_done, failed.shards_failed, failed.done) == ("failed", 4, 1, 32)
+    assert failed.problem.code == "internal-error"
+    assert [record.message.split(" (")[0] for record in caplog.records] == ["shard 0 failed: RuntimeError"] * 3
+    assert not (tmp_path / "out").exists()
+    poison.write_bytes(harmless)
+    queue.retry(job.id)
+    work(queue, tmp_path)
+    assert queue.get(job.id).problem.code == "input-changed"  # the file has another size: the listing is another
+
+
+def test_an_engine_that_is_away_costs_no_attempt(queue, images, tmp_path):
+    job = queue.submit(spec(images, tmp_path))[0]
+    with working(queue, tmp_path) as worker:
+        encoder = worker._pieces._equipment.encoder
+        encode, calls = encoder.encode, []
+
+        def failing(rows):
+            calls.append(len(rows))
+            if len(calls) < 12:  # of each try: the batch and the blank image
+                raise Unavailable("the engine is away")
+            return encode(rows)
+
+        encoder.encode = failing
+        worker.run(drain=True)
+    assert queue.get(job.id).state == "succeeded"
+    assert calls[:4] == [8, 1, 8, 1]
+
+
+def test_a_full_disk_fails_the_job_at_once_and_retry_completes_it(queue, images, tmp_path):
+    job = queue.submit(spec(images, tmp_path))[0]
+    with working(queue, tmp_path) as worker:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        make = worker._pieces.perform
+
+        def perform(piece, watch):
+            """With a disk that is full for the third shard: the queue's own database has another one."""
+            if piece.shard == 2:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+            try:
+                return make(piece, watch)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+        worker._pieces.perform = perform
+        worker.run(drain=True)
+    failed = queue.get(job.id)
+    assert (failed.state, failed.shards_done) == ("failed", 2)
+    assert failed.problem.code == "disk-full"
+    assert str(tmp_path / "out") in failed.problem.message
+    queue.retry(job.id)
+    work(queue, tmp_path)
+    assert queue.get(job.id).state == "succeeded"
+    assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 40
+
+
+def test_a_job_for_other_centers_is_not_done(queue, images, tmp_path):
+    job = queue.submit(spec(images, tmp_path, kind="label", centers="c" * 64))[0]
+    work(queue, tmp_path)
+    assert queue.get(job.id).problem.code == "other-centers"
+
+
+def test_an_input_that_is_gone_fails_at_the_first_try(queue, images, tmp_path, caplog):
+    job = queue.submit(spec(images, tmp_path))[0]
+    shutil.rmtree(images)
+    work(queue, tmp_path)
+    assert queue.get(job.id).problem.code == "not-found"
+    assert len(caplog.records) == 1
+
+
+def archived(folder, path):
+    with tarfile.open(path, "w") as tar:
+        for file in sorted(folder.glob("*.png")):
+            tar.add(file, file.name)
+
+
+def test_links_that_lead_out_of_the_roots_are_not_followed(queue, images, tmp_path, tmp_path_factory):
+    """Nor those that were made after the job was accepted."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret.tar"
+    archived(images / "0", tmp_path / "a.tar")
+    archived(images / "1", elsewhere)
+    (tmp_path / "b.tar").symlink_to(elsewhere)
+    job = queue.submit(spec(tmp_path / "*.tar", tmp_path))[0]
+    work(queue, tmp_path)
+    failed = queue.get(job.id)
+    assert failed.state == "failed"
+    assert (failed.problem.code, str(elsewhere) in failed.problem.message) == ("forbidden", False)
+    assert not list(draft_path(tmp_path / "out").glob("part-*"))
+
+
+def canceled_midway(queue, job):
+    until(lambda: queue.get(job.id).shards_done >= 1)
+    queue.cancel(job.id)
+
+
+def test_a_canceled_job_leaves_nothing(queue, images, tmp_path):
+    job = queue.submit(spec(images, tmp_path, SLOW))[0]
+    canceling = threading.Thread(target=canceled_midway, args=(queue, job))
+    canceling.start()
+    work(queue, tmp_path, model=SLOW)
+    canceling.join()
+    assert not draft_path(tmp_path / "out").exists()
+    assert queue.get(job.id).state == "canceled"
+    assert list(tmp_path.glob("*out*")) == []
+    queue.retry(job.id)
+    work(queue, tmp_path, model=SLOW)
+    assert queue.get(job.id).state == "succeeded"
+
+
+def test_a_cancel_stops_a_shard_between_two_batches(queue, tmp_path):
+    images, latency = write_digits(tmp_path / "images", 160), "fake:latency_ms=600"
+    job = queue.submit(spec(images, tmp_path, latency))[0]
+    batches = []
+
+    def cancel():
+        until(lambda: batches)
+        queue.cancel(job.id)
+
+    canceling = threading.Thread(target=cancel)
+    canceling.start()
+    with working(queue, tmp_path, model=latency, shard_images=160) as worker:
+        encoder = worker._pieces._equipment.encoder
+        encode = encoder.encode
+        encoder.encode = lambda rows: (batches.append(len(rows)), encode(rows))[1]
+        worker.run(drain=True)
+    canceling.join()
+    assert 0 < len(batches) < 5
+    until(lambda: queue.get(job.id).state == "canceled")
+
+
+def test_a_signal_gives_the_piece_back_uncounted(queue, images, tmp_path):
+    job = queue.submit(spec(images, tmp_path, SLOW))[0]
+
+    def interrupt():
+        until(lambda: queue.get(job.id).shards_done >= 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with working(queue, tmp_path, model=SLOW) as worker:
+        worker.run(drain=False)
+        worker.last_resort.cancel()
+    interrupting.join()
+    assert queue.get(job.id).state == "running"
+    left = []
+    while (piece := queue.claim("other", [FakeEncoder(SLOW).fingerprint], lease_s=60)) is not None:
+        left.append(piece)
+    assert {piece.attempt for piece in left} == {1}
+    assert not [path for path in draft_path(tmp_path / "out").glob("part-*.npy") if path.stat().st_size == 0]
+
+
+class Leaving:
+    """A queue that is away now and then, for some calls in a row."""
+
+    def __init__(self, queue):
+        self._queue, self._calls = queue, 0
+
+    def __getattr__(self, name):
+        def call(*arguments, **options):
+            self._calls += 1
+            if self._calls in (3, 4, 5, 9, 10, 14):
+                raise Unavailable("the queue is away")
+            return getattr(self._queue, name)(*arguments, **options)
+
+        return call
+
+
+@pytest.mark.timeout(60)
+def test_a_queue_that_comes_and_goes_is_asked_again_and_told_of_once(queue, images, tmp_path, caplog):
+    job = queue.submit(spec(images, tmp_path))[0]
+    with caplog.at_level(logging.WARNING):
+        work(Leaving(queue), tmp_path)
+    assert queue.get(job.id).state == "succeeded"
+    told = [record.message.split(",")[0] for record in caplog.records]
+    assert told == ["the job queue is away", "the job queue is back"] * 3
+
+
+class Frozen:
+    """A queue whose renewals do not get through: they fail at once, or hang."""
+
+    def __init__(self, queue, hanging_s):
+        self._queue, self._hanging_s = queue, hanging_s
+
+    def renew(self, *arguments, **options):
+        time.sleep(self._hanging_s)
+        raise Unavailable("the queue is away")
+
+    def __getattr__(self, name):
+        return getattr(self._queue, name)
+
+
+@pytest.mark.parametrize(("hanging_s", "latency_ms", "lease_s"), [(0, 400, 0.2), (2, 1500, 1.2)])
+def test_a_lease_that_cannot_be_renewed_ends_the_work(queue, images, tmp_path, hanging_s, latency_ms, lease_s):
+    """Another worker may have the piece by then."""
+    slow = f"fake:latency_ms={latency_ms}"
+    job = queue.submit(spec(images, tmp_path, slow))[0]
+    with working(Frozen(queue, hanging_s), tmp_path, model=slow, lease_s=lease_s) as worker:
+        piece = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
+        queue.planned(piece, [8] * 5)
+        piece = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
+        worker._do(piece)
+    assert queue.get(job.id).shards_done == 0
+    assert not list(draft_path(tmp_path / "out").glob("part-*"))

@@ -1,0 +1,339 @@
+"""The unit of work of a batch job: any process makes any shard, as often as it likes, and the bytes are the same."""
+
+import io
+import resource
+import shutil
+import tarfile
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from mlcd.artifact import Draft, Request, draft_path, open_artifact
+from mlcd.clustering.centers import Centers
+from mlcd.collections.collection import Collection
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.encoders.pixels import PixelsEncoder
+from mlcd.errors import ConfigInvalid, Conflict, DiskFull, InvalidInput
+from mlcd.images.sources import open_source
+from mlcd.labels.table import LabelTable
+from mlcd.pipelines.embed import embed
+from mlcd.pipelines.label import LabelOptions, label
+from mlcd.pipelines.shard import CenterSet, Equipment, InputChanged, Recipe, discard, open_shards
+from mlcd.pipelines.verify import verify
+from mlcd.progress import Reporter
+from mlcd.types import unit_rows
+from tests.conftest import write_digits
+
+SILENT = Reporter("silent")
+SIZES = [24, 24, 12]
+
+
+@pytest.fixture(scope="module")
+def equipment(tmp_path_factory) -> Equipment:
+    encoder = PixelsEncoder()
+    out = tmp_path_factory.mktemp("centers") / "centers"
+    vectors = unit_rows(np.abs(np.random.default_rng(0).standard_normal((20, encoder.dimension))))
+    with Draft(out, Request("centers", fingerprint=encoder.fingerprint)) as draft:
+        Centers(vectors, np.ones(20, np.int64), encoder.fingerprint).write(draft)
+        draft.publish()
+    artifact = open_artifact(out)
+    return Equipment(encoder, CenterSet(artifact, Centers.read(artifact)), num_threads=2)
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    """60 images, one of them broken."""
+    folder = write_digits(tmp_path / "images", 60)
+    (folder / "3" / "0003.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture
+def archive(tmp_path, images) -> Path:
+    """The same in a tar shard."""
+    path = tmp_path / "shard.tar"
+    with tarfile.open(path, "w") as tar:
+        for file in sorted(images.rglob("*.png")):
+            tar.add(file, file.relative_to(images))
+    return path
+
+
+def recipe(kind, images, tmp_path, **changes) -> Recipe:
+    return replace(Recipe(kind, str(images), str(tmp_path / "out"), "job", part_entries=24), **changes)
+
+
+def nothing(done, errors):
+    del done, errors
+
+
+def finish(shards, order=(2, 0, 1)):
+    shards.plan()
+    found = [shards.make(shard, nothing) for shard in order]
+    shards.publish(nothing)
+    return found
+
+
+def by_command(wanted: Recipe, equipment, out) -> str:
+    """The digest of what the commands make of the same."""
+    if wanted.kind == "label":
+        options = LabelOptions(
+            wanted.source, str(equipment.centers.artifact.path), model="pixels", part_entries=wanted.part_entries
+        )
+        return label(options, out, reporter=SILENT).digest
+    return embed(open_source(wanted.source), equipment.encoder, out, SILENT).digest
+
+
+def test_labels_made_in_any_order_by_anybody_are_those_of_the_command(images, equipment, tmp_path):
+    wanted = recipe("label", images, tmp_path)
+    planner, worker = (open_shards(wanted, equipment) for _ in range(2))
+    assert planner.sizes == SIZES
+    planner.plan()
+    assert [worker.make(shard, nothing) for shard in (2, 0)] == [0, 1]
+    assert not Path(wanted.out).exists()
+    assert planner.make(1, nothing) == 0
+    worker.publish(nothing)
+    made = open_artifact(Path(wanted.out))
+    assert made.digest == by_command(wanted, equipment, tmp_path / "undisturbed")
+    assert all(finding.checked for finding in verify(made.path))
+    assert '"3/0003.png"' in made.file("errors.jsonl").read_text()
+    assert made.summary["images"] == 59
+    assert made.summary["errors"] == 1
+    assert sum(made.summary["scan"][level] for level in ("proven", "wider", "float32", "float64")) == 59
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
+
+
+def test_embeddings_are_those_of_the_command(images, equipment, tmp_path):
+    wanted = recipe("embed", images, tmp_path, part_entries=2048)
+    finish(open_shards(wanted, equipment), order=(0,))
+    digest = by_command(wanted, equipment, tmp_path / "undisturbed")
+    assert EmbeddingsArtifact.open(Path(wanted.out)).artifact.digest == digest
+
+
+def test_an_index_is_a_collection_with_its_embeddings_beside_it(images, equipment, tmp_path):
+    shards = open_shards(recipe("index", images, tmp_path), equipment)
+    finish(shards)
+    shards.publish(nothing)  # by somebody who could not know
+    with Collection.open(tmp_path / "out", background=False) as collection:
+        assert len(collection) == 59
+    embeddings = EmbeddingsArtifact.open(tmp_path / "out.embeddings")
+    assert embeddings.num_rows == 59
+    assert not draft_path(tmp_path / "out").exists()
+    assert all(finding.checked for finding in verify(tmp_path / "out.embeddings"))
+
+
+def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipment, tmp_path):
+    finish(open_shards(recipe("label", archive, tmp_path, embeddings=True), equipment))
+    table = LabelTable.open(tmp_path / "out")
+    rows = np.concatenate(
+        [
+            np.stack(pq.read_table(path)["embedding"].to_numpy())
+            for path in sorted((tmp_path / "out").glob("part-*.parquet"))
+        ]
+    )
+    assert rows.dtype == np.float32
+    embed(open_source(str(archive)), equipment.encoder, tmp_path / "embeddings", SILENT)
+    expected = EmbeddingsArtifact.open(tmp_path / "embeddings")
+    assert expected.keys == table.keys
+    assert (rows == expected.load()).all()
+
+
+def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path):
+    """As when a lease has ended and its holder does not know: each has begun before the other has written."""
+    wanted = recipe("label", images, tmp_path)
+    both = threading.Barrier(2, timeout=30)
+    failures = []
+
+    def late(shards):
+        def wait_at_the_end(done, errors):
+            if done == 24 and not both.broken:
+                both.wait()
+
+        try:
+            shards.make(0, wait_at_the_end)
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    shards = [open_shards(wanted, equipment) for _ in range(2)]
+    shards[0].plan()
+    threads = [threading.Thread(target=late, args=(each,)) for each in shards]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for shard in (1, 2):
+        shards[1].make(shard, nothing)
+    shards[0].publish(nothing)
+    assert open_artifact(tmp_path / "out").digest == by_command(wanted, equipment, tmp_path / "undisturbed")
+
+
+def test_who_writes_after_the_end_leaves_nothing(images, equipment, tmp_path):
+    wanted = recipe("label", images, tmp_path)
+    late, other = (open_shards(wanted, equipment) for _ in range(2))
+    late.plan()
+
+    def finish_meanwhile(done, errors):
+        if done == 24 and not (tmp_path / "out").exists():
+            finish(other)
+
+    with pytest.raises(Conflict, match="was published or removed meanwhile"):
+        late.make(0, finish_meanwhile)
+    assert not draft_path(tmp_path / "out").exists()
+    assert sorted(path.name for path in (tmp_path / "out").glob(".*")) == []
+    assert open_artifact(tmp_path / "out").digest == by_command(wanted, equipment, tmp_path / "undisturbed")
+    assert late.make(0, nothing) == 0
+
+
+def test_a_draft_that_is_removed_while_a_file_is_written_is_told(tmp_path):
+    with Draft(tmp_path / "out", Request("labels"), shared=True) as draft:
+        with pytest.raises(Conflict, match="was published or removed meanwhile"), draft.write("part") as path:
+            path.write_text("rows")
+            draft.path.rename(tmp_path / "away")
+            draft.path.mkdir()  # of another job
+        assert list(draft.path.iterdir()) == []
+
+
+def test_what_is_stopped_leaves_no_part(images, equipment, tmp_path):
+    shards = open_shards(recipe("label", images, tmp_path), equipment)
+    shards.plan()
+
+    def stop(done, errors):
+        if done == 10:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        shards.make(0, stop)
+    assert [path.name for path in draft_path(tmp_path / "out").iterdir() if not path.name.startswith(".")] == []
+    finish(shards)
+
+
+def test_publishing_makes_what_is_missing(images, equipment, tmp_path):
+    wanted = recipe("embed", images, tmp_path)
+    shards = open_shards(wanted, equipment)
+    shards.plan()
+    shutil.rmtree(draft_path(tmp_path / "out"))
+    shards.publish(nothing)
+    assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 59
+
+
+def test_a_changed_input_is_told_and_not_labeled(images, archive, equipment, tmp_path):
+    wanted = recipe("label", archive, tmp_path)
+    shards = open_shards(wanted, equipment)
+    shards.plan()
+    content = archive.read_bytes()
+
+    def replace_meanwhile(done, errors):
+        if done == 5:
+            archive.write_bytes(content[:512] + b"\0" * (len(content) - 512))
+
+    with pytest.raises(Conflict, match=r"shard\.tar .*has changed since it was listed"):
+        shards.make(0, replace_meanwhile)
+    assert not list(draft_path(tmp_path / "out").glob("part-*"))
+    archive.write_bytes(content)
+    assert open_shards(wanted, equipment).make(0, nothing) == 1  # restored: the same listing
+    with tarfile.open(archive, "a") as tar:
+        member = tarfile.TarInfo("more.png")
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"???"))
+    with pytest.raises(InputChanged, match="the input has changed since the work was planned"):
+        open_shards(wanted, equipment).make(1, nothing)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"another")])
+def test_a_changed_file_of_a_folder_is_told(images, equipment, tmp_path, change):
+    shards = open_shards(recipe("embed", images, tmp_path), equipment)
+    shards.plan()
+    change(images / "0" / "0000.png")
+    with pytest.raises(Conflict, match=r"0/0000\.png .*has changed since it was listed"):
+        shards.make(0, nothing)
+    assert shards.make(1, nothing) == 0
+
+
+def test_files_of_a_shard_are_shown_before_they_are_read(images, equipment, tmp_path):
+    shown = []
+
+    def refuse(files):
+        shown.extend(files)
+        raise ConfigInvalid("not these")
+
+    shards = open_shards(recipe("embed", images, tmp_path), equipment, check_files=refuse)
+    shards.plan()
+    with pytest.raises(ConfigInvalid, match="not these"):
+        shards.make(0, nothing)
+    assert shown == [str(path) for path in sorted(images.rglob("*.png"))[:24]]
+    assert not list(draft_path(tmp_path / "out").glob("part-*"))
+
+
+def test_other_settings_are_told_from_another_input(images, equipment, tmp_path):
+    wanted = recipe("embed", images, tmp_path)
+    open_shards(wanted, equipment).plan()
+    with pytest.raises(ConfigInvalid, match="another engine, precision or size of shards"):
+        open_shards(replace(wanted, part_entries=7), equipment).make(0, nothing)
+    with pytest.raises(Conflict, match="holds unfinished work on other input or settings"):
+        open_shards(replace(wanted, owner="another", part_entries=7), equipment).plan()
+
+
+def test_discarding_takes_one_s_own_unfinished_work_only(images, equipment, tmp_path):
+    wanted = recipe("index", images, tmp_path)
+    shards = open_shards(wanted, equipment)
+    shards.plan()
+    shards.make(0, nothing)
+    discard(replace(wanted, owner="another"))
+    assert draft_path(tmp_path / "out.embeddings").exists()
+    discard(wanted)
+    discard(wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+    finish(shards)
+    discard(wanted)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "out.embeddings"]
+
+
+def test_images_that_cannot_be_used_leave_no_draft(equipment, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"no image")
+    shards = open_shards(recipe("label", tmp_path / "images", tmp_path), equipment)
+    shards.plan()
+    assert shards.make(0, nothing) == 1
+    with pytest.raises(InvalidInput, match="none of the 1 files"):
+        shards.publish(nothing)
+    assert not draft_path(tmp_path / "out").exists()
+
+
+@contextmanager
+def files_of_at_most(num_bytes):
+    """As a full disk: by number, whatever is written through."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 2000])
+def test_a_full_disk_is_told_and_the_work_goes_on_later(images, equipment, tmp_path, num_bytes):
+    wanted = recipe("embed", images, tmp_path)
+    shards = open_shards(wanted, equipment)
+    with files_of_at_most(num_bytes), pytest.raises(DiskFull, match="the disk is full while writing"):
+        shards.plan()
+        shards.make(0, nothing)
+    finish(shards)
+    assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 59
+
+
+def test_a_command_and_a_job_do_not_write_the_same_output(images, equipment, tmp_path):
+    wanted = recipe("embed", images, tmp_path)
+    shards = open_shards(wanted, equipment)
+    shards.plan()
+
+    def ask_meanwhile(done, errors):
+        with pytest.raises(Conflict, match="another process is writing"):
+            embed(open_source(str(images)), equipment.encoder, tmp_path / "out", SILENT)
+
+    shards.make(2, ask_meanwhile)
+    assert (draft_path(tmp_path / "out") / "part-00002.npy").exists()
