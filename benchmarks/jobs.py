@@ -1,12 +1,13 @@
-r"""Images a second of a label job, against the same encoder alone; and a worker's memory, over jobs of two sizes.
+r"""Images a second of a label job, against the same encoder alone, and by two workers; a worker's memory.
 
     python benchmarks/jobs.py --model MODEL [--images 512] [--rounds 3] [--sizes 5000 20000]
 
 MODEL is what `mlcd export` makes. Photographs of 500 x 375 pixels in tar shards, labeled by one `mlcd worker` with
 1,000 centers. The peer is the model in a process of its own, on batches of pixels that were decoded beforehand: what a
 job could reach if reading, decoding, labeling and writing took no time at all. Interleaved; a job counts from its first
-piece to its manifest. The memory is the largest that a worker ever had (VmHWM), by `pixels`, so that it takes minutes:
-what the engine takes does not depend on the number of images, as it sees batches of 32.
+piece to its manifest. One worker and two are compared with engines of one thread each. The memory is the largest that a
+worker ever had (VmHWM), by `pixels`, so that it takes minutes: what the engine takes does not depend on the number of
+images, as it sees batches of 32.
 """
 
 import argparse
@@ -100,13 +101,14 @@ class Site:
         return site
 
     @contextmanager
-    def worker(self) -> "Iterator[subprocess.Popen[str]]":
-        """One that is ready, and has no work."""
+    def worker(self, **settings: str) -> "Iterator[subprocess.Popen[str]]":
+        """One more that is ready, and has no work."""
+        others = len(self.queue.workers())
         command = [sys.executable, "-m", "mlcd", "worker", "--model", self.model, "--state", str(self.folder)]
-        environment = {**os.environ, "MLCD_JOBS__ROOTS": str(self.folder.parent)}  # noqa: TID251 - a child's
+        environment = {**os.environ, "MLCD_JOBS__ROOTS": str(self.folder.parent), **settings}  # noqa: TID251 - a child's
         process = subprocess.Popen([*command, "--centers", str(self.folder / "centers")], text=True, env=environment)
         try:
-            while not self.queue.workers():
+            while len(self.queue.workers()) == others:
                 time.sleep(LOOK_S)
             yield process
         finally:
@@ -180,6 +182,19 @@ def measure_rates(folder: Path, model: str, num: int, rounds: int) -> None:
     print(f"{num} images in {artifact.summary['images']} rows, {artifact.config['engine']}, {artifact.summary['scan']}")
 
 
+def measure_workers(folder: Path, model: str, num: int, rounds: int) -> None:
+    images = folder / "images" / "*.tar"
+    one, two = (Site.build(folder / name, model) for name in ("one", "two"))
+    settings = {"MLCD_ENGINE_THREADS": "1", "MLCD_JOBS__SHARD_IMAGES": str(BATCH)}
+    ratios = []
+    with one.worker(**settings), two.worker(**settings), two.worker(**settings):
+        for number in range(rounds):
+            by_one, by_two = (seconds(site.label(str(images), f"labels-{number}")) for site in (one, two))
+            ratios.append(by_one / by_two)
+            print(f"round {number}: {num} images by one worker {by_one:.1f} s, by two {by_two:.1f} s")
+    print(f"two workers: median {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
 def measure_memory(folder: Path, sizes: list[int]) -> None:
     site = Site.build(folder / "memory", "pixels")
     for size in sizes:
@@ -204,6 +219,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         measure_rates(Path(name), options.model, options.images, options.rounds)
+        measure_workers(Path(name), options.model, options.images, options.rounds)
         measure_memory(Path(name), options.sizes)
 
 

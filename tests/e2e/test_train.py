@@ -309,6 +309,7 @@ main()
     assert run_mlcd(*arguments("run")).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_more_skips_allowed_but_with_nothing_else_changed(arguments, tmp_path):
     process = start_mlcd(*arguments("run", "schedule.steps=5000"))
     wait_for_steps(tmp_path / "run", 15, process)

