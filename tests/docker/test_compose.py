@@ -1,10 +1,12 @@
 """docker-compose.yml from outside: asked, restarted, its processes killed, taken down."""
 
 import json
+import shutil
 import time
 
 import httpx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -14,9 +16,21 @@ NAME = "mlcd-test"
 
 
 @pytest.fixture(scope="module")
-def stack(image, model_dir):
+def data_dir(digits, tmp_path_factory):
+    """A folder of this machine that jobs may use: images to read, and a place to write to."""
+    folder = tmp_path_factory.mktemp("data")
+    shutil.copytree(digits, folder / "images")
+    (folder / "made").mkdir()
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (folder / "made").chmod(0o777)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stack(image, model_dir, data_dir):
     image("api")
-    with Stack(NAME, MODEL_DIR=model_dir) as stack:
+    with Stack(NAME, MODEL_DIR=model_dir, DATA_DIR=data_dir) as stack:
         collection = "/var/lib/mlcd/collections/demo"
         stack("run", "--rm", "-T", "--no-deps", "api", "index", "/srv/mlcd/embeddings", collection)
         stack("up", "--detach", "--build")
@@ -96,6 +110,20 @@ def test_a_killed_server_comes_back(stack, photo):
     assert np.array_equal(embed(stack, photo), vector)
     assert httpx.get(f"{path}/items/photo", timeout=10).json()["metadata"] == {"year": 2024}
     stack.wait_healthy("api")
+
+
+def test_a_job_is_done_though_its_worker_is_killed(stack, data_dir, digits):
+    asked = {"kind": "label", "input": "/data/images", "output": "/data/made/labels", "top": 3}
+    answer = httpx.post(f"{stack.url}/v1/jobs", json=asked, timeout=30)
+    assert answer.status_code == 202, answer.text
+    stack.kill("worker", "/opt/mlcd/bin/python /opt/mlcd/bin/mlcd")
+    deadline = time.monotonic() + 120
+    while (job := httpx.get(f"{stack.url}{answer.headers['location']}", timeout=10).json())["state"] != "succeeded":
+        assert job["state"] in ("queued", "running"), job
+        assert time.monotonic() < deadline, job
+        time.sleep(0.5)
+    keys = pq.read_table(data_dir / "made" / "labels" / "part-00000.parquet")["key"].to_pylist()
+    assert sorted(keys) == sorted(str(path.relative_to(digits)) for path in digits.rglob("*.png"))
 
 
 def test_a_killed_redis_costs_no_request_and_comes_back_with_what_it_held(stack, photo, digits):
@@ -201,6 +229,6 @@ def test_the_default_needs_neither_gpu_nor_triton_and_every_profile_is_a_configu
     stack = Stack(f"{NAME}-config", profiles=("triton-cpu", "gpu"), MODEL_DIR=model_dir)
     services = yaml.safe_load(stack("config").stdout)["services"]
     profiles = {name: service.get("profiles") for name, service in services.items()}
-    assert profiles == {"api": None, "redis": None, "triton-cpu": ["triton-cpu"], "triton-gpu": ["gpu"]}
+    assert profiles == {"api": None, "worker": None, "redis": None, "triton-cpu": ["triton-cpu"], "triton-gpu": ["gpu"]}
     assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in services.values())
     assert [name for name, service in services.items() if "ports" in service] == ["api"]
