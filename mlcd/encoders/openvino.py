@@ -72,10 +72,13 @@ class OpenVinoEncoder:
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
         self.dimension = int(model.output(0).partial_shape[1].get_length())
+        threads = num_threads or available_cores()
         config = {
             "INFERENCE_PRECISION_HINT": _HINTS[precision],
             "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads: the batcher above makes the batches
-            "INFERENCE_NUM_THREADS": num_threads or available_cores(),
+            "INFERENCE_NUM_THREADS": threads,
+            # It binds threads to cores from the first on: two processes with some threads each would share those.
+            "ENABLE_CPU_PINNING": threads >= available_cores(),
         }
         with _translated():
             self._request: Any = core().compile_model(model, "CPU", config).create_infer_request()
