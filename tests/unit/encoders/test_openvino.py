@@ -1,7 +1,10 @@
+import os
 import subprocess
 import sys
 
-_SCRIPT = """
+import pytest
+
+_ENCODER = """
 import faulthandler, os, signal, sys
 faulthandler.enable()  # gives signal handlers a stack of their own, as pytest does
 import numpy as np
@@ -10,12 +13,13 @@ from openvino import opset13
 from mlcd.encoders.openvino import OpenVinoEncoder, core
 from mlcd.images.transform import PreprocessSpec
 
-def encoder():
+def encoder(num_threads=0):
     images = opset13.parameter([-1, 3, 4, 4], np.uint8)
     rows = opset13.reshape(opset13.convert(images, "f32"), np.array([0, 48]), special_zero=True)
     model = ov.Model([rows], [images])
-    return OpenVinoEncoder(model, name="m", fingerprint="", preprocess=PreprocessSpec(4, 4))
-
+    return OpenVinoEncoder(model, name="m", fingerprint="", preprocess=PreprocessSpec(4, 4), num_threads=num_threads)
+"""
+_SIGNAL = """
 opened = [encoder() for _ in range(3)]
 while opened:
     opened.pop(0).close()  # in the order in which they were opened
@@ -28,8 +32,16 @@ sys.exit(0 if heard else 3)
 
 
 def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", _ENCODER + _SIGNAL], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
+    """Else two processes with one thread each share the first core: they were no faster than one."""
+    code = 'print(encoder(num_threads=1)._request.get_compiled_model().get_property("ENABLE_CPU_PINNING"))'
+    result = subprocess.run([sys.executable, "-c", _ENCODER + code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
 
 
 def test_openvino_reports_nothing_to_its_maker():
