@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import shutil
 import signal
 import socket
@@ -103,10 +104,29 @@ def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **({"stdout": subprocess.PIPE} | options))
 
 
+# UDP sockets, each the claim to the TCP port of its number: held by this process to its end, whatever end that is.
+_CLAIMS: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A TCP port that nobody else gets: not the test processes beside this one, and no client for its end of a connection.
+
+    A port that the system names is free only until the next who asks. A server that starts a few seconds later may find
+    another test's server there, and a test that waits for its server would speak to that one.
+    """
+    below_the_ports_of_clients = range(16_384, 32_768)  # net.ipv4.ip_local_port_range begins there
+    for port in random.SystemRandom().sample(below_the_ports_of_clients, 1000):
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        with socket.socket() as listener:
+            try:
+                claim.bind(("127.0.0.1", port))
+                listener.bind(("0.0.0.0", port))
+            except OSError:
+                claim.close()
+                continue
+        _CLAIMS.append(claim)
+        return port
+    raise RuntimeError("no free port")
 
 
 @pytest.fixture(autouse=True)
