@@ -20,7 +20,7 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
 from service.app import create_app
 from service.connections import Bounds, Connection, allow_descriptors
-from service.memory import return_large_blocks
+from service.memory import keep_what_is_open, return_large_blocks
 from service.observability.logs import configure_logs
 from service.resources import Resources, open_resources
 from service.settings import Settings
@@ -81,6 +81,7 @@ async def serve_on(
         stop = _Stop(server, app, settings)
         for number in STOPS:
             asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
+        keep_what_is_open()
         serving(resources)
         await server.serve(sockets=[listener])
 
