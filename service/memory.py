@@ -1,7 +1,7 @@
 """What the allocator does with memory that is free again."""
 
-import gc
 import ctypes
+import gc
 from typing import Final
 
 _M_MMAP_THRESHOLD: Final = -3  # <malloc.h>
@@ -23,7 +23,7 @@ def return_large_blocks() -> None:
 def keep_what_is_open() -> None:
     """Take all objects there are out of the garbage collector's sight, once what a process serves with is open.
 
-    A full collection walks every object, of all the imported libraries too: 80 to 120 ms on one core of an AMD Zen 4, in
+    A full collection walks every object, of all the imported libraries too: 80 to 120 ms on one core of a Zen 4, in
     which nobody is answered, every few seconds under load (`benchmarks/overload.py`).
     """
     gc.collect()
