@@ -175,6 +175,13 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     """Images of one piece of work, and what a worker that is killed has to do again; the same for all workers."""
     lease_s: Annotated[float, Field(ge=2)] = 30.0
     """A piece whose worker has not been heard of for so long is given to another one."""
+    stall_s: Annotated[float, Field(gt=0)] = 300.0
+    """A worker that gets no further with the images of a shard for so long hangs: it ends, with status 1, and the
+    attempt has failed. Longer than a batch takes."""
+    keep_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
+    """Of jobs that have ended; then the queue forgets them. Their outputs stay."""
+    keep_jobs: Annotated[int, Field(gt=0)] = 5000
+    """That have ended: of more than that the queue forgets those that ended first."""
 
 
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):

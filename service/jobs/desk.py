@@ -18,6 +18,7 @@ from service.settings import Settings
 _Result = TypeVar("_Result")
 _THREADS: Final = 4
 _COUNT_EVERY_S: Final = 5.0
+_DAY_S: Final = 86400.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class JobDesk:
     store: JobStore
     roots: Roots
     threads: ThreadPoolExecutor
+    keep_s: float
+    keep_jobs: int
 
     async def ask(self, call: Callable[[], _Result], *, deadline: float) -> _Result:
         """What `call` returns, made in a thread; DeadlineExceeded once the loop's clock passes `deadline`."""
@@ -37,7 +40,10 @@ class JobDesk:
             raise DeadlineExceeded("the job queue did not answer in time", remedy="ask again") from error
 
     async def count(self, metrics: Metrics) -> None:
-        """Tell the queue's numbers, until cancelled. While it does not answer the last ones stand."""
+        """Forget what has ended long ago and tell the queue's numbers, until cancelled.
+
+        While it does not answer the last ones stand.
+        """
         while True:
             try:
                 census, workers = await asyncio.get_running_loop().run_in_executor(self.threads, self._count)
@@ -54,6 +60,7 @@ class JobDesk:
             await asyncio.sleep(_COUNT_EVERY_S)
 
     def _count(self) -> tuple[Census, list[str]]:
+        self.store.sweep(longer_than_s=self.keep_s, more_than=self.keep_jobs)
         return self.store.census(), self.store.workers()
 
 
@@ -67,7 +74,7 @@ async def open_desk(settings: Settings) -> AsyncIterator[JobDesk | None]:
     store = open_queue(settings)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
     try:
-        yield JobDesk(store, roots, threads)
+        yield JobDesk(store, roots, threads, settings.jobs.keep_days * _DAY_S, settings.jobs.keep_jobs)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         store.close()

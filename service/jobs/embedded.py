@@ -4,6 +4,7 @@ jobs      id, what finds them (state, fingerprint, from when due, pieces that wa
 events    job, id, view (JSON)
 names     idempotency keys and outputs, and the jobs that hold them
 sizes     job, shard, images
+failures  job, shard, why it has failed (JSON)
 workers   name, until when it is taken to live
 
 Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMIT returns.
@@ -12,21 +13,32 @@ Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMI
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.types import Fingerprint
-from service.jobs.job import Event, Job, JobState
-from service.jobs.record import Record, job_from_json, job_to_json, record_from_json, record_to_json
-from service.jobs.records import KEPT_EVENTS, Result
+from service.jobs.job import Event, Failure, Job, JobState
+from service.jobs.record import (
+    Record,
+    failure_from_json,
+    failure_to_json,
+    job_from_json,
+    job_to_json,
+    record_from_json,
+    record_to_json,
+)
+from service.jobs.records import KEPT_EVENTS, Ended, Result
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""1 knew no failures, and no jobs by their end: it is brought up."""
 _APPLICATION: Final = 0x4D4C434A
 """`MLCJ`: what the file says of itself."""
-_TABLES: Final = """
+_ENDED_S: Final = "json_extract(record, '$.ended_s')"
+_OVER: Final = f"due_s IS NULL AND {_ENDED_S} IS NOT NULL"
+_TABLES: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
                                  waiting INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL) WITHOUT ROWID;
@@ -36,9 +48,12 @@ CREATE TABLE IF NOT EXISTS events (job TEXT, id INTEGER, view TEXT NOT NULL, PRI
 CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, job TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sizes (job TEXT, shard INTEGER, images INTEGER NOT NULL, PRIMARY KEY (job, shard))
                                   WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard))
+                                     WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_S}) WHERE {_OVER};
 CREATE TABLE IF NOT EXISTS workers (name TEXT PRIMARY KEY, until_s REAL NOT NULL) WITHOUT ROWID;
-PRAGMA application_id = {application};
-PRAGMA user_version = {schema};
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {SCHEMA};
 COMMIT;
 """
 _PATIENCE_S: Final = 30.0
@@ -76,12 +91,13 @@ class EmbeddedRecords:
         found = self._rows("SELECT record FROM jobs WHERE id = ?", job_id)
         return record_from_json(found[0][0]) if found else None
 
-    def due(self, fingerprints: Sequence[Fingerprint]) -> list[str]:
+    def due(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> list[str]:
         found = self._rows(
             f"SELECT id FROM jobs WHERE fingerprint IN ({_marks(fingerprints)}) AND due_s IS NOT NULL"  # noqa: S608
-            f" AND due_s <= ? ORDER BY id LIMIT {_CANDIDATES}",
+            f" AND due_s <= ? AND id NOT IN ({_marks(leaving)}) ORDER BY id LIMIT {_CANDIDATES}",
             *fingerprints,
             time.time(),
+            *leaving,
         )
         return [job_id for (job_id,) in found]
 
@@ -97,6 +113,22 @@ class EmbeddedRecords:
     def events(self, job_id: str, after: int) -> list[Event]:
         found = self._rows("SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after)
         return [Event(number, job_from_json(view)) for number, view in found]
+
+    def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
+        found = self._rows(
+            f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)}) ORDER BY shard",  # noqa: S608
+            job_id,
+            *shards,
+        )
+        return [failure_from_json(view) for (view,) in found]
+
+    def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
+        count = f"SELECT count(*) FILTER (WHERE {_ENDED_S} <= ?), count(*) FROM jobs WHERE {_OVER}"  # noqa: S608
+        ((old, ended),) = self._rows(count, time.time() - longer_than_s)
+        num = max(0, min(limit, max(old, ended - more_than)))
+        first = f"SELECT record FROM jobs WHERE {_OVER} ORDER BY {_ENDED_S} LIMIT ?"  # noqa: S608
+        found = [record_from_json(record) for (record,) in self._rows(first, num)]
+        return [Ended(record.id, record.ended_s) for record in found if record.ended_s is not None]
 
     def count(self) -> dict[JobState, int]:
         return dict(self._rows("SELECT state, count(*) FROM jobs GROUP BY state"))
@@ -134,7 +166,7 @@ class EmbeddedRecords:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         if version < SCHEMA:
-            connection.executescript(_TABLES.format(application=_APPLICATION, schema=SCHEMA))
+            connection.executescript(_TABLES)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -178,6 +210,11 @@ class _Transaction:
             ),
         )
 
+    def remove(self, record: Record) -> None:
+        self._connection.execute("DELETE FROM jobs WHERE id = ?", (record.id,))
+        for table in ("events", "sizes", "failures"):
+            self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.id,))  # noqa: S608
+
     def tell(self, event: Event) -> None:
         job_id = event.job.id
         view = job_to_json(event.job).decode()
@@ -203,10 +240,14 @@ class _Transaction:
         rows = ((job_id, shard, images) for shard, images in enumerate(sizes))
         self._connection.executemany("INSERT INTO sizes VALUES (?, ?, ?)", rows)
 
+    def set_failure(self, job_id: str, failure: Failure) -> None:
+        view = failure_to_json(failure).decode()
+        self._connection.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (job_id, failure.shard, view))
+
     def _value(self, query: str, *values: object) -> Any:
         found = self._connection.execute(query, values).fetchone()
         return None if found is None else found[0]
 
 
-def _marks(values: Sequence[object]) -> str:
+def _marks(values: Collection[object]) -> str:
     return ",".join("?" * len(values))

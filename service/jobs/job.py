@@ -14,6 +14,10 @@ job has left."""
 FINISHED: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "canceled"})
 MAX_ATTEMPTS: Final = 3
 """A piece that was given out so often without an end is not given out again: it is what kills its workers."""
+FIRST_PAUSE_S: Final = 4.0
+"""After the first failure of a piece, before it is given out again: what passes by itself is over then."""
+PAUSE_GROWTH: Final = 4.0
+LONGEST_PAUSE_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,29 @@ class Job:
     """Images of finished shards, and what workers have told of shards under way; failed ones included."""
     failed_items: int = 0
     """Images without a result: those that errors.jsonl names."""
+    unlisted: int = 0
+    """Files of the input that hold no images that could be listed: errors.jsonl names them, too."""
     images_per_s: float | None = None
     """Of all workers together, over the time in which there was one; None until one has told of an image."""
     problem: Problem | None = None
+    """Why it has failed, or, before it has ended, why a piece has, or why a worker leaves it to others."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A shard that has failed for good. images: of the shard; the last of its problems."""
+
+    shard: int
+    images: int
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class FailurePage:
+    """By ascending shard. cursor: of the next page, None on the last."""
+
+    failures: list[Failure]
+    cursor: int | None
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
 """The queue: `JobStore` over any database. What it may do is in `transitions`; here it is read, changed and kept."""
 
-import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
 from service.jobs import transitions
-from service.jobs.job import FINISHED, Census, Event, Job, JobPage, JobSpec, JobState, Problem, Work
+from service.jobs.job import Census, Event, Failure, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
+from service.jobs.names import check_output_free, hold_output, let_go, name_of_key, with_key
 from service.jobs.record import Record
-from service.jobs.records import Records, Transaction
+from service.jobs.records import Ended, Records, Transaction
 
 _ID_DIGITS: Final = 14
 """Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""
@@ -19,6 +19,8 @@ _RANDOM_BYTES: Final = 3
 _ID_LENGTH: Final = _ID_DIGITS + 2 * _RANDOM_BYTES
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _LEASE_BYTES: Final = 8
+_SWEPT: Final = 100
+"""At most, by one call: each is a transaction, and others wait for their turn."""
 
 
 class Queue:
@@ -29,22 +31,22 @@ class Queue:
 
     def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
         def step(transaction: Transaction) -> tuple[Job, bool]:
-            if (known := _keyed(transaction, key)) is not None:
+            if (known := with_key(transaction, key)) is not None:
                 if known.spec != spec:
                     raise Conflict("this idempotency key is of another job", remedy="use a new key")
                 return known.job, False
-            _check_output_free(transaction, spec, of=None)
-            now_s = transaction.now_s
-            record = Record(_next_id(transaction.newest_id(), now_s), spec, "queued", now_s)
-            if key is not None:
-                transaction.hold(_name_of_key(key), record.id)
+            check_output_free(transaction, spec, of=None)
+            now_s, name = transaction.now_s, None if key is None else name_of_key(key)
+            record = Record(_next_id(transaction.newest_id(), now_s), spec, "queued", now_s, name)
+            if name is not None:
+                transaction.hold(name, record.id)
             return self._keep(transaction, None, record), True
 
         return self._records.transact(step)
 
     def submitted(self, key: str) -> Job | None:
         def step(transaction: Transaction) -> Job | None:
-            known = _keyed(transaction, key)
+            known = with_key(transaction, key)
             return None if known is None else known.job
 
         return self._records.transact(step)
@@ -64,6 +66,12 @@ class Queue:
             self._read(job_id)
         return events
 
+    def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
+        record = self._read(job_id)
+        shards = sorted(shard for shard in record.failed if shard > after) if record.stage == "shard" else []
+        cursor = shards[limit - 1] if len(shards) > limit else None
+        return FailurePage(self._records.failures(job_id, shards[:limit]), cursor)
+
     def cancel(self, job_id: str) -> Job:
         return self._change(job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s))
 
@@ -71,13 +79,15 @@ class Queue:
         def step(transaction: Transaction) -> Job:
             record = _found(transaction.record(job_id) if _is_id(job_id) else None)
             after = transitions.retry(record, now_s=transaction.now_s)
-            _check_output_free(transaction, record.spec, of=job_id)
+            check_output_free(transaction, record.spec, of=job_id)
             return self._keep(transaction, record, after)
 
         return self._records.transact(step)
 
-    def claim(self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float) -> Work | None:
-        for job_id in self._records.due(fingerprints):
+    def claim(
+        self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+    ) -> Work | None:
+        for job_id in self._records.due(fingerprints, leaving=leaving):
             if (work := self._give(job_id, worker, lease_s=lease_s)) is not None:
                 return work
         return None
@@ -95,12 +105,16 @@ class Queue:
     def release(self, work: Work) -> None:
         self._report(work, lambda record, _: transitions.give_back(record, work))
 
-    def planned(self, work: Work, sizes: Sequence[int]) -> None:
+    def refused(self, work: Work, problem: Problem) -> None:
+        self._report(work, lambda record, _: transitions.give_back(record, work, refusal=problem))
+
+    def planned(self, work: Work, sizes: Sequence[int], *, unlisted: int = 0) -> None:
         def step(transaction: Transaction) -> None:
             record = transaction.record(work.job_id)
             if record is not None and work.lease in record.leases:
                 transaction.set_sizes(work.job_id, sizes)
-                self._keep(transaction, record, transitions.cut(record, work, sizes, now_s=transaction.now_s))
+                after = transitions.cut(record, work, sizes, now_s=transaction.now_s, unlisted=unlisted)
+                self._keep(transaction, record, after)
 
         self._records.transact(step)
 
@@ -115,6 +129,10 @@ class Queue:
             work,
             lambda record, now_s: transitions.fail(record, work, problem, now_s=now_s, fatal=fatal),
         )
+
+    def sweep(self, *, longer_than_s: float, more_than: int) -> int:
+        found = self._records.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
+        return sum(map(self._forget, found))
 
     def heartbeat(self, worker: str, *, lease_s: float) -> None:
         self._records.beat(worker, lease_s=lease_s)
@@ -151,6 +169,18 @@ class Queue:
 
         return self._records.transact(step)
 
+    def _forget(self, ended: Ended) -> bool:
+        def step(transaction: Transaction) -> bool:
+            record = transaction.record(ended.job_id)
+            if record is None or not transitions.is_over(record, now_s=transaction.now_s, ended_s=ended.ended_s):
+                return False
+            if record.key is not None:
+                let_go(transaction, record.key, record)
+            transaction.remove(record)
+            return True
+
+        return self._records.transact(step)
+
     def _report(self, work: Work, change: Callable[[Record, float], Record]) -> None:
         def step(transaction: Transaction) -> None:
             if (record := transaction.record(work.job_id)) is not None:
@@ -176,7 +206,9 @@ class Queue:
         if before is None or before.version != after.version:
             transaction.tell(Event(after.version, after.job))
         if before is None or (before.state, before.stage) != (after.state, after.stage):
-            _name_output(transaction, after)
+            hold_output(transaction, after)
+        if after.stage == "shard":
+            _keep_failures(transaction, before, after)
         return after.job
 
 
@@ -191,37 +223,11 @@ def _found(record: Record | None) -> Record:
     return record
 
 
-def _keyed(transaction: Transaction, key: str | None) -> Record | None:
-    holder = None if key is None else transaction.holder(_name_of_key(key))
-    return None if holder is None else transaction.record(holder)
-
-
-def _check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None) -> None:
-    if (holder := transaction.holder(_name_of_output(spec))) not in (None, of):
-        raise Conflict(f"the job {holder} writes to this output", remedy="wait for it, cancel it, or name another")
-
-
-def _name_output(transaction: Transaction, record: Record) -> None:
-    """It is held until nothing is left to be done there: of a canceled job, until that is cleared away."""
-    name = _name_of_output(record.spec)
-    if record.state in FINISHED and record.stage != "discard":
-        if transaction.holder(name) == record.id:
-            transaction.let_go(name)
-    else:
-        transaction.hold(name, record.id)
-
-
-def _name_of_key(key: str) -> str:
-    return f"key:{_digest(key)}"
-
-
-def _name_of_output(spec: JobSpec) -> str:
-    return f"output:{_digest(spec.output)}"
-
-
-def _digest(text: str) -> str:
-    """Names of any length and content become short ones."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def _keep_failures(transaction: Transaction, before: Record | None, after: Record) -> None:
+    """Of one change: all that have failed by it have done so for the same reason."""
+    for shard in set(after.failed).difference(() if before is None else before.failed):
+        assert after.problem is not None
+        transaction.set_failure(after.id, Failure(shard, transaction.size_of(after.id, shard), after.problem))
 
 
 def _next_id(newest: str | None, now_s: float) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from mlcd.errors import ArtifactInvalid
-from service.jobs.job import Job, JobSpec, JobState, Problem, Stage
+from service.jobs.job import Failure, Job, JobSpec, JobState, Problem, Stage
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Record:
     spec: JobSpec
     state: JobState
     created_s: float
+    key: str | None = None
+    """What holds the idempotency key that it was submitted with."""
     version: int = 1
     """One more with every change of what can be seen of the job: the id of its event."""
     started_s: float | None = None
@@ -46,6 +48,8 @@ class Record:
     """The first piece that was never given out."""
     again: tuple[int, ...] = ()
     """Pieces to be given out again."""
+    rests: dict[int, float] = field(default_factory=dict)
+    """Of those that are not given out at once: until when not, seconds since the epoch."""
     attempts: dict[int, int] = field(default_factory=dict)
     """Of pieces that were given out and have not ended."""
     failed: tuple[int, ...] = ()
@@ -58,7 +62,10 @@ class Record:
     done: int = 0
     """Images of shards that are done."""
     failed_items: int = 0
+    unlisted: int = 0
     problem: Problem | None = None
+    refusal: Problem | None = None
+    """Why a worker has left it to others, until one of these gets on with it."""
     busy_since_s: float = 0.0
     """When workers would have begun with the shards, had there always been one since."""
     heard_s: float = 0.0
@@ -67,7 +74,7 @@ class Record:
 
     @property
     def waiting(self) -> int:
-        """Pieces that can be given out at this moment."""
+        """Pieces that can be given out, now or after a pause."""
         if self.stage is None or self.state == "failed":
             return 0
         if self.stage == "discard" and self.leases:
@@ -77,11 +84,20 @@ class Record:
     @property
     def due_s(self) -> float | None:
         """From when a claim may find something here, seconds since the epoch; None: never, as it stands."""
-        if self.waiting:
-            return 0.0
         if self.stage is None or self.state == "failed":
             return None
-        return min((lease.until_s for lease in self.leases.values()), default=None)
+        moments = [lease.until_s for lease in self.leases.values()]
+        if self.waiting:
+            moments += [0.0] if self.fresh < self.pieces else [self.rests.get(piece, 0.0) for piece in self.again]
+        return min(moments, default=None)
+
+    def given_next(self, now_s: float) -> int | None:
+        """The piece whose turn it is. What has failed before waits until others had their turn."""
+        if not self.waiting:
+            return None
+        if self.fresh < self.pieces:
+            return self.fresh
+        return next((piece for piece in self.again if self.rests.get(piece, 0.0) <= now_s), None)
 
     @property
     def images_done(self) -> int:
@@ -104,13 +120,15 @@ class Record:
             images=self.images,
             done=self.images_done,
             failed_items=self.failed_items,
-            problem=self.problem,
+            unlisted=self.unlisted,
+            problem=self.problem or self.refusal,
             images_per_s=self.images_per_s,
         )
 
 
 _RECORD: Final = TypeAdapter(Record)
 _JOB: Final = TypeAdapter(Job)
+_FAILURE: Final = TypeAdapter(Failure)
 
 
 def record_to_json(record: Record) -> bytes:
@@ -133,6 +151,18 @@ def job_from_json(text: str | bytes) -> Job:
     """Raises ArtifactInvalid where it is none."""
     try:
         return _JOB.validate_json(text)
+    except ValidationError:
+        raise _damaged() from None
+
+
+def failure_to_json(failure: Failure) -> bytes:
+    return _FAILURE.dump_json(failure)
+
+
+def failure_from_json(text: str | bytes) -> Failure:
+    """Raises ArtifactInvalid where it is none."""
+    try:
+        return _FAILURE.validate_json(text)
     except ValidationError:
         raise _damaged() from None
 

@@ -1,15 +1,24 @@
 """What the queue needs of a database: records that change in transactions, names, and a few ways to find them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from mlcd.types import Fingerprint
-from service.jobs.job import Event, Job, JobState
+from service.jobs.job import Event, Failure, Job, JobState
 from service.jobs.record import Record
 
 Result = TypeVar("Result")
 KEPT_EVENTS: Final = 32
 """Of a job; each is a whole picture of it, so who has missed some has missed no more than how it came to that."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job of which nothing is left to be done, and since when."""
+
+    job_id: str
+    ended_s: float
 
 
 class Transaction(Protocol):
@@ -27,6 +36,10 @@ class Transaction(Protocol):
         ...
 
     def save(self, record: Record) -> None: ...
+
+    def remove(self, record: Record) -> None:
+        """With all that is kept of the job, but for the names that it holds."""
+        ...
 
     def tell(self, event: Event) -> None:
         """Keep it with the job's `KEPT_EVENTS` last."""
@@ -48,6 +61,10 @@ class Transaction(Protocol):
         """In place of any before."""
         ...
 
+    def set_failure(self, job_id: str, failure: Failure) -> None:
+        """In place of any before of this shard."""
+        ...
+
 
 class Records(Protocol):
     """Raises Unavailable where the database cannot be reached or written, ArtifactInvalid where it is damaged."""
@@ -60,8 +77,8 @@ class Records(Protocol):
 
     def read(self, job_id: str) -> Record | None: ...
 
-    def due(self, fingerprints: Sequence[Fingerprint]) -> Sequence[str]:
-        """Ids of jobs with something to claim now, oldest first; a hint, as others claim too."""
+    def due(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> Sequence[str]:
+        """Ids of jobs with something to claim now, oldest first, without some; a hint, as others claim too."""
         ...
 
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Job]:
@@ -69,6 +86,16 @@ class Records(Protocol):
         ...
 
     def events(self, job_id: str, after: int) -> list[Event]: ...
+
+    def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
+        """Of those of these shards (in ascending order) that have one."""
+        ...
+
+    def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
+        """Jobs of which nothing is left to be done, those that ended first: that did so longer ago, or that are more
+        than so many; at most `limit`. A hint.
+        """
+        ...
 
     def count(self) -> dict[JobState, int]:
         """Jobs of each state that has any."""

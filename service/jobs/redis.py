@@ -1,15 +1,6 @@
 """The queue's database in Redis: several machines share one queue. Its clock alone decides on leases.
 
-mlcd:jobs:
-  record:ID          the record (JSON)
-  events:ID          list of "NUMBER VIEW" (JSON), the last few
-  sizes:ID           list of the shards' images
-  all, state:STATE   sorted sets of ids, all of one score: by id
-  due:FINGERPRINT    sorted set of ids by the moment from which they are due
-  waiting            hash of ids and the pieces that wait
-  name:NAME          the id of the job that holds it
-  newest             the greatest id
-  workers            sorted set by the moment until which they are taken to live
+What it holds: `redis_keys`.
 
 A transaction reads records and names, decides, and then writes by one script, which does nothing where any of what was
 read is another by then: it is run again. What Redis has answered is as durable as its settings say.
@@ -17,7 +8,7 @@ read is another by then: it is run again. What Redis has answered is as durable 
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -28,15 +19,32 @@ from redis.retry import Retry
 
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
-from service.jobs.job import Event, Job, JobState
-from service.jobs.record import Record, job_from_json, job_to_json, record_from_json, record_to_json
-from service.jobs.records import KEPT_EVENTS, Result
+from service.jobs.job import Event, Failure, Job, JobState
+from service.jobs.record import (
+    Record,
+    failure_from_json,
+    failure_to_json,
+    job_from_json,
+    job_to_json,
+    record_from_json,
+    record_to_json,
+)
+from service.jobs.records import KEPT_EVENTS, Ended, Result
+from service.jobs.redis_keys import (
+    ALL,
+    ENDED,
+    NEWEST,
+    WAITING,
+    WORKERS,
+    due_key,
+    events_key,
+    failures_key,
+    name_key,
+    record_key,
+    sizes_key,
+    state_key,
+)
 
-_PREFIX: Final = "mlcd:jobs:"
-_ALL: Final = f"{_PREFIX}all"
-_WAITING: Final = f"{_PREFIX}waiting"
-_NEWEST: Final = f"{_PREFIX}newest"
-_WORKERS: Final = f"{_PREFIX}workers"
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
 _CONNECT_TIMEOUT_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0
@@ -97,56 +105,70 @@ class RedisRecords:
 
     def read(self, job_id: str) -> Record | None:
         with _translated():
-            found = self._client.get(_record_key(job_id))
+            found = self._client.get(record_key(job_id))
         return None if found is None else record_from_json(found)
 
-    def due(self, fingerprints: Sequence[Fingerprint]) -> list[str]:
+    def due(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> list[str]:
+        num = _CANDIDATES + len(leaving)
         with _translated():
             found: set[str] = set()
             now_s = _now_s(self._client)
-            for key in map(_due_key, fingerprints):
-                # Pieces that wait are due from 0 on, the oldest job first; leases end at a moment of their own.
-                found |= set(self._client.zrangebyscore(key, 0, 0, 0, _CANDIDATES))
-                found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, _CANDIDATES))
-        return sorted(found)[:_CANDIDATES]
+            for key in map(due_key, fingerprints):
+                # Pieces that wait are due from 0 on, the oldest job first; leases and pauses end at their own moments.
+                found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
+                found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
+        return sorted(found.difference(leaving))[:_CANDIDATES]
 
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Job]:
-        key = _ALL if state is None else _state_key(state)
+        key = ALL if state is None else state_key(state)
         with _translated():
             ids = self._client.zrevrangebylex(key, "+" if below is None else f"({below}", "-", 0, limit)
-            found = self._client.mget(map(_record_key, ids)) if ids else []
+            found = self._client.mget(map(record_key, ids)) if ids else []
         return [record_from_json(record).job for record in found if record is not None]
 
     def events(self, job_id: str, after: int) -> list[Event]:
         with _translated():
-            kept = self._client.lrange(_events_key(job_id), 0, -1)
+            kept = self._client.lrange(events_key(job_id), 0, -1)
         numbered = (line.partition(" ") for line in kept)
         return [Event(int(number), job_from_json(view)) for number, _, view in numbered if int(number) > after]
 
+    def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
+        with _translated():
+            found = self._client.hmget(failures_key(job_id), shards) if shards else []
+        return [failure_from_json(failure) for failure in found if failure is not None]
+
+    def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
+        with _translated():
+            old_s = _now_s(self._client) - longer_than_s
+            old, extra = self._client.zcount(ENDED, "-inf", old_s), self._client.zcard(ENDED) - more_than
+            num = min(limit, max(old, extra))
+            found = self._client.zrange(ENDED, 0, num - 1, withscores=True) if num > 0 else []
+        return [Ended(job_id, ended_s) for job_id, ended_s in found]
+
     def count(self) -> dict[JobState, int]:
         with _translated():
-            counts = {state: self._client.zcard(_state_key(state)) for state in _STATES}
+            counts = {state: self._client.zcard(state_key(state)) for state in _STATES}
         return {state: num for state, num in counts.items() if num}
 
     def waiting(self) -> int:
         with _translated():
-            return sum(map(int, self._client.hvals(_WAITING)))
+            return sum(map(int, self._client.hvals(WAITING)))
 
     def oldest_queued_s(self) -> float:
         with _translated():
-            oldest = self._client.zrange(_state_key("queued"), 0, 0)
+            oldest = self._client.zrange(state_key("queued"), 0, 0)
             record = self.read(oldest[0]) if oldest else None
             return 0.0 if record is None else max(0.0, _now_s(self._client) - record.created_s)
 
     def beat(self, worker: str, *, lease_s: float) -> None:
         with _translated():
             now_s = _now_s(self._client)
-            self._client.zadd(_WORKERS, {worker: now_s + lease_s})
-            self._client.zremrangebyscore(_WORKERS, "-inf", now_s)
+            self._client.zadd(WORKERS, {worker: now_s + lease_s})
+            self._client.zremrangebyscore(WORKERS, "-inf", now_s)
 
     def beating(self) -> list[str]:
         with _translated():
-            return sorted(self._client.zrangebyscore(_WORKERS, f"({_now_s(self._client)}", "+inf"))
+            return sorted(self._client.zrangebyscore(WORKERS, f"({_now_s(self._client)}", "+inf"))
 
     def close(self) -> None:
         self._client.close()
@@ -182,53 +204,67 @@ class _Transaction:
         self.commands: list[list[str]] = []
 
     def record(self, job_id: str) -> Record | None:
-        found = self._get(_record_key(job_id))
+        found = self._get(record_key(job_id))
         return None if found is None else record_from_json(found)
 
     def newest_id(self) -> str | None:
-        return self._get(_NEWEST)
+        return self._get(NEWEST)
 
     def save(self, record: Record) -> None:
-        key, due_key = _record_key(record.id), _due_key(record.spec.fingerprint)
+        key, due = record_key(record.id), due_key(record.spec.fingerprint)
         if key not in self.read:
-            self._do("SET", _NEWEST, record.id)
-            self._do("ZADD", _ALL, 0, record.id)
+            self._do("SET", NEWEST, record.id)
+            self._do("ZADD", ALL, 0, record.id)
         self._do("SET", key, record_to_json(record).decode())
         for state in _STATES:
             if state != record.state:
-                self._do("ZREM", _state_key(state), record.id)
-        self._do("ZADD", _state_key(record.state), 0, record.id)
+                self._do("ZREM", state_key(state), record.id)
+        self._do("ZADD", state_key(record.state), 0, record.id)
         if record.due_s is None:
-            self._do("ZREM", due_key, record.id)
+            self._do("ZREM", due, record.id)
         else:
-            self._do("ZADD", due_key, record.due_s, record.id)
+            self._do("ZADD", due, record.due_s, record.id)
+        if record.due_s is None and record.ended_s is not None:
+            self._do("ZADD", ENDED, record.ended_s, record.id)
+        else:
+            self._do("ZREM", ENDED, record.id)
         if record.waiting:
-            self._do("HSET", _WAITING, record.id, record.waiting)
+            self._do("HSET", WAITING, record.id, record.waiting)
         else:
-            self._do("HDEL", _WAITING, record.id)
+            self._do("HDEL", WAITING, record.id)
+
+    def remove(self, record: Record) -> None:
+        for key in (record_key, events_key, sizes_key, failures_key):
+            self._do("DEL", key(record.id))
+        for key in (ALL, ENDED, state_key(record.state), due_key(record.spec.fingerprint)):
+            self._do("ZREM", key, record.id)
+        self._do("HDEL", WAITING, record.id)
 
     def tell(self, event: Event) -> None:
-        key = _events_key(event.job.id)
+        key = events_key(event.job.id)
         self._do("RPUSH", key, f"{event.id} {job_to_json(event.job).decode()}")
         self._do("LTRIM", key, -KEPT_EVENTS, -1)
 
     def holder(self, name: str) -> str | None:
-        return self._get(_name_key(name))
+        return self._get(name_key(name))
 
     def hold(self, name: str, job_id: str) -> None:
-        self._do("SET", _name_key(name), job_id)
+        self._do("SET", name_key(name), job_id)
 
     def let_go(self, name: str) -> None:
-        self._do("DEL", _name_key(name))
+        self._do("DEL", name_key(name))
 
     def size_of(self, job_id: str, shard: int) -> int:
-        return int(self._client.lindex(_sizes_key(job_id), shard))
+        return int(self._client.lindex(sizes_key(job_id), shard))
 
     def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
-        key = _sizes_key(job_id)
+        key = sizes_key(job_id)
         self._do("DEL", key)
         for start in range(0, len(sizes), _ARGUMENTS):
             self._do("RPUSH", key, *sizes[start : start + _ARGUMENTS])
+
+    def set_failure(self, job_id: str, failure: Failure) -> None:
+        self._do("HSET", failures_key(job_id), str(failure.shard), failure_to_json(failure).decode())
 
     def _get(self, key: str) -> str | None:
         if key not in self.read:
@@ -252,27 +288,3 @@ def _translated() -> Iterator[None]:
         raise Unavailable(
             "the job queue's Redis does not answer, or takes no writes", remedy="come back soon; what it has is kept"
         ) from error
-
-
-def _record_key(job_id: str) -> str:
-    return f"{_PREFIX}record:{job_id}"
-
-
-def _events_key(job_id: str) -> str:
-    return f"{_PREFIX}events:{job_id}"
-
-
-def _sizes_key(job_id: str) -> str:
-    return f"{_PREFIX}sizes:{job_id}"
-
-
-def _state_key(state: JobState) -> str:
-    return f"{_PREFIX}state:{state}"
-
-
-def _due_key(fingerprint: Fingerprint) -> str:
-    return f"{_PREFIX}due:{fingerprint}"
-
-
-def _name_key(name: str) -> str:
-    return f"{_PREFIX}name:{name}"

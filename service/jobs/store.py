@@ -1,10 +1,10 @@
 """The seam between those who ask for jobs and those who do them: one queue, embedded or in Redis."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mlcd.types import Fingerprint
-from service.jobs.job import Census, Event, Job, JobPage, JobSpec, JobState, Problem, Work
+from service.jobs.job import Census, Event, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
 
 
 class JobStore(Protocol):
@@ -12,7 +12,8 @@ class JobStore(Protocol):
 
     A piece of work is given out at least once: again where its lease has ended without a word. A piece that has been
     given out `MAX_ATTEMPTS` times without an end, or failed as often, fails for good, and the other pieces go on; when
-    all have ended and some have failed, the job has failed. Raises Unavailable where the store cannot be reached.
+    all have ended and some have failed, the job has failed. After each failure a piece rests, longer each time, from
+    `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`. Raises Unavailable where the store cannot be reached.
 
     A lease whose time has passed ends when the piece is given out again, and not before: a worker that slept for too
     long may go on where nobody else has it.
@@ -41,6 +42,10 @@ class JobStore(Protocol):
         """Those with an id above `after`, oldest first; of old ones only the last few are kept. Raises NotFound."""
         ...
 
+    def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
+        """Shards that have failed for good, with numbers above `after`. Raises NotFound."""
+        ...
+
     def cancel(self, job_id: str) -> Job:
         """Nothing more of it is given out but `discard`, and that when nobody has a lease of it any more; workers learn
         it by `renew`. Raises NotFound, and Conflict where it has ended another way; a canceled one stays so.
@@ -51,8 +56,13 @@ class JobStore(Protocol):
         """Give out again what has failed, or was canceled. Raises NotFound, and Conflict where nothing has."""
         ...
 
-    def claim(self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float) -> Work | None:
-        """The next piece, of the oldest job of these models that has one; None where there is none now."""
+    def claim(
+        self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+    ) -> Work | None:
+        """The next piece, of the oldest job of these models that has one; None where there is none now.
+
+        leaving: ids of jobs that are for others.
+        """
         ...
 
     def renew(self, work: Work, *, lease_s: float, done: int = 0) -> bool:
@@ -65,8 +75,14 @@ class JobStore(Protocol):
         """
         ...
 
-    def planned(self, work: Work, sizes: Sequence[int]) -> None:
-        """The shards' images, in order. Like the next three, of no effect where the lease has ended."""
+    def refused(self, work: Work, problem: Problem) -> None:
+        """As `release`, and the job tells this problem until another worker gets on with it: this one cannot do it."""
+        ...
+
+    def planned(self, work: Work, sizes: Sequence[int], *, unlisted: int = 0) -> None:
+        """The shards' images, in order; unlisted: files that could not be listed. Like the next three, of no effect
+        where the lease has ended.
+        """
         ...
 
     def completed(self, work: Work, *, failed_items: int = 0) -> None:
@@ -75,6 +91,12 @@ class JobStore(Protocol):
 
     def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
         """An attempt has failed. fatal: whatever the shard, as with a full disk: the job fails at once."""
+        ...
+
+    def sweep(self, *, longer_than_s: float, more_than: int) -> int:
+        """Forget jobs of which nothing is left to be done, with their idempotency keys: those that ended longer ago,
+        and the oldest of those that are more than so many. Some at a time; returns how many. Outputs are not touched.
+        """
         ...
 
     def heartbeat(self, worker: str, *, lease_s: float) -> None:

@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mlcd.errors import Conflict
-from service.jobs.job import FINISHED, MAX_ATTEMPTS, Problem, Stage, Work
+from service.jobs.job import (
+    FINISHED,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    MAX_ATTEMPTS,
+    PAUSE_GROWTH,
+    Problem,
+    Stage,
+    Work,
+)
 from service.jobs.record import Lease, Record
 
 _LOST = Problem(
@@ -26,10 +35,10 @@ def give(
     lease: an id that was never used. images_of: of a shard.
     """
     record = _expired(record, now_s)
-    if not record.waiting or record.stage is None:
+    piece = record.given_next(now_s)
+    if piece is None or record.stage is None:
         return record, None
-    is_fresh = record.fresh < record.pieces  # what has failed before waits until others had their turn
-    piece = record.fresh if is_fresh else record.again[0]
+    is_fresh = piece == record.fresh
     attempt = record.attempts.get(piece, 0) + 1
     is_shard = record.stage == "shard"
     images = images_of(piece) if is_shard else 0
@@ -40,7 +49,8 @@ def give(
         state=record.state if record.stage == "discard" else "running",
         started_s=now_s if record.started_s is None else record.started_s,
         fresh=record.fresh + is_fresh,
-        again=record.again if is_fresh else record.again[1:],
+        again=tuple(other for other in record.again if other != piece),
+        rests={other: until_s for other, until_s in record.rests.items() if other != piece},
         attempts={**record.attempts, piece: attempt},
         leases={**record.leases, lease: given},
         busy_since_s=record.busy_since_s + idle_s,
@@ -58,21 +68,24 @@ def extend(record: Record, work: Work, *, now_s: float, lease_s: float, done: in
     return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
 
 
-def give_back(record: Record, work: Work) -> Record:
-    """As if it had not been given out."""
+def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> Record:
+    """As if it had not been given out. refusal: why this worker, and others like it, cannot do it."""
     record, lease = _ended(record, work)
     if lease is None:
         return record
+    if refusal is not None and record.state == "running":
+        record = replace(record, refusal=refusal)
     attempts = {**record.attempts, lease.piece: lease.attempt - 1}
     return replace(record, again=(lease.piece, *record.again), attempts=attempts)
 
 
-def cut(record: Record, work: Work, sizes: Sequence[int], *, now_s: float) -> Record:
-    """The plan is made: shards of so many images."""
+def cut(record: Record, work: Work, sizes: Sequence[int], *, now_s: float, unlisted: int = 0) -> Record:
+    """The plan is made: shards of so many images, and so many files that could not be listed."""
     record, lease = _ended(record, work)
     if lease is None:
         return record
-    record = replace(record, shards=len(sizes), images=sum(sizes), busy_since_s=now_s, heard_s=now_s)
+    record = replace(record, shards=len(sizes), images=sum(sizes), unlisted=unlisted, refusal=None)
+    record = replace(record, busy_since_s=now_s, heard_s=now_s)
     return _advanced(_entered(record, "shard", len(sizes)), now_s)
 
 
@@ -81,7 +94,7 @@ def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0)
     if lease is None:
         return record
     attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece != lease.piece}
-    record = replace(record, attempts=attempts)
+    record = replace(record, attempts=attempts, refusal=None)
     if lease.stage == "shard":
         record = replace(
             record,
@@ -100,7 +113,8 @@ def fail(record: Record, work: Work, problem: Problem, *, now_s: float, fatal: b
     if fatal and lease.stage != "discard":
         record = replace(record, again=(*record.again, lease.piece))
         return record if record.state == "failed" else replace(record, state="failed", ended_s=now_s, problem=problem)
-    return _advanced(_struck(record, lease, problem), now_s)
+    pause_s = min(FIRST_PAUSE_S * PAUSE_GROWTH ** (lease.attempt - 1), LONGEST_PAUSE_S)
+    return _advanced(_struck(record, lease, problem, rest_until_s=now_s + pause_s), now_s)
 
 
 def cancel(record: Record, *, now_s: float) -> Record:
@@ -109,7 +123,7 @@ def cancel(record: Record, *, now_s: float) -> Record:
         return record
     if record.state in FINISHED:
         raise Conflict(f"the job has {record.state} already", remedy="only one that has not ended can be canceled")
-    record = replace(record, state="canceled", ended_s=now_s)
+    record = replace(record, state="canceled", ended_s=now_s, refusal=None)
     if record.stage == "discard":  # a retry had not got further
         return record
     untouched = record.stage == "plan" and not record.fresh
@@ -121,12 +135,20 @@ def retry(record: Record, *, now_s: float) -> Record:
     if record.state not in ("failed", "canceled"):
         raise Conflict(f"the job has not failed: it is {record.state}", remedy="only failed and canceled ones")
     was_canceled = record.state == "canceled"
-    record = replace(record, state="queued", ended_s=None, problem=None)
+    record = replace(record, state="queued", ended_s=None, problem=None, refusal=None)
     if was_canceled:
         return record if record.stage == "discard" else _anew(record)
     held = {lease.piece for lease in record.leases.values()}
     attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece in held}
-    return _advanced(replace(record, again=(*record.again, *record.failed), failed=(), attempts=attempts), now_s)
+    record = replace(record, again=(*record.again, *record.failed), rests={}, failed=(), attempts=attempts)
+    return _advanced(record, now_s)
+
+
+def is_over(record: Record, *, now_s: float, ended_s: float) -> bool:
+    """Whether it may be forgotten: it has ended at that moment, nothing is left to be done, nobody is at it."""
+    if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
+        return False
+    return all(lease.until_s <= now_s for lease in record.leases.values())
 
 
 def _expired(record: Record, now_s: float) -> Record:
@@ -136,7 +158,7 @@ def _expired(record: Record, now_s: float) -> Record:
             left = {other: kept for other, kept in record.leases.items() if other != name}
             record = replace(record, leases=left)
             if lease.stage == record.stage:
-                record = _struck(record, lease, _LOST)
+                record = _struck(record, lease, _LOST, rest_until_s=None)  # the lease was pause enough
     return _advanced(record, now_s)
 
 
@@ -149,10 +171,11 @@ def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
     return replace(record, leases=left), lease if lease.stage == record.stage else None
 
 
-def _struck(record: Record, lease: Lease, problem: Problem) -> Record:
+def _struck(record: Record, lease: Lease, problem: Problem, *, rest_until_s: float | None) -> Record:
     """An attempt came to nothing."""
     if lease.attempt < MAX_ATTEMPTS:
-        return replace(record, again=(*record.again, lease.piece))
+        rests = record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
+        return replace(record, again=(*record.again, lease.piece), rests=rests)
     return replace(record, failed=(*record.failed, lease.piece), problem=problem)
 
 
@@ -172,13 +195,13 @@ def _advanced(record: Record, now_s: float) -> Record:
 
 
 def _entered(record: Record, stage: Stage, pieces: int) -> Record:
-    return replace(record, stage=stage, pieces=pieces, fresh=0, again=(), attempts={}, failed=())
+    return replace(record, stage=stage, pieces=pieces, fresh=0, again=(), rests={}, attempts={}, failed=())
 
 
 def _anew(record: Record) -> Record:
     """From the plan on, as if nothing had been done."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
-    record = replace(record, shards=None, shards_done=0, images=None, done=0, failed_items=0)
+    record = replace(record, shards=None, shards_done=0, images=None, done=0, failed_items=0, unlisted=0)
     return _entered(record, "plan", 1)
 
 
