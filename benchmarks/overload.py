@@ -16,6 +16,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -110,7 +111,8 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "mlcd", "serve", "--model", model, "--port", str(self.port)]
         environment = {**os.environ, **settings}  # noqa: TID251 - a child's
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process; a line for each request
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=self._log)
         self.most_mib = 0.0
 
     def wait_ready(self) -> None:
@@ -120,7 +122,8 @@ class Server:
                     return
             except httpx.TransportError:
                 time.sleep(0.1)
-        raise SystemExit("the server did not start")
+        self._log.seek(0)
+        raise SystemExit(f"the server did not start: {self._log.read().decode()}")
 
     def memory_mib(self) -> float:
         """Resident bytes of the server and its engine, what they share counted twice."""

@@ -1,4 +1,5 @@
-"""What a tar shard holds, listed once: reading every header of a large set again would delay each start.
+"""What a shard holds, listed once: reading every header of a large set of tar shards, or every image of parquet files
+for its size, again would delay each start.
 
 Indexes stand in the user's cache directory, one file per shard, named by the shard's path. They are read only while
 the file system states the same size, time and identity of the shard; a lost or damaged index is built again.
@@ -13,22 +14,26 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from platformdirs import user_cache_path
 
 _VERSION: Final = "1"  # of the rules by which members are listed
 _WORTH_KEEPING: Final = 1000  # images; fewer are listed in a fraction of a second
+_WORTH_KEEPING_BYTES: Final = 1 << 24  # or less than so many bytes of them
 _STATE: Final = b"state"
 _CHANGES_SHOW_IN: Final = ("mtime", "ETag", "etag")
 MEMBERS: Final = pa.schema(
     [("name", pa.string()), ("class_name", pa.string()), ("offset", pa.int64()), ("size_bytes", pa.int64())]
 )
-"""An image's bytes are `size_bytes` from `offset` on."""
+"""Of a tar shard: an image's bytes are `size_bytes` from `offset` on."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """members: the images of a shard, columns `MEMBERS`. damaged: it could be read up to some point only."""
+    """members: the images of a shard, `size_bytes` and whatever columns its kind of shard has. damaged: it could be
+    read up to some point only.
+    """
 
     members: pa.Table
     damaged: bool
@@ -49,7 +54,7 @@ def list_once(
     if (members := _read(index, state)) is not None:
         return Listing(members, damaged=False)
     listing = list_members()
-    if len(listing.members) >= _WORTH_KEEPING and not listing.damaged:
+    if not listing.damaged and _is_worth_keeping(listing.members):
         _write(index, state, listing.members)
     return listing
 
@@ -73,6 +78,10 @@ def _read(index: Path, state: bytes) -> pa.Table | None:
     if (table.schema.metadata or {}).get(_STATE) != state:
         return None
     return table.replace_schema_metadata(None)
+
+
+def _is_worth_keeping(members: pa.Table) -> bool:
+    return len(members) >= _WORTH_KEEPING or (pc.sum(members["size_bytes"]).as_py() or 0) >= _WORTH_KEEPING_BYTES
 
 
 def _write(index: Path, state: bytes, members: pa.Table) -> None:

@@ -1,99 +1,24 @@
-"""One suite for every job store: what clients and workers are promised, whatever keeps it."""
+"""One suite for every job store: the course of a job, whatever keeps it, piece by piece, with all that goes wrong."""
 
-import contextlib
-import json
-import subprocess
-import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
-from mlcd.errors import Conflict, InvalidInput, NotFound
-from service.jobs.job import MAX_ATTEMPTS, JobSpec, Problem
-from service.jobs.opening import open_queue
-from service.jobs.records import KEPT_EVENTS
-from service.settings import read_settings
-from tests.unit.service.cached import redis_server
-
-MODEL, OTHER = "a" * 64, "b" * 64
-SHORT_S, LONG_S = 0.2, 600.0
-BROKEN = Problem("undecodable", "the shard is broken")
-NO_JOB = "0" * 20
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    with redis_server(tmp_path_factory.mktemp("redis"), "--appendonly", "yes", "--appendfsync", "always") as running:
-        yield running
-
-
-@pytest.fixture(params=["embedded", pytest.param("redis", marks=pytest.mark.redis)])
-def where(request, tmp_path):
-    """The settings that name one database."""
-    settings = {"model": "hog", "state_dir": str(tmp_path)}
-    if request.param == "redis":
-        server = request.getfixturevalue("redis")
-        server.ask("FLUSHALL")
-        settings["redis_url"] = server.url
-    return settings
-
-
-@pytest.fixture
-def opened(where):
-    """Opens a store on it, as another process would."""
-    with contextlib.ExitStack() as stack:
-
-        def open_store():
-            return stack.enter_context(contextlib.closing(open_queue(read_settings(where))))
-
-        yield open_store
-
-
-@pytest.fixture
-def store(opened):
-    return opened()
-
-
-def spec(number=0, **changes):
-    return JobSpec(**{"kind": "label", "input": "/in", "output": f"/out/{number}", "fingerprint": MODEL} | changes)
-
-
-def submitted(store, number=0, **changes):
-    return store.submit(spec(number, **changes))[0].id
-
-
-def claim(store, worker="w", lease_s=LONG_S, models=(MODEL,)):
-    return store.claim(worker, models, lease_s=lease_s)
-
-
-def planned(store, sizes, number=0):
-    """A job that has been cut into shards of so many images."""
-    job_id = submitted(store, number)
-    work = claim(store)
-    assert (work.job_id, work.stage, work.shard, work.attempt) == (job_id, "plan", None, 1)
-    store.planned(work, sizes)
-    return job_id
-
-
-def finish(store, job_id):
-    """Do all that can be claimed of the job; the pieces that were."""
-    done = []
-    while (work := claim(store)) is not None:
-        assert work.job_id == job_id
-        if work.stage == "plan":
-            store.planned(work, [10, 10])
-        else:
-            store.completed(work)
-        done.append((work.stage, work.shard))
-    return done
-
-
-def pass_away():
-    """Until leases of SHORT_S have ended."""
-    time.sleep(SHORT_S * 1.2)
+from mlcd.errors import Conflict
+from service.jobs.job import MAX_ATTEMPTS, Problem
+from tests.contract.job_stores import (
+    BROKEN,
+    LONG_S,
+    MODEL,
+    OTHER,
+    SHORT_S,
+    claim,
+    finish,
+    pass_away,
+    planned,
+    spec,
+    submitted,
+)
 
 
 def test_a_job_goes_from_plan_over_its_shards_to_the_manifest(store):
@@ -149,52 +74,6 @@ def test_a_worker_gets_work_of_its_models_only_and_the_oldest_first(store):
     assert claim(store, models=[MODEL, OTHER]).job_id == foreign
 
 
-def test_no_two_claimers_get_the_same_piece(opened):
-    stores = [opened() for _ in range(4)]
-    planned(stores[0], [1] * 60)
-    start, taken = threading.Barrier(8), []
-
-    def worker(number):
-        start.wait()
-        while (work := claim(stores[number % 4], f"w{number}")) is not None:
-            taken.append(work)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(worker, range(8)))
-    assert sorted(work.shard for work in taken) == list(range(60))
-    assert len({work.lease for work in taken}) == 60
-
-
-def test_many_workers_bring_a_job_to_its_end_each_shard_once(opened):
-    stores = [opened() for _ in range(3)]
-    job_id = planned(stores[0], [3] * 40)
-    done, stopped = [], threading.Event()
-
-    def worker(number):
-        store = stores[number % 3]
-        while not stopped.is_set():
-            work = claim(store, f"w{number}")
-            if work is None:
-                stopped.wait(0.005)
-                continue
-            assert store.renew(work, lease_s=LONG_S, done=1)
-            done.append((work.stage, work.shard))
-            store.completed(work, failed_items=1)
-            if work.stage == "publish":
-                stopped.set()
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(worker, range(6)))
-    assert sorted(done) == sorted([("shard", number) for number in range(40)] + [("publish", None)])
-    job = store_view(stores[0], job_id)
-    assert job == ("succeeded", 40, 120, 40)
-
-
-def store_view(store, job_id):
-    job = store.get(job_id)
-    return job.state, job.shards_done, job.done, job.failed_items
-
-
 def test_a_piece_whose_lease_has_ended_is_given_again_and_counted(store):
     planned(store, [10])
     lost = claim(store, "lost", SHORT_S)
@@ -248,15 +127,6 @@ def test_what_a_worker_tells_never_falls_and_is_never_more_than_there_is(store):
     assert told == [4, 4, 10]
     store.completed(work, failed_items=99)
     assert (store.get(job_id).done, store.get(job_id).failed_items) == (10, 10)
-
-
-def test_jobs_are_in_the_order_of_submission_whatever_the_clock_does(tmp_path, monkeypatch):
-    with contextlib.closing(open_queue(read_settings({"model": "hog", "state_dir": str(tmp_path)}))) as store:
-        ids = []
-        for moment in (2e9, 1e9, 1e9, 2e9):
-            monkeypatch.setattr("service.jobs.embedded.time.time", lambda moment=moment: moment)
-            ids.append(submitted(store, len(ids)))
-        assert ids == sorted(set(ids))
 
 
 def test_a_late_plan_has_no_effect(store):
@@ -431,215 +301,6 @@ def test_what_has_ended_cannot_be_canceled(store):
         store.cancel(job_id)
 
 
-def test_one_key_makes_one_job(opened):
-    store = opened()
-    job, new = store.submit(spec(1), key="k")
-    assert new
-    assert store.submit(spec(1), key="k") == (job, False)
-    assert opened().submit(spec(1), key="k") == (job, False)
-    assert store.submitted("k") == job
-    assert store.submitted("other") is None
-    with pytest.raises(Conflict, match="another job"):
-        store.submit(spec(2), key="k")
-    finish(store, job.id)
-    assert store.submit(spec(1), key="k") == (store.get(job.id), False)
-    assert len(store.page(limit=10).jobs) == 1
-
-
-def test_submissions_with_one_key_at_one_moment_make_one_job(opened):
-    stores = [opened() for _ in range(4)]
-    start = threading.Barrier(8)
-
-    def submit(number):
-        start.wait()
-        return stores[number % 4].submit(spec(1), key="k")
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(submit, range(8)))
-    assert len({job.id for job, _ in answers}) == 1
-    assert [new for _, new in answers].count(True) == 1
-
-
-def test_two_jobs_never_write_to_one_output(store):
-    first = submitted(store)
-    with pytest.raises(Conflict, match=first):
-        submitted(store)
-    finish(store, first)
-    second = submitted(store)
-    store.failed(claim(store), BROKEN, fatal=True)
-    third = submitted(store)
-    with pytest.raises(Conflict, match=third):
-        store.retry(second)
-
-
-def test_pages_are_newest_first_and_whole_while_jobs_come_and_go(store):
-    ids = [submitted(store, number) for number in range(25)]
-    store.cancel(ids[3])
-    store.cancel(ids[20])
-    assert ids == sorted(ids)
-    page = store.page(limit=10)
-    seen = [job.id for job in page.jobs]
-    submitted(store, 100)
-    while page.cursor is not None:
-        page = store.page(limit=10, cursor=page.cursor)
-        seen += [job.id for job in page.jobs]
-    assert seen == ids[::-1]
-    assert [job.id for job in store.page(limit=10, state="canceled").jobs] == [ids[20], ids[3]]
-    page = store.page(limit=1, state="canceled")
-    assert [job.id for job in store.page(limit=1, state="canceled", cursor=page.cursor).jobs] == [ids[3]]
-    assert store.page(limit=25, cursor=ids[0]) == store.page(limit=5, state="succeeded")
-    for cursor in ("", "x", "0" * 19, "G" * 20, "é" * 20):
-        with pytest.raises(InvalidInput, match="cursor"):
-            store.page(limit=10, cursor=cursor)
-
-
-def test_a_thousand_jobs_are_listed_counted_and_claimed(store):
-    ids = [submitted(store, number) for number in range(1000)]
-    seen, cursor = [], None
-    while True:
-        page = store.page(limit=100, cursor=cursor, state="queued")
-        seen += [job.id for job in page.jobs]
-        if (cursor := page.cursor) is None:
-            break
-    assert seen == ids[::-1]
-    census = store.census()
-    assert (census.jobs, census.depth) == ({"queued": 1000}, 1000)
-    assert 0 < census.oldest_wait_s < 300
-    assert claim(store).job_id == ids[0]
-    assert store.census().jobs == {"queued": 999, "running": 1}
-
-
-def test_events_are_every_change_in_order_and_resume_by_id(store):
-    job_id = planned(store, [10, 10])
-    assert [(event.id, event.job.state) for event in store.events(job_id)][:2] == [(1, "queued"), (2, "running")]
-    last = store.events(job_id)[-1]
-    assert last.job == store.get(job_id)
-    assert store.events(job_id, last.id) == []
-    work = claim(store)
-    assert store.renew(work, lease_s=LONG_S, done=4)
-    assert store.renew(work, lease_s=LONG_S, done=4)  # says nothing new
-    store.completed(work, failed_items=1)
-    new = store.events(job_id, last.id)
-    assert [(event.job.done, event.job.failed_items) for event in new] == [(4, 0), (10, 1)]
-    assert [event.id for event in new] == [last.id + 1, last.id + 2]
-
-
-def test_of_events_the_last_few_are_kept(store):
-    job_id = planned(store, [1000])
-    work = claim(store)
-    for done in range(1, 3 * KEPT_EVENTS):
-        store.renew(work, lease_s=LONG_S, done=done)
-    events = store.events(job_id)
-    assert len(events) == KEPT_EVENTS
-    assert events[-1].job.done == 3 * KEPT_EVENTS - 1
-    assert store.events(job_id, events[-2].id) == events[-1:]
-
-
-def test_an_unknown_job_is_not_found(store):
-    for act in (store.get, store.events, store.cancel, store.retry):
-        for job_id in (NO_JOB, "", "x", "../../etc", "é" * 20):
-            with pytest.raises(NotFound, match="no such job"):
-                act(job_id)
-
-
-def test_the_depth_is_what_waits_to_be_claimed(store):
-    assert store.depth() == 0
-    planned(store, [1] * 5)
-    submitted(store, 1)
-    assert store.depth() == 6
-    work = claim(store)
-    assert store.depth() == 5
-    store.failed(work, BROKEN)
-    assert store.depth() == 6
-
-
-def test_workers_live_as_long_as_their_heart_beats(store, opened):
-    other = opened()
-    store.heartbeat("one", lease_s=LONG_S)
-    store.heartbeat("two", lease_s=SHORT_S)
-    assert other.workers() == ["one", "two"]
-    pass_away()
-    assert store.workers() == ["one"]
-    store.heartbeat("one", lease_s=SHORT_S)
-    pass_away()
-    assert store.workers() == []
-
-
-def test_what_is_kept_outlives_the_process(opened):
-    store = opened()
-    job_id = planned(store, [10, 20])
-    work = claim(store)
-    store.close()
-    later = opened()
-    assert later.renew(work, lease_s=LONG_S)
-    later.completed(work)
-    assert finish(later, job_id) == [("shard", 1), ("publish", None)]
-
-
-WORKER = """
-import json, sys, time
-from mlcd.errors import Unavailable
-from service.jobs.opening import open_queue
-from service.settings import read_settings
-store = open_queue(read_settings(json.loads(sys.argv[1])))
-while True:
-    try:
-        work = store.claim("w", [sys.argv[2]], lease_s=1)
-        time.sleep(0.01)
-        if work is not None and work.stage == "plan":
-            store.planned(work, [1] * 60)
-        elif work is not None:
-            store.completed(work)
-    except Unavailable:
-        time.sleep(0.1)
-"""
-
-
-def test_a_job_comes_to_its_end_whoever_is_killed(request, where, store):
-    """kill -9 of both workers three times, and of Redis where it is there: every shard counts once."""
-    job_id = submitted(store)
-
-    def start():
-        return subprocess.Popen([sys.executable, "-c", WORKER, json.dumps(where), MODEL])
-
-    workers = [start(), start()]
-    try:
-        for num_done in (10, 20, 30):
-            until(lambda num_done=num_done: store.get(job_id).shards_done >= num_done)
-            for place, worker in enumerate(workers):
-                worker.kill()
-                worker.wait()
-                workers[place] = start()
-            if "redis_url" in where and num_done == 20:
-                server = request.getfixturevalue("redis")
-                server.stop()
-                server.start()
-        until(lambda: store.get(job_id).state not in ("queued", "running"))
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    assert store_view(store, job_id) == ("succeeded", 60, 60, 0)
-
-
-def until(condition):
-    limit = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-
-
-def test_processes_may_open_it_at_one_moment(where):
-    """The first of them makes it."""
-    code = "import json, sys; from service.jobs.opening import open_queue; from service.settings import read_settings;"
-    code += "sys.stdin.read(); open_queue(read_settings(json.loads(sys.argv[1]))).depth()"
-    command = [sys.executable, "-c", code, json.dumps(where)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(4)]
-    for process in processes:
-        process.stdin.close()
-    assert [process.wait(60) for process in processes] == [0] * 4
-
-
 def test_a_hundred_thousand_shards_are_claimed_one_by_one(store):
     """What is kept of a job must not grow with its shards: each claim would cost more."""
     job_id = planned(store, [1000] * 100_000)
@@ -663,10 +324,3 @@ def test_the_pace_leaves_out_the_time_without_workers(store):
     time.sleep(0.05)
     store.completed(work)
     assert store.get(job_id).images_per_s == pytest.approx(before, rel=0.5)
-
-
-def test_a_job_keeps_every_field_of_its_spec(store):
-    given = spec(kind="label", input="/in/ä b.tar", centers="c" * 64, top=5, threshold=-0.25, embeddings=True)
-    job, _ = store.submit(given)
-    assert store.get(job.id).spec == given
-    assert claim(store).spec == replace(given)
