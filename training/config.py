@@ -93,6 +93,9 @@ class LossConfig(_Section):
     """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later softmax per label."""
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l: the nearest centers taken as positives. CD takes one."""
+    drawn_from: Annotated[int, Field(ge=2)] | None = None
+    """Draw the l positives out of so many nearest centers, anew each time an image is seen; those not drawn count as
+    negatives then, as in the authors' later code, which draws 8 of 10. None: always the nearest l."""
     scale: Annotated[float, Field(gt=0)] | None = None
     """s. None: 64 as published, but 16 below 10,000 centers, where 64 learns nothing."""
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -121,11 +124,23 @@ class LossConfig(_Section):
             raise ValueError("loss.policy and loss.correct_ratio have no effect on per_column")
         if self.margin_kind == "none" and "margin" in self.model_fields_set:
             raise ValueError("loss.margin has no effect with loss.margin_kind=none")
+        if self.drawn_from is not None and self.drawn_from <= self.num_labels:
+            raise ValueError(f"loss.drawn_from must be more than the {self.num_labels} labels per image")
         return self
+
+    @property
+    def num_labels(self) -> int:
+        """Labels that each image is trained with at most."""
+        return 1 if self.kind == "cd" else self.labels_per_image
+
+    @property
+    def num_stored(self) -> int:
+        """Labels that each image must come with."""
+        return self.drawn_from or self.num_labels
 
     def head(self, num_classes: int, seed: int) -> HeadConfig:
         """With the defaults that follow the number of classes filled in."""
-        fields = self.model_dump(exclude={"labels_per_image", "scale", "negative_ratio"})
+        fields = self.model_dump(exclude={"labels_per_image", "drawn_from", "scale", "negative_ratio"})
         return HeadConfig(
             **fields, scale=self.resolved_scale(num_classes), negative_ratio=self.resolved_ratio(num_classes), seed=seed
         )

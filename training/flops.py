@@ -35,7 +35,7 @@ def head_flops(config: RunConfig, num_classes: int) -> float:
     Four products with the drawn centers: the logits, the logits again in the backward pass, and two gradients.
     Positives take three, gathered row by row.
     """
-    dimension, columns = config.model.embedding_dim, num_labels(config)
+    dimension, columns = config.model.embedding_dim, config.loss.num_labels
     problems = columns if config.loss.kind == "per_column" else 1
     drawn = expected_drawn(config, num_classes) * problems
     return 2.0 * dimension * (4 * drawn + 3 * columns)
@@ -56,13 +56,8 @@ def expected_drawn(config: RunConfig, num_classes: int) -> float:
     if config.loss.kind == "per_column":
         return max(quota, expected_distinct(batch, num_classes))
     if config.loss.policy == "partialfc":
-        return max(quota, expected_distinct(batch * num_labels(config), num_classes))
+        return max(quota, expected_distinct(batch * config.loss.num_labels, num_classes))
     return quota
-
-
-def num_labels(config: RunConfig) -> int:
-    """Labels that each image is trained with at most."""
-    return 1 if config.loss.kind == "cd" else config.loss.labels_per_image
 
 
 def micro_batch(config: RunConfig) -> int:

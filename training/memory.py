@@ -8,7 +8,7 @@ import torch
 
 from mlcd.models.vit import ViT, ViTConfig
 from training.config import RunConfig
-from training.flops import expected_distinct, expected_drawn, micro_batch, num_labels
+from training.flops import expected_distinct, expected_drawn, micro_batch
 from training.parallel.partial_fc import CHUNK_ENTRIES
 from training.parallel.shards import Shard
 
@@ -111,7 +111,7 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     sparse = config.loss.center_update == "sparse"
     gradient_rows = min(touched * config.compute.accumulation, rows) if sparse else rows
     entries = max(at_once, min(CHUNK_ENTRIES, at_once * rows))
-    embeddings = _EMBEDDING_COPIES * at_once * dimension + at_once * num_labels(config) * _INDEX_BYTES // item
+    embeddings = _EMBEDDING_COPIES * at_once * dimension + at_once * config.loss.num_labels * _INDEX_BYTES // item
     return Memory(
         backbone=backbone_bytes(config, world_size),
         backbone_copies=_backbone_copies(config, world_size),
@@ -130,7 +130,7 @@ def _center_state(config: RunConfig, rows: int) -> int:
 
 def _touched_share(config: RunConfig, num_classes: int) -> float:
     """Of the classes, those that a micro-batch draws or has as positives, as if labels were uniform."""
-    columns = num_labels(config)
+    columns = config.loss.num_labels
     positives = expected_distinct(micro_batch(config) * columns, num_classes) / num_classes
     drawn = min(1.0, expected_drawn(config, num_classes) / num_classes)
     if config.loss.kind == "per_column":

@@ -16,7 +16,7 @@ import torch
 from mlcd.errors import ConfigInvalid
 from mlcd.labels.table import LabelTable
 from training.config import RunConfig, load_config
-from training.flops import head_flops, micro_batch, num_labels, step_flops
+from training.flops import head_flops, micro_batch, step_flops
 from training.memory import Memory, checkpoint_bytes, num_parameters, snapshot_bytes, step_memory
 from training.telemetry.throughput import measured_peak_tflops
 
@@ -132,7 +132,7 @@ def plan_training(
 
     Raises ConfigInvalid where the batch has fewer images than there are processes, or no class is left as negative.
     """
-    labels, at_once = num_labels(config), micro_batch(config)
+    labels, at_once = config.loss.num_labels, micro_batch(config)
     if labels >= num_classes:
         raise ConfigInvalid(
             f"{labels} labels per image leave no negative among {num_classes} centers",

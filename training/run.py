@@ -148,18 +148,18 @@ def initial_state(
 
 def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
     """Raises ConfigInvalid where the labels do not suffice for the loss."""
-    wanted = 1 if config.loss.kind == "cd" else config.loss.labels_per_image
+    wanted, setting = config.loss.num_stored, "drawn_from" if config.loss.drawn_from else "labels_per_image"
     for table in dataset.label_tables:
         stored = int(table.artifact.config["top"])
         if wanted > stored:
             raise ConfigInvalid(
-                f"loss.labels_per_image={wanted}, but {table.artifact.path} holds {stored} labels per image",
-                remedy=f"label with --top {wanted}, or set loss.labels_per_image={stored}",
+                f"loss.{setting}={wanted}, but {table.artifact.path} holds {stored} labels per image",
+                remedy=f"label with --top {wanted}, or set loss.{setting}={stored}",
             )
     if wanted >= dataset.num_centers:
         raise ConfigInvalid(
             f"{wanted} labels per image leave no negative among {dataset.num_centers} centers",
-            remedy="lower loss.labels_per_image or cluster into more centers",
+            remedy=f"lower loss.{setting} or cluster into more centers",
         )
     return Request("run", config.identity(), tuple(_parents(config, out, dataset)))
 

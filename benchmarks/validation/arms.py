@@ -55,6 +55,8 @@ class Variant:
     clusters: int | None = None
     """None: the tier's."""
     labels: int = 8
+    drawn_from: int | None = None
+    """`labels` of so many nearest centers, drawn anew each time an image is seen; None: always the nearest."""
     threshold_mean: float | None = None
     """Labels by a threshold on the cosine that leaves so many per image on average, instead of the nearest `labels`."""
     margin_kind: Literal["arcface", "cosface", "none"] = "arcface"

@@ -115,6 +115,7 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
     for clusters in (tier.clusters // 5, tier.clusters * 4):
         yield from (changed(arm, clusters=clusters) for arm in ("mlcd", "mlc", "cd") if arm in chosen)
+    yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column") if arm in chosen)
     yield changed(labels=16, threshold_mean=8.0)
     yield changed(embedding_dim=1280)
     yield changed(embedding_dim=1280, kmeans_centers=True)

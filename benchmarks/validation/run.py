@@ -125,6 +125,8 @@ def config_of(study: Study, spec: RunSpec) -> RunConfig:
             f"loss.margin_kind={variant.margin_kind}",
             f"loss.bias={variant.bias}",
         ]
+    if variant.drawn_from is not None:
+        overrides.append(f"loss.drawn_from={variant.drawn_from}")
     if variant.kmeans_centers:
         overrides.append(f"data.centers={study.pretraining.centers(variant.clusters or tier.clusters)}")
     return load_config("small", overrides)

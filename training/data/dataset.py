@@ -73,9 +73,8 @@ def open_dataset(config: RunConfig) -> Dataset:
     tables = tuple(LabelTable.open(Path(source.labels)) for source in sources)
     _refuse_other_centers(tables)
     block_shares([source.weight for source in sources])
-    num_labels = 1 if config.loss.kind == "cd" else config.loss.labels_per_image
     joined = [
-        _join(source, table, num_labels=num_labels, hold_out=config.data.hold_out)
+        _join(source, table, num_labels=config.loss.num_stored, hold_out=config.data.hold_out)
         for source, table in zip(sources, tables, strict=True)
     ]
     return Dataset(

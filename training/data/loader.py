@@ -21,6 +21,7 @@ from mlcd.types import SampleKey
 from training.config import RunConfig
 from training.data.dataset import Dataset
 from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, block_stop_signals
+from training.data.drawing import draw_labels
 from training.data.order import locate, own_part, part_counts, part_indices, step_positions
 from training.data.squares import DecodingReader, HoldingReader, Sample, Squares, square_side
 
@@ -181,13 +182,15 @@ class Loader:
         self._refuse_changed(plan, changed)
         self._skips.count(len(kept), {plan.samples[place].entry.key: reason for place, reason in rejected.items()})
         samples = [plan.samples[place] for place in kept]
-        labels = [self._dataset.parts[sample.part].labels[sample.row] for sample in samples]
-        width = self._dataset.parts[0].labels.shape[1]
+        positions = plan.positions[kept]
+        stored = np.array([self._dataset.parts[sample.part].labels[sample.row] for sample in samples], dtype=np.int32)
+        stored = stored.reshape(-1, self._config.loss.num_stored)
+        labels = draw_labels(stored, positions, self._config.loss.num_labels, self._config.seed)
         return Batch(
             images=torch.cat([chunk.pixels for chunk in chunks]),
             aspects=torch.cat([chunk.aspects for chunk in chunks]),
-            labels=torch.from_numpy(np.array(labels, dtype=np.int64).reshape(-1, width)),
-            positions=plan.positions[kept],
+            labels=torch.from_numpy(labels.astype(np.int64)),
+            positions=positions,
             keys=tuple(sample.entry.key for sample in samples),
             num_skipped=len(rejected),
         )

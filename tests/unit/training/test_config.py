@@ -84,6 +84,7 @@ def test_overrides_reach_nested_keys():
         ("optim.lr=-1", r"optim.lr=-1: .*greater than 0"),
         ("optim.lr", "section.key=value"),
         ("seed.x=1", "a value, not a section"),
+        ("loss.drawn_from=4", r"loss.drawn_from must be more than the 4 labels per image"),
     ],
 )
 def test_a_wrong_override_is_refused_with_a_hint(override, message):

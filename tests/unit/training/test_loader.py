@@ -127,6 +127,20 @@ def test_batches_hold_the_samples_of_their_positions(config):
         assert step.wait_s >= 0
 
 
+def test_labels_are_drawn_anew_in_each_epoch_and_alike_in_any_number_of_processes(config):
+    run = config("loss.labels_per_image=1", "loss.drawn_from=2", "schedule.batch_size=20")
+    _, _, labels, positions, keys = joined(load(run))
+    assert labels.shape == (120, 1)
+    (part,) = open_dataset(run).parts
+    stored = {part.entries[row].key: part.labels[row].tolist() for row in range(60)}
+    assert all(label in stored[key] for (label,), key in zip(labels.tolist(), keys, strict=True))
+    first, second = (dict(zip(keys[epoch], labels[epoch, 0], strict=True)) for epoch in (slice(60), slice(60, 120)))
+    assert 10 < sum(first[key] != second[key] for key in stored) < 50
+    halves = [joined(load(run, rank=rank, size=2)) for rank in range(2)]
+    together = {position: label for half in halves for position, label in zip(half[3], half[2][:, 0], strict=True)}
+    assert together == dict(zip(positions, labels[:, 0], strict=True))
+
+
 def test_held_streamed_and_by_workers_are_the_same_bits(config):
     torch.manual_seed(3)
     random_numbers = torch.get_rng_state()
