@@ -35,6 +35,7 @@ MANIFEST: Final = "manifest.json"
 _REQUEST: Final = ".request.json"
 _PARTIAL: Final = ".partial"
 _TEMPORARY: Final = ".*.tmp"
+_TOGETHER: Final = ".together"
 # The last is numpy's ndarray.tofile.
 _NO_SPACE: Final = re.compile(r"No space left on device|File too large|\d+ requested and \d+ written")
 _CHUNK_BYTES: Final = 1 << 20
@@ -172,7 +173,8 @@ class Draft:
     except where this attempt began it and the input or the settings are at fault: then none can finish it.
     A draft of another request is refused. `fresh`: whatever an earlier attempt left is worth nothing.
     `shared`: exclusive no more, but for those who enter it alike; what several of them write under one name must have
-    the same bytes. One that comes too late, when it was published or removed, is told by a Conflict.
+    the same bytes, or be written `together` with what it belongs to. One that comes too late, when it was published or
+    removed, is told by a Conflict.
     Hidden files are working notes: no part of the artifact, gone when it is published.
     """
 
@@ -183,6 +185,7 @@ class Draft:
         self.path = draft_path(out)
         self._descriptor: int | None = None
         self._entries: dict[str, FileEntry] = {}
+        self._waiting: list[tuple[Path, str]] | None = None
 
     def __enter__(self) -> Self:
         with translated_os_errors(self.out):
@@ -249,16 +252,48 @@ class Draft:
         with translated_os_errors(self.out):
             self._check_place()
             final.parent.mkdir(parents=True, exist_ok=True)
+            kept = False
             try:
                 yield temporary
                 self._entries[name] = _measure(temporary)
                 _sync(temporary)
-                temporary.rename(final)
+                if kept := self._waiting is not None:
+                    self._waiting.append((temporary, name))
+                else:
+                    temporary.rename(final)
             except FileNotFoundError:
                 self._check_place()
                 raise
             finally:
+                if not kept:
+                    temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def together(self, last: str) -> Iterator[None]:
+        """What is written within appears at the end, `last` last, unless that is there by then: then none of it.
+
+        So files that belong together are of one maker, even where another one, thought dead, goes on later.
+        """
+        waiting = self._waiting = []
+        try:
+            yield
+            self._waiting = None
+            self._check_place()
+            with translated_os_errors(self.out), _locked(self.path / _TOGETHER):
+                self._show(waiting, last)
+        finally:
+            self._waiting = None
+            for temporary, _ in waiting:
                 temporary.unlink(missing_ok=True)
+
+    def _show(self, waiting: list[tuple[Path, str]], last: str) -> None:
+        assert waiting[-1][1] == last
+        shown = self.has(last)
+        for temporary, name in waiting:
+            if shown:
+                del self._entries[name]
+            else:
+                temporary.rename(self.path / name)
 
     def _check_place(self) -> None:
         """Raises Conflict where the directory that was entered is not at its place any more."""
@@ -380,6 +415,14 @@ def _is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
     return bool(_NO_SPACE.search(str(error)))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Among all who share a draft; the operating system frees the lock of a dead process."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _lock_directory(path: Path, kind: int) -> int:

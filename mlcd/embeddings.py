@@ -56,7 +56,18 @@ class EmbeddingsArtifact:
         artifact = open_artifact(path, "embeddings", verify_files=False)
         if artifact.fingerprint is None:
             raise ArtifactInvalid(f"{path} names no model", remedy="embed the images again")
-        return cls(artifact)
+        opened = cls(artifact)
+        opened._check_rows()
+        return opened
+
+    def _check_rows(self) -> None:
+        for part in range(self.num_parts):
+            rows, keys = len(self._map(part)), pq.read_metadata(self.artifact.path / keys_name(part)).num_rows
+            if rows != keys:
+                raise ArtifactInvalid(
+                    f"{self.artifact.path / part_name(part)} has {rows} rows and {keys} keys",
+                    remedy="embed the images again",
+                )
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -100,11 +100,12 @@ class Embedding:
             {"key": entry.key, "class_name": entry.class_name, "sha256": sha256, "split": split_of[entry.key]}
             for entry, sha256 in zip(encoded.entries, encoded.image_sha256, strict=True)
         ]
-        with draft.write(part_name(part)) as path, path.open("wb") as file:
-            np.save(file, encoded.embeddings, allow_pickle=False)
-        with draft.write(keys_name(part)) as path:
-            pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
-        write_errors(draft, part, encoded.errors)
+        with draft.together(errors_name(part)):
+            with draft.write(part_name(part)) as path, path.open("wb") as file:
+                np.save(file, encoded.embeddings, allow_pickle=False)
+            with draft.write(keys_name(part)) as path:
+                pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
+            write_errors(draft, part, encoded.errors)
 
     @cached_property
     def _splits(self) -> NDArray[np.float64]:

@@ -100,10 +100,11 @@ class Labeling:
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
         """Write one part and its notes; the part's file comes last and says that it is finished."""
         rows = self.rows.read(part, on_done)
-        found = self.search.nearest(draft, part, rows.embeddings)
-        write_errors(draft, part, rows.errors)
-        kept = rows.embeddings if self.options.embeddings else None
-        write_part(draft, part, rows.keys, rows.image_sha256, found, kept)
+        with draft.together(part_name(part)):
+            found = self.search.nearest(draft, part, rows.embeddings)
+            write_errors(draft, part, rows.errors)
+            kept = rows.embeddings if self.options.embeddings else None
+            write_part(draft, part, rows.keys, rows.image_sha256, found, kept)
         on_done(self.sizes[part], len(rows.errors))
 
     def publish(self, draft: Draft) -> Artifact:

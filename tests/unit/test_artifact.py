@@ -109,6 +109,49 @@ def test_a_crash_inside_a_write_leaves_nothing_that_looks_finished(tmp_path):
         assert [entry.name for entry in draft.path.iterdir()] == [".request.json"]
 
 
+def write_set(draft, content, *, meanwhile=lambda _: None):
+    with draft.together("last.bin"):
+        for name in ("first.bin", "last.bin"):
+            with draft.write(name) as path:
+                path.write_bytes(content)
+            meanwhile(name)
+
+
+def test_files_that_belong_together_are_of_one_maker_whoever_comes_late(tmp_path):
+    """A worker that was thought dead goes on with its half, and saw other images than the one that replaced it."""
+    drafts = [Draft(tmp_path / "out", REQUEST, shared=True) for _ in range(2)]
+    with drafts[0], drafts[1]:
+
+        def other(name):
+            if name == "first.bin":
+                write_set(drafts[1], b"of the other")
+
+        write_set(drafts[0], b"mine", meanwhile=other)
+        assert [(drafts[0].path / name).read_bytes() for name in ("first.bin", "last.bin")] == [b"of the other"] * 2
+        drafts[0].publish()
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"first.bin", "last.bin", "manifest.json"}
+    open_artifact(tmp_path / "out")
+
+
+def test_a_set_that_is_not_finished_leaves_nothing(tmp_path):
+    with Draft(tmp_path / "out", REQUEST) as draft:
+        with pytest.raises(RuntimeError), draft.together("last.bin"):
+            with draft.write("first.bin") as path:
+                path.write_bytes(b"half")
+            raise RuntimeError
+        assert [entry.name for entry in draft.path.iterdir()] == [".request.json"]
+
+        def nothing_yet(name):
+            assert not draft.has(name)
+
+        write_set(draft, b"whole", meanwhile=nothing_yet)
+        assert (draft.path / "first.bin").read_bytes() == b"whole"
+        with draft.write("alone.bin") as path:
+            path.write_bytes(b"at once")
+        assert draft.has("alone.bin")
+
+
 def test_bad_input_leaves_no_draft_behind(tmp_path):
     with pytest.raises(InvalidInput), Draft(tmp_path / "out", REQUEST):
         raise InvalidInput("nothing to do")

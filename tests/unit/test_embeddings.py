@@ -1,0 +1,29 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlcd.artifact import Draft, Request
+from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.errors import ArtifactInvalid
+
+
+def write(out, num_rows, num_keys):
+    with Draft(out, Request("embeddings", {}, (), "f" * 64)) as draft:
+        for part in range(2):
+            with draft.write(part_name(part)) as path, path.open("wb") as file:
+                np.save(file, np.eye(4, dtype=np.float32)[: num_rows[part]])
+            keys = [
+                {"key": f"{part}/{row}", "class_name": None, "sha256": bytes(32), "split": 0.5}
+                for row in range(num_keys[part])
+            ]
+            with draft.write(keys_name(part)) as path:
+                pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
+        draft.publish()
+    return out
+
+
+def test_rows_without_keys_are_refused(tmp_path):
+    assert EmbeddingsArtifact.open(write(tmp_path / "sound", (3, 2), (3, 2))).num_rows == 5
+    with pytest.raises(ArtifactInvalid, match=r"part-00001\.npy has 2 rows and 3 keys"):
+        EmbeddingsArtifact.open(write(tmp_path / "other", (3, 2), (3, 3)))
