@@ -5,7 +5,9 @@ a sample for ever: the path inside a folder or zip, `shard/key` in a tar, `file/
 parquet. Class names are what the source itself says: the sub-folder, the `.cls` member, the `label` column.
 """
 
+import errno
 import hashlib
+import os
 import tarfile
 import threading
 import zipfile
@@ -23,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mlcd.errors import Conflict, ImageRejected, InvalidInput, MlcdError, NotFound
+from mlcd.errors import Conflict, ImageRejected, InvalidInput, MlcdError, NotFound, Unavailable
 from mlcd.images.decode import DEFAULT_LIMITS
 from mlcd.images.entries import Entries, Entry
 from mlcd.images.shard_index import MEMBERS, Listing, file_state, list_once
@@ -60,6 +62,8 @@ _IMAGE_SUFFIXES: Final = frozenset(
 )
 _IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 _TAR_BLOCK: Final = 512
+_NOWHERE: Final = -1
+"""The offset of what stands among a shard's images and cannot be read as one."""
 _BATCH_ROWS: Final = 64
 _BUFFER_BYTES: Final = 1 << 20
 _ROW_DIGITS: Final = 8
@@ -90,10 +94,16 @@ class Source(ABC):
     def __init__(self, location: str) -> None:
         self.location = location
         self.problems: list[Problem] = []
+        self.faults: list[SampleKey] = []
+        """Images that the file system would not give, in the order of reading: theirs may not be the fault."""
 
     @cached_property
     def entries(self) -> Entries:
-        """All images in a stable order; raises InvalidInput when two share a key."""
+        """All images in a stable order.
+
+        Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses: what it holds would
+        be missing without a word.
+        """
         entries = Entries.of(self._list())
         if (key := entries.repeated_key()) is not None:
             raise InvalidInput(f"{self.location} has two images named {key}", remedy="make the names distinct")
@@ -104,7 +114,12 @@ class Source(ABC):
         if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
             limit = DEFAULT_LIMITS.max_bytes
             raise ImageRejected("too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}")
-        return self._read(entry)
+        try:
+            return self._read(entry)
+        except ImageRejected as rejection:
+            if _is_fault(rejection.__cause__):
+                self.faults.append(entry.key)
+            raise
 
     @abstractmethod
     def _list(self) -> Iterator[pa.Table]:
@@ -195,12 +210,24 @@ class FolderSource(Source):
         self._filesystem, self._root = filesystem, root.rstrip("/")
 
     def _list(self) -> Iterator[pa.Table]:
-        walked = self._filesystem.walk(self._root, detail=True)
-        folders = [self._list_folder(files.values()) for _, _, files in walked]
+        folders = [self._list_folder(files) for files in self._walk()]
         if folders:
             table = pa.concat_tables(folders).sort_by("key")
             class_names = pc.struct_field(pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent")
             yield table.add_column(1, "class_name", class_names)
+
+    def _walk(self) -> Iterator[list[dict[str, Any]]]:
+        """What is in each folder. fsspec's own walk passes over folders that it cannot list."""
+        folders = [self._root]
+        while folders:
+            folder = folders.pop()
+            try:
+                listed = self._filesystem.ls(folder, detail=True)
+            except OSError as error:
+                raise _unavailable(folder, error) from error
+            inside = [info for info in listed if info["name"].rstrip("/") != folder]  # object stores list it in itself
+            folders += [info["name"].rstrip("/") for info in inside if info["type"] == "directory"]
+            yield inside
 
     def _list_folder(self, files: Iterable[dict[str, Any]]) -> pa.Table:
         """Without classes. path: where the name is not the key, as it is not valid UTF-8."""
@@ -292,6 +319,7 @@ class TarSource(_FilesSource):
         offsets: list[int] = []
         sizes: list[int] = []
         class_of: dict[str, str] = {}
+        target_of: dict[int, PurePosixPath] = {}
         damaged = False
         try:
             with self._filesystem.open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
@@ -300,15 +328,24 @@ class TarSource(_FilesSource):
                     name = PurePosixPath(member.name)
                     if member.isreg() and name.suffix == ".cls" and (text := archive.extractfile(member)):
                         class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
-                    elif member.isreg() and _is_candidate(name):
+                    elif not member.isdir() and _is_candidate(name):
+                        is_read = member.isreg() and ".." not in name.parts
                         names.append(name)
-                        offsets.append(member.offset_data)
-                        sizes.append(member.size)
+                        offsets.append(member.offset_data if is_read else _NOWHERE)
+                        sizes.append(member.size if is_read else 0)
+                        if member.islnk():
+                            target_of[len(names) - 1] = PurePosixPath(member.linkname)
                 # tarfile takes anything that is no header for the end; only zeros are.
                 raw.seek(archive.offset)
                 damaged = raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
-        except (OSError, tarfile.TarError, EOFError):
+        except (OSError, tarfile.TarError, EOFError) as error:
+            _refuse_fault(path, error)
             damaged = True
+        if target_of:  # GNU tar writes all but the first of a file's names as hard links to it
+            place_of = {name: place for place, name in enumerate(names) if place not in target_of}
+            for place, target in target_of.items():
+                if (first := place_of.get(target)) is not None:
+                    offsets[place], sizes[place] = offsets[first], sizes[first]
         samples = [_sample(name) for name in names]
         num_images = Counter(samples)
         keys = [
@@ -320,6 +357,8 @@ class TarSource(_FilesSource):
 
     def _read(self, entry: Entry) -> bytes:
         path, offset = entry.locator
+        if offset == _NOWHERE:
+            raise ImageRejected("unreadable", "a symbolic link, a device or a name that leads out of the archive")
         try:
             data = cast(bytes, self._filesystem.cat_file(_decoded(path), start=offset, end=offset + entry.size_bytes))
         except OSError as error:
@@ -343,7 +382,8 @@ class ZipSource(_FilesSource):
             try:
                 with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
                     members = [member for member in archive.infolist() if not member.is_dir()]
-            except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):  # ValueError: a name's encoding
+            except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:  # ValueError: an encoding
+                _refuse_fault(path, error)
                 self.problems.append(Problem(name, "the zip file is damaged or cut short"))
                 continue
             images = [member for member in members if _is_candidate(PurePosixPath(member.filename))]
@@ -405,7 +445,8 @@ class ParquetSource(_FilesSource):
             with self._filesystem.open(path, "rb") as raw:
                 file = pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES)  # else a column's whole group is in memory
                 batches = [_listed_batch(*place) for place in _batches(file, path)]
-        except (OSError, pa.ArrowException):
+        except (OSError, pa.ArrowException) as error:
+            _refuse_fault(path, error)
             return Listing(_ROWS.empty_table(), damaged=True)
         return Listing(pa.Table.from_batches(batches, schema=_ROWS), damaged=False)
 
@@ -456,7 +497,9 @@ def _listed_batch(group: int, start: int, images: Any, keys: Any, class_names: A
 def _image_column(file: Any, path: str) -> str:
     column = next((column for column in _IMAGE_COLUMNS if column in file.schema_arrow.names), None)
     if column is None:
-        raise InvalidInput(f"{path} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}")
+        raise InvalidInput(
+            f"{_printable(path)} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}"
+        )
     return column
 
 
@@ -472,8 +515,29 @@ def _image_bytes(column: Any) -> Any:
     return column
 
 
+def _is_fault(error: BaseException | None) -> bool:
+    """Whether the file system failed or refused.
+
+    What is wrong in a file is said without a number, or with that of a place in it that cannot be.
+    """
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+
+
+def _refuse_fault(path: str, error: Exception) -> None:
+    if _is_fault(error):
+        raise _unavailable(path, error) from error
+
+
+def _unavailable(path: str, error: Exception) -> Unavailable:
+    number = getattr(error, "errno", None)
+    reason = os.strerror(number).lower() if number else "its file system does not answer"
+    return Unavailable(
+        f"{_printable(path)} cannot be read: {reason}", remedy="mend that, or leave it out, and run the same again"
+    )
+
+
 def _is_candidate(path: PurePosixPath) -> bool:
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    hidden = any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
     return not hidden and path.suffix.lower() not in _SIDECARS
 
 

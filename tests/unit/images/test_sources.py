@@ -1,15 +1,18 @@
 import contextlib
+import hashlib
 import io
 import os
 import tarfile
+import tempfile
 import zipfile
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mlcd.errors import ImageRejected, InvalidInput, NotFound
+from mlcd.errors import ImageRejected, InvalidInput, NotFound, Unavailable
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
@@ -102,6 +105,89 @@ def test_a_damaged_header_in_the_middle_is_said(tmp_path):
     assert [problem.key for problem in source.problems] == ["a"]
 
 
+def test_all_names_of_a_file_in_a_tar_are_images_and_what_is_none_is_listed(tmp_path):
+    """As GNU tar archives a folder with hard links and symbolic ones."""
+    folder = tmp_path / "archived"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.png").write_bytes(png(1))
+    (folder / "sub" / "b.png").hardlink_to(folder / "a.png")
+    (folder / "c.png").symlink_to("a.png")
+    os.mkfifo(folder / "d.png")
+    with tarfile.open(tmp_path / "s.tar", "w") as archive:
+        for name in ("a.png", "sub", "c.png", "d.png"):
+            archive.add(folder / name, arcname=name)
+        outside = tarfile.TarInfo("../e.png")
+        outside.size = 3
+        archive.addfile(outside, io.BytesIO(b"abc"))
+        assert archive.getmember("sub/b.png").islnk()
+    source = open_source(str(tmp_path / "s.tar"))
+    found = {}
+    for entry in source.entries:
+        try:
+            found[entry.key] = source.read(entry)
+        except ImageRejected as rejection:
+            found[entry.key] = rejection.reason
+    assert found == {
+        "s/a": png(1),
+        "s/sub/b": png(1),
+        "s/c": "unreadable",
+        "s/d": "unreadable",
+        "s/../e": "unreadable",
+    }
+    assert source.faults == []
+
+
+@pytest.fixture
+def closed():
+    """A folder that anybody may enter, in which what has mode 0 is closed to this process, which is nobody's."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, user = Path(name), os.geteuid()
+        folder.chmod(0o777)
+
+        @contextlib.contextmanager
+        def enter():
+            if user == 0:
+                os.seteuid(65534)
+            try:
+                yield
+            finally:
+                os.seteuid(user)
+
+        yield folder, enter
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.zip", "a.parquet", "sub"])
+def test_what_the_file_system_refuses_is_never_left_out_without_a_word(closed, name):
+    folder, enter = closed
+    if name == "sub":
+        (folder / "sub").mkdir()
+        (folder / "1.png").write_bytes(png(1))
+    else:
+        (folder / name).write_bytes(b"x")
+    (folder / name).chmod(0)
+    with enter(), pytest.raises(Unavailable, match=rf"{name} cannot be read: permission denied"):
+        _ = open_source(str(folder if name == "sub" else folder / name)).entries
+
+
+def test_faults_of_the_file_system_are_told_from_those_of_a_file(closed):
+    folder, enter = closed
+    for name in ("1.png", "2.png", "3.png"):
+        (folder / name).write_bytes(png(1))
+    tar(folder / "s.tar", [("x.png", png(1)), ("y.png", png(2))])
+    whole = (folder / "s.tar").read_bytes()
+    images, shard = open_source(str(folder)), open_source(str(folder / "s.tar"))
+    assert (len(images.entries), len(shard.entries)) == (3, 2)
+    (folder / "2.png").chmod(0)
+    (folder / "3.png").unlink()
+    (folder / "s.tar").write_bytes(whole[:1600])
+    with enter():
+        for source in (images, shard):
+            for entry in source.entries:
+                with contextlib.suppress(ImageRejected):
+                    source.read(entry)
+    assert (images.faults, shard.faults) == (["2.png", "3.png"], [])
+
+
 def test_a_stray_tar_does_not_hide_the_images_below(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(png(1))
@@ -171,6 +257,52 @@ def test_parquet_keeps_null_classes_and_refuses_what_is_no_image_or_has_two_name
     pq.write_table(pa.table({"key": ["a", "a"], "image": [png(1), png(2)]}), tmp_path / "c.parquet")
     with pytest.raises(InvalidInput, match="two images named a"):
         open_source(str(tmp_path / "c.parquet")).entries  # noqa: B018
+
+
+def test_parquet_tells_the_same_files_by_keys_and_sizes_whatever_its_layout(tmp_path):
+    images = [png(value) * (value + 1) for value in range(7)]
+    table = pa.table({"key": ["a", "", None, "d", "e", "f", "g"], "image": [*images[:3], None, *images[4:]]})
+    keys = ["a", "s/00000001", "s/00000002", "d", "e", "f", "g"]
+    sizes = [len(data or b"") for data in table["image"].to_pylist()]
+    expected = hashlib.sha256("".join(f"{key}\0{size}\0" for key, size in zip(keys, sizes, strict=True)).encode())
+    for rows in (7, 3, 1):
+        pq.write_table(table, tmp_path / "s.parquet", row_group_size=rows)
+        source = open_source(str(tmp_path / "s.parquet"))
+        assert source.listing_digest() == expected.hexdigest()
+        assert [source.read(entry) for entry in source.entries] == [*images[:3], b"", *images[4:]]
+
+
+def test_parquet_is_listed_without_its_images_in_memory(tmp_path):
+    images = [bytes([number]) * 200_000 for number in range(200)]
+    options = {"row_group_size": 200, "write_batch_size": 1, "use_dictionary": False}
+    pq.write_table(pa.table({"image": images}), tmp_path / "s.parquet", **options)
+    before = pa.default_memory_pool()
+    counted = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(counted)
+    try:
+        sizes = list(open_source(str(tmp_path / "s.parquet")).entries.sizes_bytes())
+    finally:
+        pa.set_memory_pool(before)
+    assert sizes == [200_000] * 200
+    assert 0 < counted.max_memory() < sum(sizes)
+
+
+def test_parquet_is_read_through_once_for_all_listings(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    table = pa.table({"key": [f"k{row}" for row in range(1000)], "image": [png(1)] * 1000, "label": ["cat"] * 1000})
+    for name in ("a", "b"):
+        keys = [f"{name}{row}" for row in range(1000)] if name == "b" else [None] * 1000
+        pq.write_table(table.set_column(0, "key", pa.array(keys, pa.string())), tmp_path / f"{name}.parquet")
+    listed = open_source(str(tmp_path / "*.parquet"))
+    first = list(listed.entries)
+    with monkeypatch.context() as patched:
+        patched.setattr("mlcd.images.sources.pq.ParquetFile", None)
+        again = open_source(str(tmp_path / "*.parquet"))
+        assert list(again.entries) == first
+        assert again.listing_digest() == listed.listing_digest()
+        assert open_source(str(tmp_path / "a.parquet")).entries[999].key == "a/00000999"
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert open_source(str(tmp_path / "a.parquet")).entries[999].key == "k999"
 
 
 def test_a_file_over_the_limit_is_not_even_read(tmp_path):
