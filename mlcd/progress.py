@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, Protocol, Self
 
 from rich.console import Console
@@ -28,8 +28,14 @@ class Meter(Protocol):
         """`num` more units are done; `facts` are shown beside the bar."""
 
 
+class Stages(Protocol):
+    """Opens one meter per stage of the work. What a meter raises ends it."""
+
+    def stage(self, name: str, total: int | None, *, done: int = 0) -> AbstractContextManager[Meter]: ...
+
+
 class Reporter:
-    """Opens one meter per stage of the work."""
+    """`Stages` for people and scripts."""
 
     def __init__(self, style: Style = "auto") -> None:
         self._style = style

@@ -56,6 +56,8 @@ class Resources:
     """For changes of collections, apart: no search waits for the disk."""
     comparing: ThreadPoolExecutor
     """For near-duplicates, one collection after the other."""
+    opening: ThreadPoolExecutor
+    """For collections that arrive, one after the other."""
     metrics: Metrics
     tracer: "RequestTracer | None"
     keys: KeyRing | None
@@ -142,6 +144,7 @@ async def open_resources(
         compute = _open_pool(stack, threads.compute, "compute")
         writing = _open_pool(stack, _WRITERS, "write")
         comparing = _open_pool(stack, 1, "compare")
+        opening = _open_pool(stack, 1, "open")
         # Of the model alone: a swap closes it, and what is below goes on.
         opened = await stack.enter_async_context(AsyncExitStack())
         engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
@@ -195,6 +198,7 @@ async def open_resources(
             compute=compute,
             writing=writing,
             comparing=comparing,
+            opening=opening,
             metrics=metrics,
             tracer=tracer,
             keys=keys,

@@ -287,9 +287,18 @@ class Collection:
             indexing_error=self._indexing_error,
         )
 
-    def reindex(self) -> None:
-        """A new generation of the index over everything, tuned and audited anew; reads and writes go on meanwhile."""
+    def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
+        """A new generation of the index over everything, tuned and audited anew; reads and writes go on meanwhile.
+
+        advance: told how many more items it is made of, now and then none; what it raises ends the work, and the index
+        stays as it was.
+        """
         self.check_writable()
+
+        def go_on(num: int) -> None:
+            self._check_wanted()
+            advance(num)
+
         with self._indexing:
             before = self._searcher
             alive = np.flatnonzero(before.alive)
@@ -304,7 +313,7 @@ class Collection:
                 fingerprint=self.fingerprint,
                 target=self.recall_target,
                 parents=self._parents(),
-                check=self._check_wanted,
+                advance=go_on,
             )
             growth = Growth(generation, self.dimension)
             growth.take_over(before, order)

@@ -54,23 +54,22 @@ def write_generation(
     fingerprint: Fingerprint,
     target: float,
     parents: tuple[Parent, ...] = (),
-    check: Callable[[], None] = lambda: None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Generation:
     """Index the vectors of `blocks`, in random order, and publish all of it by one rename. Returns it opened.
 
-    check: called before anything more is written; what it raises ends the work.
+    advance: told how many more rows the index is made of, none at other steps; what it raises ends the work.
     """
     request = Request(KIND, {"generation": number, "recall": target}, parents, fingerprint)
     out = folder / f"{number:08d}"
-    check()
+    advance(0)
     with Draft(out, request, fresh=True) as draft:
         with draft.write(ROWS) as path, path.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
         with draft.write(VECTORS) as path:
-            _write_vectors(path, _checked(blocks, check), (len(rows), dimension))
+            _write_vectors(path, _checked(blocks, advance), (len(rows), dimension))
         vectors = _mapped(draft.path / VECTORS)
-        tuned = tune(vectors, target)
-        check()
+        tuned = tune(vectors, target, advance=advance)
         if tuned.index is not None:
             with draft.write(INDEX) as path:
                 tuned.index.write(path)
@@ -122,9 +121,9 @@ def remove_before(folder: Path, number: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _checked(blocks: Iterator[Embeddings], check: Callable[[], None]) -> Iterator[Embeddings]:
+def _checked(blocks: Iterator[Embeddings], advance: Callable[[int], None]) -> Iterator[Embeddings]:
     for block in blocks:
-        check()
+        advance(0)
         yield block
 
 

@@ -52,9 +52,14 @@ class Match:
     metadata: dict[str, Any]
 
 
+def is_name(name: str) -> bool:
+    """Whether it can name a collection: a folder and a part of a URL."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: object) -> str:
-    """`name` where it can name a collection: a folder and a part of a URL. Raises InvalidInput."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    """`name` where it can name a collection. Raises InvalidInput."""
+    if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(
             f"{_shown(name)} cannot name a collection",
             remedy="use at most 128 letters, digits, dots, dashes and underscores, the first a letter or digit",

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.errors import ArtifactInvalid, Unavailable
+from mlcd.errors import ArtifactInvalid, DiskFull, Unavailable
 from mlcd.types import Embeddings
 
 SCHEMA: Final = 1
@@ -97,7 +97,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; on the disk when it ends. Raises Unavailable where there is no space left."""
+        """All or nothing; on the disk when it ends. Raises DiskFull where there is no space left."""
         with _translated(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -190,7 +190,7 @@ def _translated(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
         if code in _NO_SPACE:
-            raise Unavailable(
+            raise DiskFull(
                 f"{path} cannot be written: the disk is full or fails",
                 remedy="free space and send the request again; what was acknowledged before is kept",
             ) from error

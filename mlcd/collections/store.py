@@ -1,19 +1,25 @@
 """All collections of one folder, by name."""
 
+import logging
 import os
 import shutil
 import threading
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
 from mlcd.artifact import draft_path
 from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection, sync_path
-from mlcd.collections.items import check_name
-from mlcd.errors import Conflict, NotFound
+from mlcd.collections.items import check_name, is_name
+from mlcd.errors import Conflict, MlcdError, NotFound
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix
+_RETRY_S: Final = 10.0
+"""What cannot be opened may be large: whoever asks for it again and again does not have it read as often."""
+_log = logging.getLogger("mlcd.collections")
 _LEFTOVERS: Final = (".*.tmp", ".*.deleted")
 
 
@@ -24,6 +30,8 @@ class Collections:
         self.writable = writable
         self._folder = folder
         self._opened: dict[str, Collection] = {}
+        self._refused_until_s: dict[str, float] = {}
+        self._closed = False
         self._changing = threading.Lock()
 
     @classmethod
@@ -54,9 +62,41 @@ class Collections:
                 if name not in self._opened and not name.startswith(".") and not name.endswith(_DRAFT):
                     self._open(check_name(name))
 
+    def arrived(self) -> list[str]:
+        """Names of those that were put into the folder meanwhile."""
+        ledgers = sorted(self._folder.glob(f"*/{LEDGER}"))
+        return [name for ledger in ledgers if self.has_arrived(name := ledger.parent.name)]
+
+    def has_arrived(self, name: str) -> bool:
+        """Whether it is in the folder, and not open yet."""
+        return is_name(name) and name not in self._opened and (self._folder / name / LEDGER).is_file()
+
+    def open_arrived(self, name: str) -> None:
+        """Open it if it is there; slow. Raises Conflict where it cannot be opened, without trying again for a while."""
+        with self._changing:
+            if self._closed or not self.has_arrived(name):
+                return
+            if time.monotonic() < self._refused_until_s.get(name, 0.0):
+                raise _refusal(name)
+            try:
+                self._open(name)
+            except MlcdError as error:
+                self._refused_until_s[name] = time.monotonic() + _RETRY_S
+                _log.warning("the collection %s cannot be opened: %s", name, error)
+                raise _refusal(name) from error
+            self._refused_until_s.pop(name, None)
+            _log.info("the collection %s has arrived and is open", name)
+
+    def open_all_arrived(self) -> None:
+        """Those that cannot be opened are left aside."""
+        for name in self.arrived():
+            with suppress(Conflict):
+                self.open_arrived(name)
+
     def close(self, *, finish: bool = True) -> None:
         """finish: see `Collection.close`."""
         with self._changing:
+            self._closed = True
             for collection in self._opened.values():
                 collection.close(finish=finish)
             self._opened.clear()
@@ -143,6 +183,13 @@ class Collections:
                 "collections are open for searches only",
                 remedy="give a folder that can be written, and one process",
             )
+
+
+def _refusal(name: str) -> Conflict:
+    return Conflict(
+        f"the collection {name} is there and cannot be opened",
+        remedy="end the process that has it open, or see the log; then ask again",
+    )
 
 
 def _is_writable(folder: Path) -> bool:

@@ -9,26 +9,36 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import refuse_full_disk, translated_os_errors
+from mlcd.artifact import Parent, refuse_full_disk, translated_os_errors
 from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Collection, Description
 from mlcd.collections.duplicates import duplicate_groups, num_tile_pairs
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import ParquetItems, write_parquet
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Conflict
-from mlcd.progress import Reporter
+from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings
 
 _BLOCK_ROWS = 8192
+INDEX_STAGE = "index"
+"""The second of two stages; before it the items are added."""
 
 
-def index(embeddings: EmbeddingsArtifact, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
+def index(
+    embeddings: EmbeddingsArtifact,
+    out: Path,
+    reporter: Stages,
+    *,
+    recall: float | None,
+    source: Parent | None = None,
+) -> Description:
     """A durable collection at `out` of all rows, id: key, metadata: class_name where there is one; indexed.
 
-    Goes on where an earlier attempt was stopped. Raises Conflict where another collection is there.
+    Goes on where an earlier attempt was stopped. source: what it says that it was made from, where that is not to be
+    these embeddings. Raises Conflict where another collection is there.
     """
-    parent = embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
-    with _opened(out, embeddings.fingerprint, embeddings.dimension, recall, asdict(parent)) as collection:
+    source = source or embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
+    with _opened(out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)) as collection:
         blocks = (_items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS))
         return _fill(collection, blocks, embeddings.num_rows, reporter)
 
@@ -101,7 +111,7 @@ def _opened(
     return collection
 
 
-def _fill(collection: Collection, blocks: Iterator[list[Item]], num_items: int, reporter: Reporter) -> Description:
+def _fill(collection: Collection, blocks: Iterator[list[Item]], num_items: int, reporter: Stages) -> Description:
     changed = False
     with reporter.stage("add", num_items) as meter:
         for items in blocks:
@@ -110,8 +120,8 @@ def _fill(collection: Collection, blocks: Iterator[list[Item]], num_items: int, 
             meter.advance(len(items))
     described = collection.describe()
     if changed or described.indexed != described.items:
-        with reporter.stage("index", None):
-            collection.reindex()
+        with reporter.stage(INDEX_STAGE, described.items) as meter:
+            collection.reindex(meter.advance)
     return collection.describe()
 
 

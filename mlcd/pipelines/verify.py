@@ -107,8 +107,8 @@ def _check_weights(artifact: Artifact, parent: Parent) -> Finding:
 
 
 def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:
-    """Each image against the digest that was stored with its embedding."""
-    if artifact.kind not in ("embeddings", "labels"):
+    """Each image against the digest that was stored with its embedding; of a collection, names and sizes of all."""
+    if artifact.kind not in ("embeddings", "labels", "collection-index"):
         return Finding(parent.path, "images", False, "checked through the embeddings made from them")
     if "://" in parent.path:
         return Finding(parent.path, "images", False, "not on this machine, not checked")
@@ -117,6 +117,10 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
         source = open_source(location)
     except NotFound:
         return Finding(parent.path, "images", False, "not on this machine, not checked")
+    if artifact.kind == "collection-index":
+        if source.listing_digest() != parent.digest:
+            raise ArtifactInvalid(f"{location} does not hold the images that {artifact.path} was made from")
+        return Finding(location, "images", True, f"names and sizes of {len(source.entries)} images")
     table = (LabelTable if artifact.kind == "labels" else EmbeddingsArtifact).open(artifact.path)
     places = source.entries.find(pa.chunked_array([table.keys], pa.large_string()))
     for place, (key, digest) in zip(places.tolist(), table.image_digests(), strict=True):

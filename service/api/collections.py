@@ -9,6 +9,7 @@ from mlcd.collections.collection import Collection
 from mlcd.errors import InvalidInput
 from service.api.access import Opened
 from service.api.answers import headers, json_answer
+from service.api.arrivals import open_all_arrived, open_arrived, opened_collection
 from service.api.bodies import read_body, read_json, validated
 from service.api.changes import change
 from service.api.document import json_body
@@ -22,8 +23,11 @@ router = APIRouter(tags=["collections"])
 Name = Annotated[
     str, Path(description="letters, digits, . _ -", json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"})
 ]
-_LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}}
-_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": DescribedCollection}, 404: {}, 409: {}, 422: {}}
+_LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}, 504: {}}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DescribedCollection},
+    **{status: {} for status in (404, 409, 422, 504)},
+}
 _MADE: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": DescribedCollection},
     201: {"model": DescribedCollection, "description": "made now"},
@@ -37,9 +41,11 @@ _DELETED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 @router.get("/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST)
-async def list_collections(resources: Opened) -> Response:
+async def list_collections(request: Request, resources: Opened) -> Response:
     """All there are: those that are not `usable` hold embeddings of another model than is served."""
     store = resources.model.space.store
+    if store is not None:
+        await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
     return json_answer({"collections": [_describe(name, one, resources) for name, one in every.items()]})
 
@@ -69,15 +75,17 @@ async def create_collection(name: Name, request: Request, resources: Opened) -> 
 
 
 @router.get("/v1/collections/{name}", dependencies=[needs("search")], response_class=Response, responses=_ONE)
-async def describe_collection(name: Name, resources: Opened) -> Response:
+async def describe_collection(name: Name, request: Request, resources: Opened) -> Response:
     """Its size, and its index: how it was tuned, and how much of the truth it finds."""
-    return json_answer(_describe(name, resources.model.space.opened_collection(name), resources), headers(resources))
+    collection = await opened_collection(name, request, resources)
+    return json_answer(_describe(name, collection, resources), headers(resources))
 
 
 @router.delete("/v1/collections/{name}", dependencies=[needs("write")], response_class=Response, responses=_DELETED)
 async def delete_collection(name: Name, request: Request, resources: Opened) -> Response:
     """With all its items, for good; of another model's embeddings, too."""
     store = resources.model.space.opened_store()
+    await open_arrived(name, request, resources)
     await change(request, resources, lambda: store.delete(name))
     return json_answer({"collection": name, "outcome": "deleted"})
 

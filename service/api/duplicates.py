@@ -14,6 +14,7 @@ from mlcd.collections.duplicates import duplicate_groups
 from mlcd.errors import DeadlineExceeded, InvalidInput
 from service.api.access import Opened
 from service.api.answers import headers, json_answer
+from service.api.arrivals import opened_collection
 from service.api.bodies import read_body, read_json, validated
 from service.api.collections import Name
 from service.api.document import json_body
@@ -42,7 +43,7 @@ async def find_duplicates(name: Name, request: Request, resources: Opened) -> Re
 
     At most 50,000 items, within the deadline; `mlcd index --duplicates` has no such bounds.
     """
-    collection = resources.model.space.opened_collection(name)
+    collection = await opened_collection(name, request, resources)
     content = await read_json(request, resources.compute) if await read_body(request) else {}
     asked = validated(DuplicatesRequest, content)
     if len(collection) > _MAX_ITEMS:

@@ -14,6 +14,7 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 from service.api.access import Opened
 from service.api.answers import headers, json_answer, provenance
+from service.api.arrivals import opened_collection
 from service.api.bodies import check_count, media_type, read_form, read_json, validated
 from service.api.changes import change
 from service.api.collections import Name
@@ -51,7 +52,7 @@ _FORM: Final[dict[str, Any]] = {
 _ADDED: Final[dict[int | str, dict[str, Any]]] = {200: {"model": AddedItems}, 404: {}, 409: {}}
 _ITEM: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": DescribedItem},
-    **{status: {} for status in (404, 409, 422)},
+    **{status: {} for status in (404, 409, 422, 504)},
 }
 _CHANGED: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": ChangedItem},
@@ -88,7 +89,7 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
 
     Durable when this is answered. An item that cannot be used is listed in `errors`, and the others are kept.
     """
-    collection = resources.model.space.opened_collection(name)
+    collection = await opened_collection(name, request, resources)
     collection.check_writable()
     batch = await _read(request, resources)
     embedded, encoded = await _embedded(request, resources, batch)
@@ -114,12 +115,13 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
 async def get_item(
     name: Name,
     id: ItemId,  # noqa: A002 - as in the path
+    request: Request,
     resources: Opened,
     *,
     embedding: Annotated[bool, Query()] = False,
 ) -> Response:
     """Its metadata and, with `embedding`, its unit embedding."""
-    item = resources.model.space.opened_collection(name).get(id)
+    item = (await opened_collection(name, request, resources)).get(id)
     content = {"collection": name, "id": item.id, "metadata": item.metadata}
     return json_answer({**content, "embedding": item.embedding if embedding else None}, headers(resources))
 
@@ -138,7 +140,7 @@ async def update_item(
     resources: Opened,
 ) -> Response:
     """Other metadata in place of those that it has; its embedding stays."""
-    collection = resources.model.space.opened_collection(name)
+    collection = await opened_collection(name, request, resources)
     asked = validated(MetadataRequest, await read_json(request, resources.compute))
     outcome = await change(request, resources, lambda: collection.update_metadata(id, asked.metadata))
     return json_answer({"collection": name, "id": id, "outcome": outcome})
@@ -154,7 +156,7 @@ async def delete_item(
     resources: Opened,
 ) -> Response:
     """Found by no search that begins after this is answered."""
-    collection = resources.model.space.opened_collection(name)
+    collection = await opened_collection(name, request, resources)
     await change(request, resources, lambda: collection.delete(id))
     return json_answer({"collection": name, "id": id, "outcome": "deleted"})
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
@@ -11,13 +12,14 @@ from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
+from mlcd.collections.items import check_name
 from mlcd.errors import Conflict, MlcdError
 from service.api.access import Opened
 from service.api.answers import JSON
 from service.api.bodies import read_json, validated
 from service.api.document import json_body, reference
 from service.api.queries import check_top
-from service.api.schemas.jobs import Job, JobList, JobRequest
+from service.api.schemas.jobs import FailedShard, FailureList, Job, JobList, JobRequest
 from service.jobs import job as jobs
 from service.jobs.desk import JobDesk
 from service.jobs.job import FINISHED, Event, JobSpec, JobState
@@ -32,10 +34,12 @@ _LOOK_EVERY_S: Final = 0.5
 _HEARTBEAT_S: Final = 10.0
 """Proxies close what is silent for longer, often a minute."""
 _COME_BACK_MS: Final = 1000
-_MAX_EVENT: Final = 2**53
+_MAX_NUMBER: Final = 2**53
+"""Of an event or a shard: what every reader of JSON takes for itself."""
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (409, 503, 504)}
 _ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Job}, 404: {}, **_REFUSALS}
 _LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": JobList}, 422: {}, **_REFUSALS}
+_FAILURES: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FailureList}, 404: {}, **_REFUSALS}
 _LOCATION: Final[dict[str, Any]] = {"Location": {"description": "of the job", "schema": {"type": "string"}}}
 _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": Job, "description": "accepted before, with the same Idempotency-Key", "headers": _LOCATION},
@@ -109,6 +113,22 @@ async def describe(job_id: str, request: Request, resources: Opened) -> Response
     return _answer(Job.of(await desk.ask(partial(desk.store.get, job_id), deadline=request.state.deadline)))
 
 
+@router.get("/v1/jobs/{job_id}/failures", dependencies=[needs("jobs")], response_class=Response, responses=_FAILURES)
+async def list_failures(
+    job_id: str,
+    request: Request,
+    resources: Opened,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
+) -> Response:
+    """Its shards that were left aside, with reasons, page by page; none after a retry, which tries them again."""
+    desk = _desk(resources)
+    look = partial(desk.store.failures, job_id, limit=limit, after=cursor)
+    page = await desk.ask(look, deadline=request.state.deadline)
+    failures = [FailedShard.of(failure) for failure in page.failures]
+    return _answer(FailureList(failures=failures, cursor=page.cursor))
+
+
 @router.delete("/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE)
 async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
     """Cancel it: workers stop within seconds, and what they have written is removed."""
@@ -128,7 +148,7 @@ async def watch(
     job_id: str,
     request: Request,
     resources: Opened,
-    last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_EVENT)] = None,
+    last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_NUMBER)] = None,
 ) -> Response:
     """Every change of it as server-sent events: those after Last-Event-ID, else from now on, how it stands first.
 
@@ -187,6 +207,8 @@ def _checked(asked: JobRequest, resources: Resources) -> JobSpec:
         for name in ("top", "threshold", "embeddings"):
             if getattr(asked, name) is not None:
                 raise BadRequest(f"{name} is of label jobs only", param=name)
+        if asked.kind == "index":
+            check_name(PurePosixPath(asked.output).name)  # whatever lies among a server's collections has to be one
         return JobSpec(asked.kind, asked.input, asked.output, resources.encoder.fingerprint)
     top = JobSpec.top if asked.top is None else asked.top
     check_top(top, resources)

@@ -13,6 +13,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.items import Match
 from service.api.access import Opened
 from service.api.answers import headers, json_answer, provenance
+from service.api.arrivals import opened_collection
 from service.api.bodies import check_count, media_type, read_json, validated
 from service.api.collections import Name
 from service.api.document import image_body
@@ -53,7 +54,7 @@ async def search(
     The options go into the query string or into a JSON body. `exact`: compare with all items, whatever the index; the
     answer says whether that was done, and how many items the filter leaves.
     """
-    collection = resources.model.space.opened_collection(name)
+    collection = await opened_collection(name, request, resources)
     given = given_fields({"top": top, "filter": _parsed(filter), "threshold": threshold, "exact": exact})
     content = None
     if media_type(request) == "application/json":

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # an extra
 
 _COLUMNS: Final = ("id", "kind", "state", "images", "img/s", "created", "input", "output")
 _NOT_DONE: Final = 1
+_SHOWN_FAILURES: Final = 5
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Progress and result as JSON lines on standard output."
 )
@@ -95,8 +97,21 @@ def list_jobs(client: "JobsClient", state: str | None, *, as_json: bool) -> None
 @click.argument("job")
 @_with_client
 def show(client: "JobsClient", job: str) -> None:
-    """All that is known of JOB, as JSON."""
-    click.echo(json.dumps(client.show(job), indent=2))
+    """All that is known of JOB, as JSON, with the first of its shards that were left aside and how many more are."""
+    shown = client.show(job)
+    first = list(islice(client.failures(job, page_size=_SHOWN_FAILURES), _SHOWN_FAILURES))
+    more = max(0, shown["progress"]["shards_failed"] - len(first))
+    click.echo(json.dumps({**shown, "failures": first, "more_failures": more}, indent=2))
+
+
+@jobs.command()
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each.")
+@_with_client
+def failures(client: "JobsClient", job: str, *, as_json: bool) -> None:
+    """Why shards of JOB were left aside, line by line."""
+    for failure in client.failures(job):
+        click.echo(json.dumps(failure) if as_json else _failure(failure))
 
 
 @jobs.command()
@@ -141,20 +156,50 @@ def _follow(client: "JobsClient", job_id: str, reporter: Reporter) -> None:
             speed = progress["images_per_s"] or 0.0
             meter.advance(progress["done"] - done, failed=progress["failed_items"], images_per_s=round(speed, 1))
             done = progress["done"]
-            if job["ended"] is not None:
+            if job["ended"] is not None or progress["stage"] == "publish":
                 break
             job = next(changes)
+    if job["kind"] == "index" and job["state"] in ("running", "succeeded"):
+        for step in ("collected", "indexed"):
+            job = _count(step, job, changes, reporter)
+    if job["ended"] is None:
+        with reporter.stage("publish", None):
+            while job["ended"] is None:
+                job = next(changes)
     reporter.result(job, _outcome(job))
     if job["state"] != "succeeded":
         sys.exit(_NOT_DONE)
 
 
+def _count(step: str, job: dict[str, Any], changes: Iterator[dict[str, Any]], reporter: Reporter) -> dict[str, Any]:
+    """Follow this number until it has come to all images, or the job to its end: as it is then."""
+    done = 0
+    with reporter.stage(step, job["progress"]["images"]) as meter:
+        while True:
+            now = job["progress"][step]
+            meter.advance(max(0, now - done))  # less, where another worker begins again
+            done = max(done, now)
+            if job["ended"] is not None or now == job["progress"]["images"]:
+                return job
+            job = next(changes)
+
+
 def _outcome(job: dict[str, Any]) -> str:
     progress, problem = job["progress"], job["problem"]
     line = f"{job['id']} {job['state']}: {progress['done']} images, {progress['failed_items']} of them without a result"
-    if problem is None:
-        return line
-    return f"{line}; {problem['message']}" + (f": {problem['remedy']}" if problem["remedy"] else "")
+    if progress["damaged_files"]:
+        line += f", damaged files: {progress['damaged_files']}"
+    if progress["shards_failed"]:
+        line += f", shards left aside: {progress['shards_failed']} (mlcd jobs failures {job['id']})"
+    return line if problem is None else f"{line}; {_problem(problem)}"
+
+
+def _failure(failure: dict[str, Any]) -> str:
+    return f"shard {failure['shard']} ({failure['images']} images): {_problem(failure['problem'])}"
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    return f"{problem['message']}: {problem['remedy']}" if problem["remedy"] else str(problem["message"])
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:

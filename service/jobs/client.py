@@ -43,6 +43,15 @@ class JobsClient:
     def show(self, job_id: str) -> dict[str, Any]:
         return self._ask("GET", _path(job_id))
 
+    def failures(self, job_id: str, *, page_size: int = 200) -> Iterator[dict[str, Any]]:
+        """All shards that were left aside, with reasons."""
+        place, given = f"{_path(job_id)}/failures", {"limit": page_size}
+        page = self._ask("GET", place, params=given)
+        yield from page["failures"]
+        while page["cursor"] is not None:
+            page = self._ask("GET", place, params={**given, "cursor": page["cursor"]})
+            yield from page["failures"]
+
     def cancel(self, job_id: str) -> dict[str, Any]:
         return self._ask("DELETE", _path(job_id))
 

@@ -66,8 +66,15 @@ class Job:
     """Images of finished shards, and what workers have told of shards under way; failed ones included."""
     failed_items: int = 0
     """Images without a result: those that errors.jsonl names."""
-    unlisted: int = 0
-    """Files of the input that hold no images that could be listed: errors.jsonl names them, too."""
+    damaged_files: int = 0
+    """Files of the input (tar shards, zip, parquet) that could not be listed, or not to their end: what they hold is in
+    no shard. errors.jsonl names them, too."""
+    stage: Stage | None = None
+    """At which it is, or was when it failed; None where nothing is left to do."""
+    collected: int = 0
+    """Of `index`, images that the collection holds, those without a result included: once all shards are done."""
+    indexed: int = 0
+    """Of these, images that its index is made of: once all are collected."""
     images_per_s: float | None = None
     """Of all workers together, over the time in which there was one; None until one has told of an image."""
     problem: Problem | None = None

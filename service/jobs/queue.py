@@ -108,12 +108,12 @@ class Queue:
     def refused(self, work: Work, problem: Problem) -> None:
         self._report(work, lambda record, _: transitions.give_back(record, work, refusal=problem))
 
-    def planned(self, work: Work, sizes: Sequence[int], *, unlisted: int = 0) -> None:
+    def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
         def step(transaction: Transaction) -> None:
             record = transaction.record(work.job_id)
             if record is not None and work.lease in record.leases:
                 transaction.set_sizes(work.job_id, sizes)
-                after = transitions.cut(record, work, sizes, now_s=transaction.now_s, unlisted=unlisted)
+                after = transitions.cut(record, work, sizes, now_s=transaction.now_s, damaged_files=damaged_files)
                 self._keep(transaction, record, after)
 
         self._records.transact(step)

@@ -13,7 +13,7 @@ from service.jobs.job import Failure, Job, JobSpec, JobState, Problem, Stage
 
 @dataclass(frozen=True)
 class Lease:
-    """One piece in the hands of one worker. images: of the piece, 0 where it is no shard; done: of them, so far."""
+    """One piece in the hands of one worker. images: of the shard, or `publish_steps`, else 0; done: of them, so far."""
 
     worker: str
     stage: Stage
@@ -62,7 +62,7 @@ class Record:
     done: int = 0
     """Images of shards that are done."""
     failed_items: int = 0
-    unlisted: int = 0
+    damaged_files: int = 0
     problem: Problem | None = None
     refusal: Problem | None = None
     """Why a worker has left it to others, until one of these gets on with it."""
@@ -102,7 +102,23 @@ class Record:
     @property
     def images_done(self) -> int:
         """With what workers have told of shards under way."""
-        return self.done + sum(lease.done for lease in self.leases.values() if lease.stage == self.stage)
+        return self.done + (self._under_way if self.stage == "shard" else 0)
+
+    @property
+    def _under_way(self) -> int:
+        return sum(lease.done for lease in self.leases.values() if lease.stage == self.stage)
+
+    @property
+    def publish_steps(self) -> int:
+        """Every image is collected and then indexed; other kinds do not count while they publish."""
+        return 2 * (self.images or 0) if self.spec.kind == "index" else 0
+
+    @property
+    def _published(self) -> int:
+        """Of `publish_steps`."""
+        if self.state == "succeeded":
+            return self.publish_steps
+        return self._under_way if self.stage == "publish" else 0
 
     @property
     def job(self) -> Job:
@@ -120,8 +136,11 @@ class Record:
             images=self.images,
             done=self.images_done,
             failed_items=self.failed_items,
-            unlisted=self.unlisted,
+            damaged_files=self.damaged_files,
             problem=self.problem or self.refusal,
+            stage=self.stage,
+            collected=min(self._published, self.images or 0),
+            indexed=max(0, self._published - (self.images or 0)),
             images_per_s=self.images_per_s,
         )
 

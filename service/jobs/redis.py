@@ -234,8 +234,8 @@ class _Transaction:
             self._do("HDEL", WAITING, record.id)
 
     def remove(self, record: Record) -> None:
-        for key in (record_key, events_key, sizes_key, failures_key):
-            self._do("DEL", key(record.id))
+        for key_of in (record_key, events_key, sizes_key, failures_key):
+            self._do("DEL", key_of(record.id))
         for key in (ALL, ENDED, state_key(record.state), due_key(record.spec.fingerprint)):
             self._do("ZREM", key, record.id)
         self._do("HDEL", WAITING, record.id)

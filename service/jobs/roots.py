@@ -1,18 +1,26 @@
 """The folders that jobs may read and write, and nothing beside them: neither by `..`, nor by links, nor by a URL."""
 
 import os
+import re
+import stat
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import fsspec
+from fsspec.utils import glob_translate
 
+from mlcd.artifact import MANIFEST, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.images.sources import open_source
 from service.problems import BadRequest, OutsideRoots
 
 Param = Literal["input", "output"]
 _WILDCARDS: Final = "*?["
+_DRAFT: Final = draft_path(Path("name")).suffix
+_NAME_BYTES: Final = 200
+"""Of an output: drafts, and what they are renamed to when they are removed, have longer names; 255 is the most."""
 
 
 class Roots:
@@ -47,6 +55,11 @@ class Roots:
         path = Path(real)
         files = [] if path.is_dir() else [real] if path.is_file() else _matches(real)
         self.check_files(files)
+        for file in files:
+            if not Path(file).is_file():  # one that waits for a writer would keep whoever opens it
+                raise InvalidInput(
+                    "a wildcard of the input finds more than files", remedy="leave folders and pipes out"
+                )
         try:
             open_source(real)
         except MlcdError as error:
@@ -59,11 +72,23 @@ class Roots:
 
         Raises InvalidInput, Conflict where something is there.
         """
-        folder = Path(real).parent
-        if os.path.lexists(real):
+        out = Path(real)
+        folder, draft = out.parent, draft_path(out)
+        if os.path.lexists(out):
             raise Conflict("the output exists already", remedy="name another: nothing is overwritten")
-        if folder.is_relative_to(input_of_job):
+        if os.path.lexists(draft):
+            raise Conflict(
+                f"unfinished work stands at the output, as {draft.name}",
+                remedy="name another; what is left of a canceled job goes as soon as a worker is there",
+            )
+        if out.suffix == _DRAFT:
+            raise InvalidInput(f"the output ends with {_DRAFT}", remedy="that is what unfinished outputs are called")
+        if len(os.fsencode(out.name)) > _NAME_BYTES:
+            raise InvalidInput(f"the output's name has more than {_NAME_BYTES} bytes", remedy="give a shorter one")
+        if folder.is_relative_to(input_of_job) or any(_finds(input_of_job, path) for path in (out, draft)):
             raise InvalidInput("the output is in the input", remedy="name a place beside it")
+        if any(each.suffix == _DRAFT or (each / MANIFEST).exists() for each in out.parents):
+            raise InvalidInput("the output is in what another step makes", remedy="name a place beside it")
         if not folder.is_dir():
             raise InvalidInput("the folder of the output does not exist", remedy="make it first")
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -77,6 +102,8 @@ class Roots:
     def _named_path(self, location: str, param: Param) -> Path:
         if "\0" in location or "://" in location or "::" in location or not location.startswith("/"):
             raise BadRequest(f"{param} must be an absolute path", param=param)
+        if param == "output" and any(unicodedata.category(character) == "Cc" for character in location):
+            raise BadRequest("output must have no control characters", param=param)
         path = Path(location)
         if ".." in path.parts or not any(path.is_relative_to(root) for root in self._named):
             raise OutsideRoots(param)
@@ -104,11 +131,17 @@ def _matches(pattern: str) -> list[str]:
     return found
 
 
+def _finds(pattern: str, path: Path) -> bool:
+    return any(c in pattern for c in _WILDCARDS) and re.match(glob_translate(pattern), str(path)) is not None
+
+
 def _readable(folder: Path, files: Sequence[str]) -> Iterator[str]:
     """Files of an input that can be opened and hold something."""
     for path in files or _walk(folder):
         try:
-            with open(path, "rb") as file:  # noqa: PTH123 - names need not be valid UTF-8
+            if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - names need not be valid UTF-8
+                continue
+            with open(path, "rb") as file:  # noqa: PTH123 - as above
                 if file.read(1):
                     yield path
         except OSError:

@@ -79,9 +79,9 @@ class JobStore(Protocol):
         """As `release`, and the job tells this problem until another worker gets on with it: this one cannot do it."""
         ...
 
-    def planned(self, work: Work, sizes: Sequence[int], *, unlisted: int = 0) -> None:
-        """The shards' images, in order; unlisted: files that could not be listed. Like the next three, of no effect
-        where the lease has ended.
+    def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
+        """The shards' images, in order; damaged_files: of the input, that could not be listed to their end. Like the
+        next three, of no effect where the lease has ended.
         """
         ...
 

@@ -41,7 +41,7 @@ def give(
     is_fresh = piece == record.fresh
     attempt = record.attempts.get(piece, 0) + 1
     is_shard = record.stage == "shard"
-    images = images_of(piece) if is_shard else 0
+    images = images_of(piece) if is_shard else record.publish_steps if record.stage == "publish" else 0
     idle_s = now_s - record.heard_s if is_shard and not record.leases else 0.0
     given = Lease(worker, record.stage, piece, attempt, now_s + lease_s, images)
     record = replace(
@@ -79,12 +79,12 @@ def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> 
     return replace(record, again=(lease.piece, *record.again), attempts=attempts)
 
 
-def cut(record: Record, work: Work, sizes: Sequence[int], *, now_s: float, unlisted: int = 0) -> Record:
-    """The plan is made: shards of so many images, and so many files that could not be listed."""
+def cut(record: Record, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0) -> Record:
+    """The plan is made: shards of so many images, and so many files that could not be listed to their end."""
     record, lease = _ended(record, work)
     if lease is None:
         return record
-    record = replace(record, shards=len(sizes), images=sum(sizes), unlisted=unlisted, refusal=None)
+    record = replace(record, shards=len(sizes), images=sum(sizes), damaged_files=damaged_files, refusal=None)
     record = replace(record, busy_since_s=now_s, heard_s=now_s)
     return _advanced(_entered(record, "shard", len(sizes)), now_s)
 
@@ -201,10 +201,12 @@ def _entered(record: Record, stage: Stage, pieces: int) -> Record:
 def _anew(record: Record) -> Record:
     """From the plan on, as if nothing had been done."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
-    record = replace(record, shards=None, shards_done=0, images=None, done=0, failed_items=0, unlisted=0)
+    record = replace(record, shards=None, shards_done=0, images=None, done=0, failed_items=0, damaged_files=0)
     return _entered(record, "plan", 1)
 
 
 def _paced(record: Record, now_s: float) -> Record:
+    if record.stage != "shard":
+        return replace(record, heard_s=now_s)
     busy_s, done = now_s - record.busy_since_s, record.images_done
     return replace(record, heard_s=now_s, images_per_s=done / busy_s if done and busy_s > 0 else record.images_per_s)

@@ -3,6 +3,7 @@
 Two threads. The one that computes does the piece and stops between images when it is told to. The main thread talks to
 the queue and hears signals: it renews the lease every second and learns by that of cancels. What does not stop in time,
 as the engine is at a batch, is left where it is: the process ends or begins anew, and no half part is ever visible.
+What hangs ends the process, too.
 """
 
 import logging
@@ -16,9 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Final
 
+from mlcd.errors import NotFound
 from service.jobs.job import JobState, Work
 from service.jobs.store import JobStore
-from service.jobs.worker_faults import EngineDown, Stopped, is_fatal, problem_of
+from service.jobs.worker_faults import EngineDown, Stopped, is_fatal, is_misfit, place_of, problem_of, stalled
 from service.jobs.worker_link import Link
 from service.jobs.worker_piece import Outcome, Pieces, Watch
 from service.observability.faults import kinds, places
@@ -40,6 +42,10 @@ _AFTER_FAILURE_S: Final = 1.0
 """What made a piece fail may be over then."""
 _ENGINE_PAUSE_S: Final = 10.0
 """For an engine that is away to come back."""
+_LEFT_LOOK_S: Final = 2.0
+"""Between looks at jobs that this worker has left to others."""
+_STALLED: Final = 1
+"""The exit status."""
 _LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
 _PAGE: Final = 100
 _log = logging.getLogger("mlcd.jobs")
@@ -49,11 +55,18 @@ class Worker:
     """`run` is for the main thread."""
 
     def __init__(
-        self, store: JobStore, pieces: Pieces, computing: ThreadPoolExecutor, *, name: str, lease_s: float
+        self,
+        store: JobStore,
+        pieces: Pieces,
+        computing: ThreadPoolExecutor,
+        *,
+        name: str,
+        lease_s: float,
+        stall_s: float,
     ) -> None:
         """computing: has a single thread, in which the equipment of `pieces` was opened."""
         self._store, self._pieces, self._computing = store, pieces, computing
-        self._name, self._lease_s = name, lease_s
+        self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping = False
         self.last_resort = threading.Timer(_END_S, os._exit, (1,))
         """Ends the process after a signal, whatever hangs; to be cancelled by who goes on after `run`."""
@@ -61,6 +74,9 @@ class Worker:
         self._link = Link()
         self._engine_up = True
         self._beat_due_s = 0.0
+        self._left: set[str] = set()
+        """Jobs that run, for other workers."""
+        self._look_due_s = 0.0
 
     def run(self, *, drain: bool) -> None:
         """Until a signal; with `drain` until no job of this model is left."""
@@ -86,14 +102,28 @@ class Worker:
         self.last_resort.start()
 
     def _claim(self) -> Work | None:
-        return self._store.claim(self._name, [self._pieces.fingerprint], lease_s=self._lease_s)
+        self._look_at_left()
+        return self._store.claim(self._name, [self._pieces.fingerprint], lease_s=self._lease_s, leaving=self._left)
+
+    def _look_at_left(self) -> None:
+        """One that was canceled is for everybody to clear away; and then it may begin anew."""
+        if self._left and time.monotonic() >= self._look_due_s:
+            self._look_due_s = time.monotonic() + _LEFT_LOOK_S
+            self._left = set(filter(self._runs, self._left))
+
+    def _runs(self, job_id: str) -> bool:
+        try:
+            return self._store.get(job_id).state == "running"
+        except NotFound:
+            return False
 
     def _nothing_left(self) -> bool:
         for state in _LIVE_STATES:
             cursor = None
             while True:
                 page = self._store.page(limit=_PAGE, cursor=cursor, state=state)
-                if any(job.spec.fingerprint == self._pieces.fingerprint for job in page.jobs):
+                ours = (job for job in page.jobs if job.spec.fingerprint == self._pieces.fingerprint)
+                if any(job.id not in self._left for job in ours):
                     return False
                 if (cursor := page.cursor) is None:
                     break
@@ -130,6 +160,8 @@ class Worker:
             self._engine_up = False
             self._report(lambda: self._store.release(work))
             self._pause(_ENGINE_PAUSE_S)
+        elif is_misfit(error):
+            self._leave(work, error)
         else:
             assert isinstance(error, Exception)
             self._tell_failed(work, error)
@@ -150,6 +182,8 @@ class Worker:
                 stopped_s = time.monotonic()
             if stopped_s is not None and time.monotonic() - stopped_s > (_DRAIN_S if self._stopping else _STOP_S):
                 self._abandon(work)
+            if not watch.stop and watch.stalls(self._stall_s):
+                self._end_stalled(work, watch)
 
     def _renew(self, work: Work, watch: Watch) -> None:
         asked_s = time.monotonic()
@@ -167,6 +201,22 @@ class Worker:
             os._exit(0)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
 
+    def _end_stalled(self, work: Work, watch: Watch) -> None:
+        facts = {"job": work.job_id, "attempt": work.attempt, "images": watch.done}
+        place = place_of(watch.thread)
+        message = "%s hangs: no image was done for %g s (%s); the worker ends, start it again"
+        _log.error(message, _name(work), self._stall_s, place, extra={"fields": facts})
+        self._link.once(lambda: self._store.failed(work, stalled(self._stall_s)))
+        logging.shutdown()
+        os._exit(_STALLED)
+
+    def _leave(self, work: Work, error: BaseException) -> None:
+        problem = problem_of(error)
+        facts = {"job": work.job_id, "code": problem.code}
+        _log.warning("a job is left to other workers: %s: %s", problem.message, problem.remedy, extra={"fields": facts})
+        self._left.add(work.job_id)
+        self._report(lambda: self._store.refused(work, problem))
+
     def _report(self, tell: Callable[[], None]) -> None:
         """As often as it takes: what is not told is done again."""
         self._link.once(tell)
@@ -178,7 +228,7 @@ class Worker:
         if outcome.sizes is None:
             self._store.completed(work, failed_items=outcome.failed_items)
         else:
-            self._store.planned(work, outcome.sizes)
+            self._store.planned(work, outcome.sizes, damaged_files=outcome.damaged_files)
 
     def _tell_failed(self, work: Work, error: Exception) -> None:
         problem = problem_of(error)

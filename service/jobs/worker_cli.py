@@ -55,4 +55,5 @@ def _open_worker(stack: ExitStack, settings: Settings, name: str) -> Worker:
     num_centers = 0 if equipment.centers is None else len(equipment.centers.centers.vectors)
     encoder = equipment.encoder
     click.echo(f"worker {name}: {encoder.name} ({encoder.engine}, {num_centers} centers)")
-    return Worker(store, pieces, computing, name=name, lease_s=settings.jobs.lease_s)
+    jobs = settings.jobs
+    return Worker(store, pieces, computing, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s)

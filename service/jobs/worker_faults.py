@@ -1,13 +1,16 @@
 """What can end a piece early, and what of it the job tells: safe to show."""
 
+import sys
 from typing import Final
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
-from mlcd.pipelines.shard import InputChanged
+from mlcd.pipelines.shard import InputChanged, OtherSettings
 from service.jobs.job import Problem, Stage
 from service.problems import name_of, status_of
 
 _AGAIN: Final = "retry the job when that is mended"
+_OURS: Final = ("mlcd.", "service.")
+_PLACES: Final = 6
 
 
 class Stopped(Exception):
@@ -15,21 +18,27 @@ class Stopped(Exception):
 
 
 class EngineDown(Exception):
-    """The engine fails on a blank image, too: the piece is not at fault."""
+    """The engine fails on a blank image, too, or is busy with others' work: the piece is not at fault."""
 
 
 class OtherCenters(ConfigInvalid):
     """The job was submitted for other centers than a worker has."""
 
 
+_CODES: Final[dict[type[MlcdError], str]] = {
+    InputChanged: "input-changed",
+    OtherCenters: "other-centers",
+    OtherSettings: "other-settings",
+}
+
+
 def problem_of(error: BaseException) -> Problem:
     """Paths of the job's own input and output are known to who asked for it; the rest is for the log."""
     if isinstance(error, DiskFull):
         return Problem("disk-full", error.message, "free space, then retry the job")
-    if isinstance(error, InputChanged):
-        return Problem("input-changed", error.message, error.remedy)
-    if isinstance(error, OtherCenters):
-        return Problem("other-centers", error.message, "submit the job again, or give every worker those centers")
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return Problem(code, error.message, error.remedy)
     if isinstance(error, ConfigInvalid | ArtifactInvalid):
         return Problem("worker-misconfigured", "a worker cannot do this job; its log says why", _AGAIN)
     if isinstance(error, MlcdError):
@@ -37,8 +46,29 @@ def problem_of(error: BaseException) -> Problem:
     return Problem("internal-error", "a worker failed on this piece; its log says where", _AGAIN)
 
 
+def stalled(seconds: float) -> Problem:
+    """A worker has got no further for so long."""
+    return Problem("stalled", f"a worker hung on this shard for {seconds:g} s and ended; its log says where", _AGAIN)
+
+
+def is_misfit(error: BaseException) -> bool:
+    """Whether it is this worker alone that cannot do the job."""
+    return isinstance(error, OtherCenters | OtherSettings)
+
+
 def is_fatal(error: BaseException, stage: Stage) -> bool:
     """Whether all other pieces of the job would fail alike."""
     if isinstance(error, DiskFull | InputChanged | ConfigInvalid):
         return True
     return stage != "shard" and isinstance(error, InvalidInput | NotFound)
+
+
+def place_of(thread: int | None) -> str:
+    """Modules and lines of our own that it is in now, outermost first."""
+    found, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "?"))
+        if name.startswith(_OURS):
+            found.append(f"{name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " > ".join(reversed(found[:_PLACES]))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # an extra
 IN_FLIGHT: Final = 3
 """Batches: one that runs, one that waits there, one on its way."""
 _BUSY_PAUSE_S: Final = 0.2
-_BUSY_S: Final = 600.0
-"""For so long a batch gives way to the requests that fill Triton's queue."""
+_BUSY_SHARE: Final = 0.5
+"""Of MLCD_JOBS__STALL_S: for so long a batch gives way to the requests that fill Triton's queue. That is no hang."""
 
 
 @contextmanager
@@ -33,7 +33,8 @@ def opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
     try:
         opened = asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
         try:
-            yield TritonBatches(opened.encoder, loop, timeout_s=settings.triton.timeout_s)
+            busy_s = _BUSY_SHARE * settings.jobs.stall_s
+            yield TritonBatches(opened.encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s)
         finally:
             asyncio.run_coroutine_threadsafe(engine.__aexit__(None, None, None), loop).result()
     finally:
@@ -47,14 +48,17 @@ class TritonBatches:
 
     engine = "triton"
 
-    def __init__(self, encoder: "TritonEncoder", loop: asyncio.AbstractEventLoop, *, timeout_s: float) -> None:
+    def __init__(
+        self, encoder: "TritonEncoder", loop: asyncio.AbstractEventLoop, *, timeout_s: float, busy_s: float
+    ) -> None:
         self.name, self.fingerprint, self.dimension = encoder.name, encoder.fingerprint, encoder.dimension
         self.preprocess, self.precision = encoder.preprocess, encoder.precision
         self._encoder, self._loop, self._timeout_s = encoder, loop, timeout_s
+        self._busy_s = busy_s
 
     def encode(self, images: ImageBatch) -> Embeddings:
         """As `TritonEncoder.encode`; where Triton's queue is full, this waits for its turn."""
-        until_s = time.monotonic() + _BUSY_S
+        until_s = time.monotonic() + self._busy_s
         while True:
             request = self._encoder.encode(images, timeout_s=self._timeout_s)
             try:

@@ -313,14 +313,66 @@ def test_a_hundred_thousand_shards_are_claimed_one_by_one(store):
     assert store.depth() == 99_950
 
 
-def test_the_pace_leaves_out_the_time_without_workers(store):
-    job_id = planned(store, [1000, 1000])
+def test_a_piece_that_failed_is_given_again_after_ever_longer_pauses_and_the_others_at_once(store, monkeypatch):
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 1.5)  # less than the next
+    job_id = planned(store, [10, 10, 10])
+    first = claim(store)
+    failed_s = time.monotonic()
+    store.failed(first, BROKEN)
+    assert claim(store).shard == 1
+    assert claim(store).shard == 2
+    assert claim(store) is None
+    assert (store.depth(), store.get(job_id).state) == (1, "running")
+    again = until_claimed(store)
+    assert (again.shard, again.attempt) == (0, 2)
+    assert time.monotonic() - failed_s >= 1.0
+    failed_s = time.monotonic()
+    store.failed(again, BROKEN)
+    assert until_claimed(store).attempt == 3
+    assert time.monotonic() - failed_s >= 1.5
+
+
+def until_claimed(store):
+    limit = time.monotonic() + 30
+    while (work := claim(store)) is None:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    return work
+
+
+def test_a_pause_keeps_no_other_job_waiting_and_a_retry_ends_it(store, monkeypatch):
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", LONG_S)
+    job_id = planned(store, [10, 10])
+    store.failed(claim(store), BROKEN)
+    other = submitted(store, 1)
+    store.failed(claim(store), Problem("disk-full", "full"), fatal=True)
+    assert claim(store).job_id == other
+    store.retry(job_id)
+    assert sorted(claim(store).shard for _ in range(2)) == [0, 1]
+
+
+def test_a_worker_that_cannot_do_a_job_leaves_it_to_others_uncounted_and_the_job_says_so(store):
+    job_id = planned(store, [10, 10])
+    misfit = Problem("other-settings", "begun with another engine", "start a worker with that")
+    for _ in range(2 * MAX_ATTEMPTS):
+        work = claim(store)
+        assert work.attempt == 1
+        store.refused(work, misfit)
+    job = store.get(job_id)
+    assert (job.state, job.problem, store.events(job_id)[-1].job) == ("running", misfit, job)
+    later = submitted(store, 1)
+    assert store.claim("w", [MODEL], lease_s=LONG_S, leaving={job_id}).job_id == later
+    assert store.claim("w", [MODEL], lease_s=LONG_S, leaving={job_id}) is None
     work = claim(store)
-    time.sleep(0.05)
+    assert store.get(job_id).problem == misfit  # it may be the next one that cannot
     store.completed(work)
-    before = store.get(job_id).images_per_s
-    time.sleep(0.4)
-    work = claim(store)
-    time.sleep(0.05)
-    store.completed(work)
-    assert store.get(job_id).images_per_s == pytest.approx(before, rel=0.5)
+    assert store.get(job_id).problem is None
+    store.refused(claim(store), misfit)
+    assert store.cancel(job_id).problem is None
+
+
+def test_however_many_jobs_are_left_the_next_one_is_found(store):
+    left = {submitted(store, number) for number in range(40)}
+    last = submitted(store, 40)
+    assert store.claim("w", [MODEL], lease_s=LONG_S, leaving=left).job_id == last

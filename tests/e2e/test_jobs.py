@@ -30,9 +30,10 @@ BROKEN = "n00000007"
 class Setting:
     """One queue, and workers on it."""
 
-    def __init__(self, folder, model, *, redis_url=None, lease_s=2):
+    def __init__(self, folder, model, *, redis_url=None, lease_s=2, stall_s=300):
         self.folder, self.model = folder, str(model)
         self._settings = {"jobs__roots": folder, "jobs__shard_images": SHARD_IMAGES, "jobs__lease_s": lease_s}
+        self._settings["jobs__stall_s"] = stall_s
         if self.model.startswith("fake:"):
             self._settings["engine"] = "fake"
         if redis_url is not None:
@@ -182,9 +183,9 @@ def test_killed_ten_times_and_redis_twice_a_job_ends_with_the_same_bytes(journey
             kill_and_finish(setting, write_images(pictures, tmp_path, "tar"), 10, disturb)
 
 
-def slow(folder, latency_ms):
+def slow(folder, latency_ms, **settings):
     """An engine that takes so long for each of four shards."""
-    return Setting(folder, f"fake:latency_ms={latency_ms}")
+    return Setting(folder, f"fake:latency_ms={latency_ms}", **settings)
 
 
 @pytest.fixture
@@ -248,6 +249,37 @@ def test_a_cancel_is_heard_while_the_engine_hangs(few, tmp_path):
         until(lambda: not any(stage == "shard" for _, stage, _ in setting.held(job_id)), timeout_s=5)
         until(lambda: not [path for path in tmp_path.iterdir() if "out" in path.name], timeout_s=30)
         assert process.poll() is None
+
+
+def test_a_worker_whose_engine_hangs_ends_and_another_takes_its_shard(few, tmp_path):
+    """Though its heart goes on to beat, and long before its lease could end."""
+    with slow(tmp_path, 3_600_000, lease_s=600, stall_s=1) as setting:
+        job_id = setting.submit(few, "out")
+        output, _ = setting.start().communicate(timeout=30)
+        line = next(json.loads(line) for line in output.splitlines() if "hangs" in line)
+        assert (line["level"], line["job"], line["attempt"]) == ("error", job_id, 1)
+        assert line["message"].startswith("shard 0 hangs: no image was done for 1 s (")
+        assert "service.dispatch.fake" in line["message"]
+        assert (setting.held(job_id), setting.queue.get(job_id).state) == ([], "running")
+        taken = until(lambda: setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60))
+        while taken.shard != 0:
+            taken = until(lambda: setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60))
+        assert taken.attempt == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_engine_that_always_hangs_fails_the_job_and_not_for_ever(few, tmp_path):
+    with slow(tmp_path, 3_600_000, stall_s=1) as setting:
+        job_id = setting.submit(few, "out")
+        statuses = []
+        while setting.queue.get(job_id).state != "failed":
+            process = setting.start("--drain")
+            process.communicate(timeout=60)
+            statuses.append(process.returncode)
+        assert statuses == [1] * 12
+        failures = setting.queue.failures(job_id, limit=10).failures
+        assert [(failure.shard, failure.problem.code) for failure in failures] == [(n, "stalled") for n in range(4)]
 
 
 @pytest.mark.slow

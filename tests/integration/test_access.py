@@ -35,6 +35,7 @@ NEEDED = {
     "/v1/jobs": ["jobs"],
     "/v1/jobs/{job_id}": ["jobs"],
     "/v1/jobs/{job_id}/events": ["jobs"],
+    "/v1/jobs/{job_id}/failures": ["jobs"],
     "/v1/jobs/{job_id}/retry": ["jobs"],
 }
 """Some of them, by hand: where the document and the routes are wrong in the same way."""

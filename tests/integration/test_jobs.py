@@ -156,6 +156,10 @@ def test_progress_is_told_as_workers_tell_it(place):
         "images": 200,
         "done": 200,
         "failed_items": 3,
+        "damaged_files": 0,
+        "stage": None,
+        "collected": None,
+        "indexed": None,
         "images_per_s": 1,
         "eta_s": None,
     }
@@ -264,7 +268,7 @@ def test_a_failed_job_says_why(place):
 
 
 def test_an_unknown_job_is_not_found(place):
-    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/retry")):
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/failures"), ("GET", "/events"), ("POST", "/retry")):
         for job_id in ("x", "0" * 20, "%2e%2e"):
             assert place.client.request(method, f"/v1/jobs/{job_id}{path}").status_code == 404
 
@@ -330,12 +334,79 @@ def test_the_command_submits_lists_shows_cancels_and_retries(place):
     assert (job["top"], job["input"], job["output"]) == (2, str(place.folder / "images"), str(place.folder / "cli"))
     again = command(place, "submit", "images", "cli", "--top", "2", "--key", "once", "--json", cwd=place.folder)
     assert json.loads(again.stdout) == job
-    assert json.loads(command(place, "show", job_id).stdout) == job
+    assert json.loads(command(place, "show", job_id).stdout) == {**job, "failures": [], "more_failures": 0}
     lines = command(place, "list", "--state", "queued").stdout.splitlines()
     assert lines[1].split()[:3] == [job_id, "label", "queued"]
     assert job in [json.loads(line) for line in command(place, "list", "--json").stdout.splitlines()]
     assert command(place, "cancel", job_id).stdout == f"{job_id} is canceled\n"
     assert command(place, "retry", job_id).stdout == f"{job_id} is queued again\n"
+
+
+def broken_job(place, num_shards, monkeypatch):
+    """A job whose shards have failed, all but the last."""
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.0)
+    job_id = place.submitted()
+    place.store.planned(place.claim(), [100] * num_shards, damaged_files=2)
+    while (work := place.claim()) is not None:
+        if work.shard == num_shards - 1:
+            place.store.completed(work)
+        else:
+            place.store.failed(work, Problem("undecodable", f"shard {work.shard} is broken", "mend it"))
+    return job_id
+
+
+def test_failed_shards_are_listed_page_by_page_with_reasons(place, monkeypatch):
+    job_id = broken_job(place, 8, monkeypatch)
+    job = place.show(job_id)
+    assert (job["state"], job["progress"]["shards_failed"], job["progress"]["damaged_files"]) == ("failed", 7, 2)
+    address = f"/v1/jobs/{job_id}/failures"
+    everything = place.client.get(address).json()
+    assert everything["cursor"] is None
+    assert everything["failures"][2] == {
+        "shard": 2,
+        "images": 100,
+        "problem": {"code": "undecodable", "message": "shard 2 is broken", "remedy": "mend it"},
+    }
+    seen, params = [], {"limit": 3}
+    while params.get("cursor", 0) is not None:
+        page = place.client.get(address, params=params).json()
+        assert len(page["failures"]) <= 3
+        seen += page["failures"]
+        params["cursor"] = page["cursor"]
+    assert seen == everything["failures"]
+    assert [failure["shard"] for failure in seen] == list(range(7))
+    for params in ({"limit": 0}, {"limit": 201}, {"cursor": "x"}, {"cursor": -2}, {"cursor": 2**60}):
+        assert place.client.get(address, params=params).status_code == 400
+    shown = json.loads(command(place, "show", job_id).stdout)
+    assert (shown["failures"], shown["more_failures"]) == (seen[:5], 2)
+    lines = command(place, "failures", job_id).stdout.splitlines()
+    assert (len(lines), lines[6]) == (7, "shard 6 (100 images): shard 6 is broken: mend it")
+    assert [json.loads(line) for line in command(place, "failures", job_id, "--json").stdout.splitlines()] == seen
+    assert (
+        f"damaged files: 2, shards left aside: 7 (mlcd jobs failures {job_id})"
+        in command(place, "watch", job_id).stdout
+    )
+    place.client.post(f"/v1/jobs/{job_id}/retry")
+    assert place.client.get(address).json() == {"failures": [], "cursor": None}
+
+
+def test_jobs_that_ended_long_ago_are_forgotten_while_the_server_runs(tmp_path):
+    """And what they have made stays."""
+    write_digits(tmp_path / "root" / "images", 3)
+    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
+    given = {"state_dir": tmp_path / "state", "jobs__roots": tmp_path / "root", "jobs__keep_days": 1 / 86400}
+    with serving("pixels", **given) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        header = {"Idempotency-Key": "k"}
+        kept = client.post("/v1/jobs", json=asked, headers=header).json()["id"]
+        Path(asked["output"]).mkdir()  # as a worker does
+        assert client.delete(f"/v1/jobs/{kept}").json()["state"] == "canceled"
+        until(lambda: client.get(f"/v1/jobs/{kept}").status_code == 404, 20)
+        assert client.get("/v1/jobs").json()["jobs"] == []
+        assert Path(asked["output"]).is_dir()
+        again = client.post("/v1/jobs", json=asked | {"output": f"{tmp_path}/root/2"}, headers=header)
+        assert (again.status_code, again.json()["id"] != kept) == (202, True)
+        time.sleep(7)
+        assert client.get(again.headers["location"]).status_code == 200
 
 
 def test_the_command_watches_to_the_end(place):
@@ -374,7 +445,15 @@ def test_the_command_says_in_one_line_what_is_wrong(place):
 
 
 def test_a_server_without_folders_takes_no_jobs(client):
-    for method, path in (("GET", ""), ("POST", ""), ("GET", "/x"), ("GET", "/x/events"), ("POST", "/x/retry")):
+    paths = [
+        ("GET", ""),
+        ("POST", ""),
+        ("GET", "/x"),
+        ("GET", "/x/events"),
+        ("GET", "/x/failures"),
+        ("POST", "/x/retry"),
+    ]
+    for method, path in paths:
         answer = client.request(method, f"/v1/jobs{path}")
         assert answer.status_code == 409
         assert "MLCD_JOBS__ROOTS" in answer.json()["detail"]

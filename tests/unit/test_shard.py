@@ -18,7 +18,7 @@ from mlcd.clustering.centers import Centers
 from mlcd.collections.collection import Collection
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.encoders.pixels import PixelsEncoder
-from mlcd.errors import ConfigInvalid, Conflict, DiskFull, InvalidInput
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.labels.table import LabelTable
 from mlcd.pipelines.embed import embed
@@ -114,16 +114,109 @@ def test_embeddings_are_those_of_the_command(images, equipment, tmp_path):
     assert EmbeddingsArtifact.open(Path(wanted.out)).artifact.digest == digest
 
 
-def test_an_index_is_a_collection_with_its_embeddings_beside_it(images, equipment, tmp_path):
+def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_path):
     shards = open_shards(recipe("index", images, tmp_path), equipment)
-    finish(shards)
-    shards.publish(nothing)  # by somebody who could not know
+    shards.plan()
+    for shard in (2, 0, 1):
+        shards.make(shard, nothing)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out.partial"]
+    shards.publish(nothing)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
+    embed(open_source(str(images)), equipment.encoder, tmp_path / "embeddings", SILENT)
+    expected = EmbeddingsArtifact.open(tmp_path / "embeddings")
     with Collection.open(tmp_path / "out", background=False) as collection:
-        assert len(collection) == 59
-    embeddings = EmbeddingsArtifact.open(tmp_path / "out.embeddings")
-    assert embeddings.num_rows == 59
-    assert not draft_path(tmp_path / "out").exists()
-    assert all(finding.checked for finding in verify(tmp_path / "out.embeddings"))
+        held = {item.id: item.embedding for block in collection.items() for item in block}
+        assert held.keys() == set(expected.keys)
+        assert all((held[key] == row).all() for key, row in zip(expected.keys, expected.load(), strict=True))
+        shards.publish(nothing)  # by somebody who could not know, while another has it open
+        assert shards.make(0, nothing) == 0
+    assert (tmp_path / "out" / "errors.jsonl").read_bytes() == (tmp_path / "embeddings" / "errors.jsonl").read_bytes()
+    assert '"3/0003.png"' in (tmp_path / "out" / "errors.jsonl").read_text()
+    findings = list(verify(tmp_path / "out"))
+    assert [(finding.kind, finding.checked) for finding in findings] == [
+        ("collection-index", True),
+        ("collection", True),
+        ("images", True),
+    ]
+    (images / "9" / "0009.png").unlink()
+    with pytest.raises(ArtifactInvalid, match="does not hold the images"):
+        list(verify(tmp_path / "out"))
+
+
+def test_two_indexes_and_whatever_has_a_name_like_theirs_do_not_meet(images, equipment, tmp_path):
+    """Of one place: who comes second is told. Beside it only the name of the draft is taken."""
+    first, second = (recipe("index", images, tmp_path, owner=owner) for owner in ("one", "two"))
+    (tmp_path / "out.embeddings").mkdir()
+    (tmp_path / "out.embeddings" / "mine").write_text("a user's")
+    shards = open_shards(first, equipment)
+    shards.plan()
+    for step in (
+        lambda: open_shards(second, equipment).plan(),
+        lambda: open_shards(second, equipment).make(0, nothing),
+    ):
+        with pytest.raises(Conflict, match="holds something else"):
+            step()
+    discard(second)
+    finish(shards)
+    with pytest.raises(Conflict, match="exists"):
+        open_shards(second, equipment).plan()
+    discard(second)
+    discard(first)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "out.embeddings"]
+    assert [path.name for path in (tmp_path / "out.embeddings").iterdir()] == ["mine"]
+
+
+def test_an_index_tells_what_it_holds_and_then_what_is_indexed(images, equipment, tmp_path):
+    shards = open_shards(recipe("index", images, tmp_path), equipment)
+    shards.plan()
+    shards.make(1, nothing)
+    told = []
+    shards.publish(lambda done, errors: told.append((done, errors)))
+    moves = [done for done, _ in told if done]
+    assert moves == sorted(moves)
+    assert {60, 120} <= set(moves)  # of 60 images, one of them broken
+    assert all(done in range(121) for done in moves)
+    assert {errors for _, errors in told} == {0}
+
+
+@pytest.mark.parametrize("stop_at", [60, 120])
+def test_an_index_that_is_stopped_while_it_is_built_leaves_no_half_and_goes_on(images, equipment, tmp_path, stop_at):
+    wanted = recipe("index", images, tmp_path)
+    shards = open_shards(wanted, equipment)
+
+    def stop(done, errors):
+        if done >= stop_at:
+            raise RuntimeError("stopped")
+
+    def stopped():
+        shards.plan()
+        with pytest.raises(RuntimeError, match="stopped"):
+            shards.publish(stop)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out.partial"]
+
+    stopped()
+    discard(wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+    stopped()
+    open_shards(wanted, equipment).publish(nothing)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
+    with Collection.open(tmp_path / "out", background=False) as collection:
+        assert (len(collection), collection.describe().indexed) == (59, 59)
+
+
+def test_who_makes_a_shard_after_the_end_of_an_index_leaves_nothing(images, equipment, tmp_path):
+    wanted = recipe("index", images, tmp_path)
+    late, other = (open_shards(wanted, equipment) for _ in range(2))
+    late.plan()
+
+    def finish_meanwhile(done, errors):
+        if done == 24 and not (tmp_path / "out").exists():
+            finish(other)
+
+    with pytest.raises(Conflict, match="was published or removed meanwhile"):
+        late.make(0, finish_meanwhile)
+    assert late.make(1, nothing) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
 
 
 def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipment, tmp_path):
@@ -272,7 +365,7 @@ def test_files_of_a_shard_are_shown_before_they_are_read(images, equipment, tmp_
 def test_other_settings_are_told_from_another_input(images, equipment, tmp_path):
     wanted = recipe("embed", images, tmp_path)
     open_shards(wanted, equipment).plan()
-    with pytest.raises(ConfigInvalid, match="another engine, precision or size of shards"):
+    with pytest.raises(ConfigInvalid, match=r"it was begun with .*part_entries 24.*, and this is .*part_entries 7"):
         open_shards(replace(wanted, part_entries=7), equipment).make(0, nothing)
     with pytest.raises(Conflict, match="holds unfinished work on other input or settings"):
         open_shards(replace(wanted, owner="another", part_entries=7), equipment).plan()
@@ -284,13 +377,13 @@ def test_discarding_takes_one_s_own_unfinished_work_only(images, equipment, tmp_
     shards.plan()
     shards.make(0, nothing)
     discard(replace(wanted, owner="another"))
-    assert draft_path(tmp_path / "out.embeddings").exists()
+    assert draft_path(tmp_path / "out").exists()
     discard(wanted)
     discard(wanted)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
     finish(shards)
     discard(wanted)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "out.embeddings"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
 
 
 def test_images_that_cannot_be_used_leave_no_draft(equipment, tmp_path):
@@ -324,6 +417,20 @@ def test_a_full_disk_is_told_and_the_work_goes_on_later(images, equipment, tmp_p
         shards.make(0, nothing)
     finish(shards)
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 59
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 40_000])
+def test_a_full_disk_is_told_while_a_collection_is_built_and_it_goes_on_later(images, equipment, tmp_path, num_bytes):
+    shards = open_shards(recipe("index", images, tmp_path), equipment)
+    shards.plan()
+    for shard in range(3):
+        shards.make(shard, nothing)
+    with files_of_at_most(num_bytes), pytest.raises(DiskFull):
+        shards.publish(nothing)
+    assert not (tmp_path / "out").exists()
+    shards.publish(nothing)
+    with Collection.open(tmp_path / "out", background=False) as collection:
+        assert len(collection) == 59
 
 
 def test_a_command_and_a_job_do_not_write_the_same_output(images, equipment, tmp_path):

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs import job as jobs
-from service.jobs.job import JobKind, JobState
+from service.jobs.job import JobKind, JobState, Stage
 
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -39,10 +39,17 @@ class JobFailure(BaseModel):
     message: str
     remedy: str | None
 
+    @classmethod
+    def of(cls, problem: jobs.Problem) -> Self:
+        return cls(code=problem.code, message=problem.message, remedy=problem.remedy)
+
 
 class JobProgress(BaseModel):
     """shards, images: null until the input has been listed. done: images, failed ones included. failed_items: images
-    that errors.jsonl names. images_per_s: of all workers, while there was one. eta_s: null where it cannot be told.
+    that errors.jsonl names. damaged_files: archives of the input that could not be listed to their end. stage: null
+    when nothing is left to do. collected, indexed: of `index` alone, images in the collection, and of those in its
+    index, when all are done. images_per_s: of all workers, while there was one. eta_s: until all images are done;
+    null where it cannot be told, and after that.
     """
 
     shards: int | None
@@ -51,13 +58,17 @@ class JobProgress(BaseModel):
     images: int | None
     done: int
     failed_items: int
+    damaged_files: int
+    stage: Stage | None
+    collected: int | None
+    indexed: int | None
     images_per_s: float | None
     eta_s: float | None
 
     @classmethod
     def of(cls, job: jobs.Job) -> Self:
         eta_s = None
-        if job.state == "running" and job.images is not None and job.images_per_s:
+        if job.state == "running" and job.stage == "shard" and job.images is not None and job.images_per_s:
             eta_s = max(0, job.images - job.done) / job.images_per_s
         return cls(
             shards=job.shards,
@@ -66,13 +77,19 @@ class JobProgress(BaseModel):
             images=job.images,
             done=job.done,
             failed_items=job.failed_items,
+            damaged_files=job.damaged_files,
+            stage=job.stage,
+            collected=job.collected if job.spec.kind == "index" else None,
+            indexed=job.indexed if job.spec.kind == "index" else None,
             images_per_s=job.images_per_s,
             eta_s=eta_s,
         )
 
 
 class Job(BaseModel):
-    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why it has failed."""
+    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why it has failed; of a
+    running one, why a shard has, or why a worker has left it to others.
+    """
 
     id: str
     kind: JobKind
@@ -109,9 +126,7 @@ class Job(BaseModel):
             started=None if job.started_s is None else _moment(job.started_s),
             ended=None if job.ended_s is None else _moment(job.ended_s),
             progress=JobProgress.of(job),
-            problem=None
-            if problem is None
-            else JobFailure(code=problem.code, message=problem.message, remedy=problem.remedy),
+            problem=None if problem is None else JobFailure.of(problem),
         )
 
 
@@ -120,6 +135,25 @@ class JobList(BaseModel):
 
     jobs: list[Job]
     cursor: str | None
+
+
+class FailedShard(BaseModel):
+    """A shard that was left aside. images: in it; problem: of the last attempt."""
+
+    shard: int
+    images: int
+    problem: JobFailure
+
+    @classmethod
+    def of(cls, failure: jobs.Failure) -> Self:
+        return cls(shard=failure.shard, images=failure.images, problem=JobFailure.of(failure.problem))
+
+
+class FailureList(BaseModel):
+    """By ascending shard. cursor: of the next page, null on the last."""
+
+    failures: list[FailedShard]
+    cursor: int | None
 
 
 def _moment(seconds: float) -> datetime:

@@ -46,6 +46,19 @@ def test_a_row_finds_itself_at_its_own_number():
     assert (found.ids[:, 0] == np.arange(len(rows))).mean() > 0.999
 
 
+def test_every_row_is_told_once_and_whoever_is_told_may_end_the_work():
+    for kind in ("flat", "hnsw", "ivf-sq8"):
+        told = []
+        tune(clustered(3_000), 0.9, kind=kind, advance=told.append)
+        assert sum(told) == 3_000
+
+    def stop(num):
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        tune(clustered(3_000), 0.9, kind="hnsw", advance=stop)
+
+
 def test_an_effort_that_its_audit_does_not_confirm_is_not_taken():
     """The half that chooses is answered rightly at once, the half that audits from 64 on."""
     rows = clustered(3_000)
@@ -57,7 +70,7 @@ def test_an_effort_that_its_audit_does_not_confirm_is_not_taken():
         audited = (part[0] == queries[200]).all()
         return right if effort >= 64 or not audited else Neighbors(right.ids, right.scores - 0.5)
 
-    effort, recall = tuning._choose_effort(search, queries, truth, 0.95, len(rows), "hnsw")
+    effort, recall = tuning._choose_effort(search, queries, truth, 0.95, len(rows), "hnsw", lambda _: None)
     assert (effort, recall.measured, recall.queries) == (64, 1.0, 200)
 
 

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlcd.errors import Conflict
-from service.jobs.job import MAX_ATTEMPTS, JobSpec, Problem
+from service.jobs.job import FINISHED, LONGEST_PAUSE_S, MAX_ATTEMPTS, JobSpec, Problem
 from service.jobs.record import Record, record_from_json, record_to_json
-from service.jobs.transitions import cancel, complete, cut, extend, fail, give, give_back, retry
+from service.jobs.transitions import cancel, complete, cut, extend, fail, give, give_back, is_over, retry
 
 SPEC = JobSpec("label", "/in", "/out", "f" * 64)
-PROBLEM = Problem("broken", "…")
+PROBLEM, MISFIT = Problem("broken", "…"), Problem("misfit", "…")
+PAUSES_S = (4.0, 16.0)
+"""After the first and the second failure."""
 LEASE_S = 10.0
 PICK = st.integers(0, 1000)
 
@@ -24,6 +26,7 @@ class Piece:
 
     where: str = "waits"
     attempts: int = 0
+    rests_until_s: float = 0.0
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Model:
     stage: str | None = "plan"
     state: str = "queued"
     touched: bool = False
+    left: bool = False
+    """By a worker that could not do a piece of it, since which nobody has got on with it."""
     pieces: list[Piece] = field(default_factory=lambda: [Piece()])
 
 
@@ -48,7 +53,7 @@ class Jobs(RuleBasedStateMachine):
         self.record = Record("j", SPEC, "queued", self.now_s)
         self.model, self.held, self.ended = Model(), [], []
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, LEASE_S, 5 * LEASE_S]))
+    @rule(seconds=st.sampled_from([0.0, 1.0, PAUSES_S[0], LEASE_S, 5 * LEASE_S]))
     def wait(self, seconds):
         self.now_s += seconds
 
@@ -70,11 +75,16 @@ class Jobs(RuleBasedStateMachine):
             self.ended.append(held)
             if held.work.stage == self.model.stage and self.model.state != "failed":
                 self.strike(held.piece)
-        free = [number for number, piece in enumerate(self.model.pieces) if piece.where == "waits"]
+        free = [
+            number
+            for number, piece in enumerate(self.model.pieces)
+            if piece.where == "waits" and piece.rests_until_s <= self.now_s
+        ]
         blocked = self.model.stage == "discard" and self.held
         if self.model.stage is None or self.model.state == "failed" or not free or blocked:
             assert work is None
             return
+        assert work is not None
         piece = 0 if work.shard is None else work.shard
         assert (work.stage, piece in free) == (self.model.stage, True)
         self.model.pieces[piece].where = "leased"
@@ -96,7 +106,7 @@ class Jobs(RuleBasedStateMachine):
             held.until_s = self.now_s + LEASE_S
 
     @precondition(lambda self: self.held)
-    @rule(pick=PICK, how=st.sampled_from(["completed", "failed", "fatal", "released"]))
+    @rule(pick=PICK, how=st.sampled_from(["completed", "failed", "fatal", "released", "refused"]))
     def report(self, pick, how):
         held = self.held.pop(pick % len(self.held))
         self.ended.append(held)
@@ -104,20 +114,21 @@ class Jobs(RuleBasedStateMachine):
         if held.work.stage != self.model.stage:
             return
         piece = self.model.pieces[held.piece]
-        if how == "released":
-            piece.where, piece.attempts = "waits", piece.attempts - 1
+        if how in ("released", "refused"):
+            piece.where, piece.attempts, piece.rests_until_s = "waits", piece.attempts - 1, 0.0
+            self.model.left |= how == "refused" and self.model.state == "running"
         elif how == "fatal" and held.work.stage != "discard":
             piece.where, self.model.state = "waits", "failed"
         elif how in ("failed", "fatal"):
-            self.strike(held.piece)
+            self.strike(held.piece, PAUSES_S[min(piece.attempts, 2) - 1])
         elif held.work.stage == "plan":
-            self.model.stage, self.model.pieces = "shard", [Piece() for _ in self.sizes]
+            self.model.stage, self.model.pieces, self.model.left = "shard", [Piece() for _ in self.sizes], False
         else:
-            piece.where, piece.attempts = "done", 0
+            piece.where, piece.attempts, self.model.left = "done", 0, False
         self.advance()
 
     @precondition(lambda self: self.ended)
-    @rule(pick=PICK, how=st.sampled_from(["completed", "failed", "fatal", "released", "renewed"]))
+    @rule(pick=PICK, how=st.sampled_from(["completed", "failed", "fatal", "released", "refused", "renewed"]))
     def report_too_late(self, pick, how):
         work = self.ended[pick % len(self.ended)].work
         assert self.said(work, how) == self.record
@@ -132,7 +143,7 @@ class Jobs(RuleBasedStateMachine):
         if self.model.state != "canceled" and self.model.stage != "discard":
             self.model.stage = "discard" if self.model.touched else None
             self.model.pieces = [Piece()]
-        self.model.state = "canceled"
+        self.model.state, self.model.left = "canceled", False
 
     @rule()
     def retry(self):
@@ -141,6 +152,7 @@ class Jobs(RuleBasedStateMachine):
                 retry(self.record, now_s=self.now_s)
             return
         self.keep(retry(self.record, now_s=self.now_s))
+        self.model.left = False
         if self.model.state == "canceled":
             self.model.state = "queued"
             if self.model.stage is None:
@@ -150,6 +162,7 @@ class Jobs(RuleBasedStateMachine):
         for piece in self.model.pieces:
             piece.where = "waits" if piece.where == "failed" else piece.where
             piece.attempts = piece.attempts if piece.where == "leased" else 0
+            piece.rests_until_s = 0.0
         self.advance()
 
     @invariant()
@@ -165,6 +178,33 @@ class Jobs(RuleBasedStateMachine):
         assert [where.get(number, "done") for number in range(self.record.pieces)] == [
             piece.where for piece in self.model.pieces
         ]
+
+    @invariant()
+    def a_claim_is_worth_its_while_when_it_is_due(self):
+        due_s = self.record.due_s
+        if due_s is None:
+            assert self.model.stage is None or self.model.state == "failed"
+            return
+        moments = [held.until_s for held in self.held]
+        if self.model.stage != "discard" or not self.held:
+            moments += [piece.rests_until_s for piece in self.model.pieces if piece.where == "waits"]
+        assert (due_s <= self.now_s) == (min(moments) <= self.now_s)
+
+    @invariant()
+    def it_is_over_when_nothing_is_left_to_be_done_and_nobody_is_at_it(self):
+        ended = self.model.state in FINISHED and self.model.stage != "discard"
+        if self.record.ended_s is not None:
+            over = is_over(self.record, now_s=self.now_s, ended_s=self.record.ended_s)
+            assert over == (ended and all(held.until_s <= self.now_s for held in self.held))
+            assert not is_over(self.record, now_s=self.now_s, ended_s=self.record.ended_s - 1)
+        else:
+            assert not ended
+
+    @invariant()
+    def it_says_that_it_was_left(self):
+        assert (self.record.refusal == MISFIT) == self.model.left
+        if self.model.left:
+            assert self.record.job.problem == (self.record.problem or MISFIT)
 
     @invariant()
     def what_is_shown_is_what_was_done(self):
@@ -187,6 +227,7 @@ class Jobs(RuleBasedStateMachine):
             if self.record.state in ("failed", "canceled"):
                 self.keep(retry(self.record, now_s=self.now_s))
             self.number += 1
+            self.now_s += LONGEST_PAUSE_S
             record, work = give(
                 self.record,
                 "w",
@@ -208,6 +249,8 @@ class Jobs(RuleBasedStateMachine):
             return complete(record, work, now_s=self.now_s, failed_items=1)
         if how == "released":
             return give_back(record, work)
+        if how == "refused":
+            return give_back(record, work, refusal=MISFIT)
         if how == "renewed":
             return extend(record, work, now_s=self.now_s, lease_s=LEASE_S, done=1)[0]
         return fail(record, work, PROBLEM, now_s=self.now_s, fatal=how == "fatal")
@@ -216,8 +259,9 @@ class Jobs(RuleBasedStateMachine):
         self.record = record_from_json(record_to_json(record))
         assert self.record == record
 
-    def strike(self, number):
+    def strike(self, number, pause_s=0.0):
         piece = self.model.pieces[number]
+        piece.rests_until_s = self.now_s + pause_s if pause_s else 0.0
         piece.where = "waits" if piece.attempts < MAX_ATTEMPTS else "failed"
         self.advance()
 
@@ -243,3 +287,17 @@ class Jobs(RuleBasedStateMachine):
 
 TestJobs = Jobs.TestCase
 TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_the_pace_leaves_out_the_time_without_workers():
+    def given(record, number, now_s):
+        return give(record, "w", lease=str(number), now_s=now_s, lease_s=LEASE_S, images_of=lambda _: 1000)
+
+    record, plan = given(Record("j", SPEC, "queued", 0.0), 0, 5.0)
+    record = cut(record, plan, [1000, 1000], now_s=10.0)
+    paces = []
+    for number, started_s in enumerate((12.0, 5000.0)):
+        record, work = given(record, number + 1, started_s)
+        record = complete(record, work, now_s=started_s + 8)
+        paces.append(record.job.images_per_s)
+    assert paces == [125.0, 125.0]

@@ -144,6 +144,52 @@ def test_an_output_must_be_new_and_possible(roots, place):
     assert free(roots, root / "out", str(root / "images")) == str(root / "out")
 
 
+def test_an_output_named_like_an_unfinished_one_is_refused(roots, place):
+    with pytest.raises(InvalidInput, match=r"ends with \.partial"):
+        free(roots, place / "root" / "out.partial")
+
+
+def test_an_output_is_no_part_of_what_is_made_or_was(roots, place):
+    root = place / "root"
+    (root / "a.partial" / "sub").mkdir(parents=True)
+    (root / "made").mkdir()
+    (root / "made" / "manifest.json").write_text("{}")
+    for inside in ("a.partial/out", "a.partial/sub/out", "made/out"):
+        with pytest.raises(InvalidInput, match="another step makes"):
+            free(roots, root / inside)
+    with pytest.raises(Conflict, match=r"unfinished work stands at the output, as a\.partial"):
+        free(roots, root / "a")
+
+
+@pytest.mark.parametrize("pattern", ["*", "ou*", "**/out", "[o]ut*", "?ut.partial"])
+def test_an_output_that_the_inputs_wildcard_would_find_is_refused(roots, place, pattern):
+    """At the next listing, by another worker, it would be there."""
+    root = place / "root"
+    with pytest.raises(InvalidInput, match="in the input"):
+        free(roots, root / "out", str(root / pattern))
+    assert free(roots, root / "out", str(root / "images" / pattern))
+
+
+def test_an_outputs_name_leaves_room_and_shows_on_a_terminal(roots, place):
+    root = place / "root"
+    assert free(roots, root / ("ü" * 100))
+    with pytest.raises(InvalidInput, match="more than 200 bytes"):
+        free(roots, root / ("ü" * 101))
+    for character in "\n\x1b\x9b\x7f":
+        with pytest.raises(BadRequest, match="control characters"):
+            free(roots, root / f"out{character}[31m")
+
+
+def test_a_pipe_keeps_nobody_waiting(roots, place):
+    root = place / "root"
+    (root / "pipes").mkdir()
+    os.mkfifo(root / "pipes" / "a.png")
+    os.mkfifo(root / "pipes" / "b.tar")
+    for location in ("pipes", "pipes/b.tar", "pipes/*.tar"):
+        with pytest.raises(InvalidInput):
+            accepted(roots, root / location)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_an_output_that_cannot_be_written_is_refused(roots, place):
     (place / "root" / "empty").chmod(0o500)

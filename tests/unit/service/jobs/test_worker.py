@@ -1,6 +1,7 @@
 """The worker in this process, on a real queue: what it tells of pieces that go wrong, and when it stops."""
 
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -17,7 +18,7 @@ from PIL import Image
 
 from mlcd.artifact import draft_path
 from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.errors import Unavailable
+from mlcd.errors import Overloaded, Unavailable
 from mlcd.pipelines.shard import Equipment
 from service.dispatch.fake import FakeEncoder
 from service.jobs.embedded import EmbeddedRecords
@@ -25,7 +26,7 @@ from service.jobs.job import JobSpec
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.worker import Worker
-from service.jobs.worker_piece import Pieces
+from service.jobs.worker_piece import Pieces, Watch
 from tests.conftest import write_digits
 
 MODEL = "fake:sick_s=0.05"
@@ -45,6 +46,7 @@ def short_pauses(monkeypatch):
     for name in ("_AFTER_FAILURE_S", "_IDLE_S", "_ENGINE_PAUSE_S"):
         monkeypatch.setattr(f"service.jobs.worker.{name}", 0.05)
     monkeypatch.setattr("service.jobs.worker_link._FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.05)
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def working(store, tmp_path, model=MODEL, lease_s=30.0, shard_images=8):
     with ThreadPoolExecutor(1) as computing:
         equipment = Equipment(FakeEncoder(model), None, num_threads=2)
         pieces = Pieces(equipment, Roots([str(tmp_path)]), shard_images=shard_images)
-        yield Worker(store, pieces, computing, name="worker", lease_s=lease_s)
+        yield Worker(store, pieces, computing, name="worker", lease_s=lease_s, stall_s=60.0)
 
 
 def work(store, tmp_path, **options):
@@ -156,10 +158,128 @@ def test_a_full_disk_fails_the_job_at_once_and_retry_completes_it(queue, images,
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 40
 
 
-def test_a_job_for_other_centers_is_not_done(queue, images, tmp_path):
+def test_a_job_for_other_centers_is_left_to_other_workers(queue, images, tmp_path, caplog):
     job = queue.submit(spec(images, tmp_path, kind="label", centers="c" * 64))[0]
+    with caplog.at_level(logging.WARNING):
+        work(queue, tmp_path)
+    left = queue.get(job.id)
+    assert (left.state, left.problem.code) == ("running", "other-centers")
+    assert len(caplog.records) == 1
+    assert "left to other workers: this worker has other centers" in caplog.records[0].message
+
+
+def test_a_worker_with_other_settings_leaves_a_job_to_those_that_it_was_begun_with(queue, images, tmp_path, caplog):
+    job = queue.submit(spec(images, tmp_path))[0]
+    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    other = queue.submit(spec(images, tmp_path, output=str(tmp_path / "other")))[0]
+    with caplog.at_level(logging.WARNING):
+        work(queue, tmp_path, shard_images=5)
+    left = queue.get(job.id)
+    assert (left.state, left.problem.code, left.shards_done) == ("running", "other-settings", 0)
+    assert [record.message.split(":")[0] for record in caplog.records] == ["a job is left to other workers"]
+    assert "part_entries 8" in left.problem.message
+    assert "part_entries 5" in left.problem.message
+    assert queue.get(other.id).state == "succeeded"  # nothing waits behind what was left
+    work(queue, tmp_path, shard_images=8)
+    assert (queue.get(job.id).state, queue.get(job.id).problem) == ("succeeded", None)
+    assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 40
+
+
+def planned_by_hand(queue, tmp_path, shard_images):
+    """The piece, and the shards that it was cut into by a worker with this setting."""
+    piece = queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60)
+    pieces = Pieces(
+        Equipment(FakeEncoder(MODEL), None, num_threads=2), Roots([str(tmp_path)]), shard_images=shard_images
+    )
+    return piece, pieces.perform(piece, Watch(until_s=time.monotonic() + 60)).sizes
+
+
+def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(queue, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("service.jobs.worker._LEFT_LOOK_S", 0.05)
+    job = queue.submit(spec(images, tmp_path))[0]
+    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    assert draft_path(tmp_path / "out").exists()
+
+    def begin_anew():
+        until(lambda: queue.get(job.id).problem is not None)
+        queue.cancel(job.id)
+        until(lambda: not draft_path(tmp_path / "out").exists())
+        queue.retry(job.id)
+
+    beginning = threading.Thread(target=begin_anew)
+    beginning.start()
+    with working(queue, tmp_path, shard_images=5) as worker:
+        ending = threading.Thread(target=lambda: (until(lambda: ended(queue, job)), worker._told_to_stop(0, None)))
+        ending.start()
+        worker.run(drain=False)
+        worker.last_resort.cancel()
+        ending.join()
+    beginning.join()
+    assert (queue.get(job.id).state, queue.get(job.id).shards) == ("succeeded", 8)
+
+
+def ended(queue, job):
+    return queue.get(job.id).ended_s is not None and queue.get(job.id).state != "canceled"
+
+
+def test_a_damaged_archive_is_counted_beside_the_images(queue, images, tmp_path):
+    archived(images / "0", tmp_path / "a.tar")
+    archived(images / "1", tmp_path / "b.tar")
+    os.truncate(tmp_path / "b.tar", 700)
+    job = queue.submit(spec(tmp_path / "*.tar", tmp_path))[0]
     work(queue, tmp_path)
-    assert queue.get(job.id).problem.code == "other-centers"
+    done = queue.get(job.id)
+    assert (done.state, done.images, done.damaged_files) == ("succeeded", len(list((images / "0").iterdir())), 1)
+    errors = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    assert len(errors) == done.failed_items + done.damaged_files
+
+
+def test_an_engine_that_is_busy_with_others_work_costs_no_attempt(queue, images, tmp_path):
+    job = queue.submit(spec(images, tmp_path))[0]
+    with working(queue, tmp_path, shard_images=40) as worker:
+        encoder = worker._pieces._equipment.encoder
+        encode, calls = encoder.encode, []
+
+        def busy(rows):
+            calls.append(len(rows))
+            if len(calls) < 6:
+                raise Overloaded("the engine's queue is full")
+            return encode(rows)
+
+        encoder.encode = busy
+        worker.run(drain=True)
+    assert queue.get(job.id).state == "succeeded"
+    assert calls[:6] == [32] * 6
+
+
+class Waiting:
+    """A clock for `Watch`."""
+
+    now_s = 1000.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+def test_only_images_that_are_to_be_done_and_are_not_count_as_a_hang(monkeypatch):
+    clock = Waiting()
+    monkeypatch.setattr("service.jobs.worker_piece.time", clock)
+    watch = Watch(until_s=1e9)
+
+    def waits(seconds):
+        clock.now_s += seconds
+        return watch.stalls(5)
+
+    assert not waits(1000)  # the input is listed
+    with watch.images(3):
+        assert not waits(4)
+        watch.told(1, 0)
+        assert not waits(4)
+        watch.told(2, 1)
+        assert waits(6)
+        watch.told(3, 1)
+        assert not waits(1000)  # labels are looked up, the part is written
+    assert not waits(1000)
 
 
 def test_an_input_that_is_gone_fails_at_the_first_try(queue, images, tmp_path, caplog):

@@ -1,0 +1,121 @@
+"""Shards of a collection: of its embeddings, which are made first and do not stay.
+
+OUT.partial/embeddings   as `mlcd embed` makes it
+OUT.partial/collection   made of it; at the end it becomes OUT, and OUT.partial goes
+OUT/errors.jsonl         of the embeddings: the images that the collection does not hold
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mlcd.artifact import draft_path, refuse_full_disk
+from mlcd.collections.collection import GENERATIONS, LEDGER, sync_path
+from mlcd.embeddings import ERRORS, EmbeddingsArtifact
+from mlcd.errors import Conflict, InvalidInput
+from mlcd.images.sources import Source
+from mlcd.pipelines.embed import images_parent
+from mlcd.pipelines.encoded import OnDone
+from mlcd.pipelines.index import INDEX_STAGE, index
+from mlcd.pipelines.ownership import claim, discard, owner_of, write_owner
+from mlcd.pipelines.shard_parts import PartShards
+
+EMBEDDINGS: Final = "embeddings"
+"""In the draft of the collection: no name beside the output is taken but that of the draft."""
+_COLLECTION: Final = "collection"
+
+
+class CollectionShards:
+    """The `Shards` protocol: embeddings, and when all are made a collection of them."""
+
+    def __init__(self, embeddings: PartShards, source: Source, out: Path, owner: str) -> None:
+        """embeddings: at `EMBEDDINGS` in the draft of `out`."""
+        self._embeddings, self._source, self._out, self._owner = embeddings, source, out, owner
+        self._draft = draft_path(out)
+        self.sizes, self.damaged_files = embeddings.sizes, embeddings.damaged_files
+
+    def plan(self) -> None:
+        if self._entered():
+            self._embeddings.plan()
+
+    def make(self, shard: int, on_done: OnDone) -> int:
+        return self._embeddings.make(shard, on_done) if self._entered() else 0
+
+    def publish(self, on_done: OnDone) -> None:
+        if self._entered():
+            try:
+                self._embeddings.publish(lambda *_: on_done(0, 0))
+                self._collect(EmbeddingsArtifact.open(self._draft / EMBEDDINGS), on_done)
+            except InvalidInput:  # nothing in it can ever be finished
+                discard(self._draft, self._owner)
+                raise
+        discard(self._draft, self._owner)
+
+    def _entered(self) -> bool:
+        """Whether there still is something to do. Raises Conflict where something else stands there."""
+        if self._published():
+            return False
+        claim(self._draft, self._owner)
+        if self._published():  # meanwhile: nobody else comes back for what was claimed
+            discard(self._draft, self._owner)
+            return False
+        return True
+
+    def _published(self) -> bool:
+        """Told by a mark, as whoever serves the collection lets nobody else open it."""
+        if not os.path.lexists(self._out):
+            return False
+        if owner_of(self._out) != self._owner or not (self._out / LEDGER).is_file():
+            raise Conflict(f"{self._out} exists", remedy="give another output directory")
+        return True
+
+    def _collect(self, embeddings: EmbeddingsArtifact, on_done: OnDone) -> None:
+        """A collection of these rows at its place, all of them or none."""
+        building = self._draft / _COLLECTION
+        told = _Told(on_done, images=sum(self.sizes), rows=embeddings.num_rows)
+        source = images_parent(self._source, self._out / GENERATIONS / "0")
+        try:
+            index(embeddings, building, told, recall=None, source=source)
+            shutil.copyfile(embeddings.artifact.file(ERRORS), building / ERRORS)
+            sync_path(building / ERRORS)
+            write_owner(building, self._owner)
+            building.rename(self._out)
+            sync_path(self._out.parent)
+        except OSError as error:
+            refuse_full_disk(error, self._out)
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise Conflict(f"{self._out} appeared meanwhile", remedy="give another output directory") from error
+            raise
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The `Stages` of making a collection of `rows` rows, told as those of `images` images."""
+
+    on_done: OnDone
+    images: int
+    rows: int
+
+    @contextmanager
+    def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator["_Counted"]:
+        del total
+        before = self.images if name == INDEX_STAGE else 0
+        yield _Counted(self.on_done, before + self.images - self.rows + done)
+
+
+@dataclass
+class _Counted:
+    """The `Meter` protocol."""
+
+    on_done: OnDone
+    done: int
+
+    def advance(self, num: int = 1, **facts: object) -> None:
+        del facts
+        self.done += num
+        self.on_done(self.done, 0)

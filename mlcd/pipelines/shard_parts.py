@@ -1,0 +1,134 @@
+"""Shards of an artifact that is made in parts of images: embeddings, labels."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlcd.artifact import Artifact, Draft, Request, draft_path, find_published, refuse_full_disk
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
+from mlcd.images.entries import Entries
+from mlcd.images.sources import Source
+from mlcd.pipelines.encoded import OnDone, num_errors
+from mlcd.pipelines.ownership import OWNER, discard, owner_of
+
+
+class InputChanged(Conflict):
+    """What is listed now is not what the shards were planned for: none of them can be made any more."""
+
+
+class OtherSettings(ConfigInvalid):
+    """The shards were planned with another engine, precision or size: those who have these can go on."""
+
+
+class Making(Protocol):
+    """`Labeling`, `Embedding`."""
+
+    request: Request
+    sizes: list[int]
+
+    def has(self, draft: Draft, part: int) -> bool: ...
+
+    def make(self, draft: Draft, part: int, on_done: OnDone) -> None: ...
+
+    def publish(self, draft: Draft) -> Artifact: ...
+
+
+class Images(Protocol):
+    """`ImagesInput`, `Embedding`."""
+
+    source: Source
+
+    def entries(self, part: int) -> Entries: ...
+
+
+class PartShards:
+    """The `Shards` protocol over an artifact made in parts of `images`."""
+
+    def __init__(
+        self, making: Making, images: Images, out: Path, owner: str, check_files: Callable[[Sequence[str]], None]
+    ) -> None:
+        self._making, self._images, self._out, self._owner = making, images, out, owner
+        self._check_files = check_files
+        self.sizes = making.sizes
+        self.damaged_files = len(images.source.problems)
+
+    def plan(self) -> None:
+        if not self._published():
+            with self._entered():
+                pass
+
+    def make(self, shard: int, on_done: OnDone) -> int:
+        if self._published():
+            return 0
+        with self._entered() as draft:
+            self._make(draft, shard, on_done)
+            return num_errors(draft, shard)
+
+    def _make(self, draft: Draft, shard: int, on_done: OnDone) -> None:
+        if not self._making.has(draft, shard):
+            self._check_files(self._images.source.files_of(self._images.entries(shard)))
+            self._making.make(draft, shard, self._checking(shard, on_done))
+
+    def publish(self, on_done: OnDone) -> None:
+        if self._published():
+            return
+        try:
+            with self._entered() as draft:
+                for shard in range(len(self.sizes)):
+                    on_done(0, 0)
+                    self._make(draft, shard, on_done)
+                self._making.publish(draft)
+        except InvalidInput:
+            discard(draft_path(self._out), self._owner)  # nothing in it can ever be finished
+            raise
+
+    def _published(self) -> bool:
+        return find_published(self._out, self._making.request) is not None
+
+    @contextmanager
+    def _entered(self) -> Iterator[Draft]:
+        draft = Draft(self._out, self._making.request, shared=True)
+        self._check_begun(draft)
+        try:
+            with draft:
+                if owner_of(draft.path) != self._owner:
+                    draft.write_json(OWNER, self._owner)
+                yield draft
+        except OSError as error:  # while it was entered
+            refuse_full_disk(error, self._out)
+            raise
+
+    def _check_begun(self, draft: Draft) -> None:
+        begun = draft.begun()
+        if begun is None or owner_of(draft.path) != self._owner:
+            return  # the draft itself refuses what is somebody else's
+        ours = json.loads(json.dumps(self._making.request.identity()))
+        if begun["parents"] != ours["parents"]:
+            raise InputChanged(
+                "the input has changed since the work was planned", remedy="begin again, with another output"
+            )
+        if begun != ours:
+            raise OtherSettings(
+                f"it was begun with {_settings_of(begun)}, and this is {_settings_of(ours)}",
+                remedy="start a worker with the settings that it was begun with",
+            )
+
+    def _checking(self, shard: int, on_done: OnDone) -> OnDone:
+        """Looks at the files once more when all are read, and nothing is written."""
+        checked = False
+
+        def told(done: int, errors: int) -> None:
+            nonlocal checked
+            if done == self.sizes[shard] and not checked:
+                checked = True
+                self._images.source.check_unchanged(self._images.entries(shard))
+            on_done(done, errors)
+
+        return told
+
+
+def _settings_of(identity: dict[str, Any]) -> str:
+    """In words, of the identity of a request."""
+    return ", ".join(f"{name} {value}" for name, value in sorted(identity["config"].items()))
