@@ -189,7 +189,8 @@ class Draft:
 
     def __enter__(self) -> Self:
         with translated_os_errors(self.out):
-            self.out.parent.mkdir(parents=True, exist_ok=True)
+            if not self._shared:  # whoever shares it was told a place that is there: its disk may be away
+                self.out.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = _lock_directory(self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
             try:
                 self._claim()

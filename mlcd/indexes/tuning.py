@@ -32,7 +32,7 @@ _RESCORED_QUERIES: Final = 64
 _ADDED_ROWS: Final = 8192
 """At a time, so that the work can be stopped in between; to cells, which do not care."""
 _GRAPH_ROWS: Final = 65_536
-"""At a time, to a graph, which is the worse the fewer: of 60,000 clustered rows it found 0.98 by these, 0.94 by 4,096."""
+"""At a time, to a graph: by 4,096 its recall was 0.94, by these 0.98, of 60,000 clustered rows at one effort."""
 _NORMAL_95: Final = 1.959963984540054
 
 

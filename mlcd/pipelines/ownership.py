@@ -38,7 +38,7 @@ def claim(path: Path, owner: str) -> None:
     made = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with translated_os_errors(path):
         try:
-            made.mkdir(parents=True)
+            made.mkdir()
             write_owner(made, owner)
             made.rename(path)
         except OSError as error:

@@ -21,13 +21,14 @@ from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.pipelines.label import LabelOptions, labeling_of
 from mlcd.pipelines.label_inputs import ImagesInput
 from mlcd.pipelines.shard_collection import EMBEDDINGS, CollectionShards
-from mlcd.pipelines.shard_parts import InputChanged, Making, OtherSettings, PartShards
+from mlcd.pipelines.shard_parts import InputChanged, Making, OtherSettings, OutputGone, PartShards
 
 __all__ = [
     "CenterSet",
     "Equipment",
     "InputChanged",
     "OtherSettings",
+    "OutputGone",
     "Recipe",
     "Shards",
     "discard",
@@ -86,10 +87,11 @@ class Shards(Protocol):
         """Begin the output. Raises Conflict where something else stands there, or is being made."""
         ...
 
-    def make(self, shard: int, on_done: OnDone) -> int:
+    def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
         """Write one shard; does nothing where it is there. Returns how many of its images have no result.
 
-        Raises InputChanged, OtherSettings, and Conflict where a file of its images changed meanwhile.
+        Raises InputChanged, OtherSettings, OutputGone, Conflict where a file of its images changed meanwhile, and, but
+        for the last try, Unavailable where the file system did not give some: a passing fault must not cost them.
         """
         ...
 

@@ -23,7 +23,7 @@ from mlcd.pipelines.embed import images_parent
 from mlcd.pipelines.encoded import OnDone
 from mlcd.pipelines.index import INDEX_STAGE, index
 from mlcd.pipelines.ownership import claim, discard, owner_of, write_owner
-from mlcd.pipelines.shard_parts import PartShards
+from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
 EMBEDDINGS: Final = "embeddings"
 """In the draft of the collection: no name beside the output is taken but that of the draft."""
@@ -40,11 +40,11 @@ class CollectionShards:
         self.sizes, self.damaged_files = embeddings.sizes, embeddings.damaged_files
 
     def plan(self) -> None:
-        if self._entered():
+        if self._entered(begins=True):
             self._embeddings.plan()
 
-    def make(self, shard: int, on_done: OnDone) -> int:
-        return self._embeddings.make(shard, on_done) if self._entered() else 0
+    def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
+        return self._embeddings.make(shard, on_done, is_last_try=is_last_try) if self._entered() else 0
 
     def publish(self, on_done: OnDone) -> None:
         if self._entered():
@@ -56,11 +56,14 @@ class CollectionShards:
                 raise
         discard(self._draft, self._owner)
 
-    def _entered(self) -> bool:
-        """Whether there still is something to do. Raises Conflict where something else stands there."""
+    def _entered(self, *, begins: bool = False) -> bool:
+        """Whether there still is something to do. Raises Conflict where something else stands there, OutputGone."""
         if self._published():
             return False
-        claim(self._draft, self._owner)
+        if begins:
+            claim(self._draft, self._owner)
+        elif owner_of(self._draft) != self._owner and not self._published():
+            raise OutputGone.of(self._draft)
         if self._published():  # meanwhile: nobody else comes back for what was claimed
             discard(self._draft, self._owner)
             return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlcd.artifact import Artifact, Draft, Request, draft_path, find_published, refuse_full_disk
-from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.sources import Source
 from mlcd.pipelines.encoded import OnDone, num_errors
@@ -16,6 +16,16 @@ from mlcd.pipelines.ownership import OWNER, discard, owner_of
 
 class InputChanged(Conflict):
     """What is listed now is not what the shards were planned for: none of them can be made any more."""
+
+
+class OutputGone(Conflict):
+    """The unfinished output is not where it was begun: its disk may be away, and another one in its place."""
+
+    @classmethod
+    def of(cls, draft: Path) -> "OutputGone":
+        return cls(
+            f"{draft} does not hold this work any more", remedy="see whether its disk is there, then retry the job"
+        )
 
 
 class OtherSettings(ConfigInvalid):
@@ -56,20 +66,20 @@ class PartShards:
 
     def plan(self) -> None:
         if not self._published():
-            with self._entered():
+            with self._entered(begins=True):
                 pass
 
-    def make(self, shard: int, on_done: OnDone) -> int:
+    def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
         if self._published():
             return 0
         with self._entered() as draft:
-            self._make(draft, shard, on_done)
+            self._make(draft, shard, on_done, is_last_try=is_last_try)
             return num_errors(draft, shard)
 
-    def _make(self, draft: Draft, shard: int, on_done: OnDone) -> None:
+    def _make(self, draft: Draft, shard: int, on_done: OnDone, *, is_last_try: bool) -> None:
         if not self._making.has(draft, shard):
             self._check_files(self._images.source.files_of(self._images.entries(shard)))
-            self._making.make(draft, shard, self._checking(shard, on_done))
+            self._making.make(draft, shard, self._checking(shard, on_done, is_last_try=is_last_try))
 
     def publish(self, on_done: OnDone) -> None:
         if self._published():
@@ -78,7 +88,7 @@ class PartShards:
             with self._entered() as draft:
                 for shard in range(len(self.sizes)):
                     on_done(0, 0)
-                    self._make(draft, shard, on_done)
+                    self._make(draft, shard, on_done, is_last_try=True)
                 self._making.publish(draft)
         except InvalidInput:
             discard(draft_path(self._out), self._owner)  # nothing in it can ever be finished
@@ -88,9 +98,11 @@ class PartShards:
         return find_published(self._out, self._making.request) is not None
 
     @contextmanager
-    def _entered(self) -> Iterator[Draft]:
+    def _entered(self, *, begins: bool = False) -> Iterator[Draft]:
         draft = Draft(self._out, self._making.request, shared=True)
         self._check_begun(draft)
+        if not begins and owner_of(draft.path) != self._owner:
+            raise OutputGone.of(draft.path)
         try:
             with draft:
                 if owner_of(draft.path) != self._owner:
@@ -115,15 +127,21 @@ class PartShards:
                 remedy="start a worker with the settings that it was begun with",
             )
 
-    def _checking(self, shard: int, on_done: OnDone) -> OnDone:
+    def _checking(self, shard: int, on_done: OnDone, *, is_last_try: bool) -> OnDone:
         """Looks at the files once more when all are read, and nothing is written."""
-        checked = False
+        source, checked = self._images.source, False
+        before = len(source.faults)
 
         def told(done: int, errors: int) -> None:
             nonlocal checked
             if done == self.sizes[shard] and not checked:
                 checked = True
-                self._images.source.check_unchanged(self._images.entries(shard))
+                source.check_unchanged(self._images.entries(shard))
+                if len(source.faults) > before and not is_last_try:
+                    raise Unavailable(
+                        f"{len(source.faults) - before} images could not be read, the first {source.faults[before]}",
+                        remedy="see whether their disk is there, and whether the worker may read them",
+                    )
             on_done(done, errors)
 
         return told

@@ -4,7 +4,7 @@ import sys
 from typing import Final
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
-from mlcd.pipelines.shard import InputChanged, OtherSettings
+from mlcd.pipelines.shard import InputChanged, OtherSettings, OutputGone
 from service.jobs.job import Problem, Stage
 from service.problems import name_of, status_of
 
@@ -29,6 +29,7 @@ _CODES: Final[dict[type[MlcdError], str]] = {
     InputChanged: "input-changed",
     OtherCenters: "other-centers",
     OtherSettings: "other-settings",
+    OutputGone: "output-gone",
 }
 
 
@@ -58,7 +59,7 @@ def is_misfit(error: BaseException) -> bool:
 
 def is_fatal(error: BaseException, stage: Stage) -> bool:
     """Whether all other pieces of the job would fail alike."""
-    if isinstance(error, DiskFull | InputChanged | ConfigInvalid):
+    if isinstance(error, DiskFull | InputChanged | OutputGone | ConfigInvalid):
         return True
     return stage != "shard" and isinstance(error, InvalidInput | NotFound)
 

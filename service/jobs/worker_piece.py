@@ -11,7 +11,7 @@ import numpy as np
 from mlcd.errors import Overloaded, Unavailable
 from mlcd.pipelines.shard import Equipment, Recipe, Shards, discard, open_shards
 from mlcd.types import Fingerprint
-from service.jobs.job import Work
+from service.jobs.job import MAX_ATTEMPTS, Work
 from service.jobs.roots import Roots
 from service.jobs.worker_faults import EngineDown, OtherCenters, Stopped
 
@@ -103,7 +103,8 @@ class Pieces:
             return Outcome()
         assert work.shard is not None
         with watch.images(shards.sizes[work.shard]):
-            return Outcome(failed_items=shards.make(work.shard, watch.told))
+            is_last_try = work.attempt >= MAX_ATTEMPTS
+            return Outcome(failed_items=shards.make(work.shard, watch.told, is_last_try=is_last_try))
 
     def _recipe(self, work: Work) -> Recipe:
         spec = work.spec

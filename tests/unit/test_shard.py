@@ -2,7 +2,6 @@
 
 import io
 import resource
-import shutil
 import tarfile
 import threading
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from mlcd.images.sources import open_source
 from mlcd.labels.table import LabelTable
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
+from mlcd.pipelines.ownership import claim
 from mlcd.pipelines.shard import CenterSet, Equipment, InputChanged, Recipe, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
@@ -150,12 +150,10 @@ def test_two_indexes_and_whatever_has_a_name_like_theirs_do_not_meet(images, equ
     (tmp_path / "out.embeddings" / "mine").write_text("a user's")
     shards = open_shards(first, equipment)
     shards.plan()
-    for step in (
-        lambda: open_shards(second, equipment).plan(),
-        lambda: open_shards(second, equipment).make(0, nothing),
-    ):
-        with pytest.raises(Conflict, match="holds something else"):
-            step()
+    with pytest.raises(Conflict, match="holds something else"):
+        open_shards(second, equipment).plan()
+    with pytest.raises(Conflict, match="does not hold this work"):
+        open_shards(second, equipment).make(0, nothing)
     discard(second)
     finish(shards)
     with pytest.raises(Conflict, match="exists"):
@@ -217,6 +215,21 @@ def test_who_makes_a_shard_after_the_end_of_an_index_leaves_nothing(images, equi
         late.make(0, finish_meanwhile)
     assert late.make(1, nothing) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
+
+
+def test_who_begins_at_the_very_end_of_an_index_leaves_nothing(images, equipment, tmp_path, monkeypatch):
+    wanted = recipe("index", images, tmp_path)
+    late, other = (open_shards(wanted, equipment) for _ in range(2))
+
+    def claim_after_the_end(path, owner):
+        monkeypatch.setattr("mlcd.pipelines.shard_collection.claim", claim)
+        finish(other)
+        claim(path, owner)
+
+    monkeypatch.setattr("mlcd.pipelines.shard_collection.claim", claim_after_the_end)
+    late.plan()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
+    assert late.make(0, nothing) == 0
 
 
 def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipment, tmp_path):
@@ -309,7 +322,7 @@ def test_publishing_makes_what_is_missing(images, equipment, tmp_path):
     wanted = recipe("embed", images, tmp_path)
     shards = open_shards(wanted, equipment)
     shards.plan()
-    shutil.rmtree(draft_path(tmp_path / "out"))
+    shards.make(1, nothing)
     shards.publish(nothing)
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 59
 

@@ -1,0 +1,96 @@
+"""Faults that pass, and disks that go away: neither may cost a job an image, or lead it to another place."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlcd.artifact import draft_path
+from mlcd.encoders.pixels import PixelsEncoder
+from mlcd.errors import Unavailable
+from mlcd.pipelines.shard import Equipment, OutputGone, Recipe, open_shards
+from tests.conftest import write_digits
+
+
+@pytest.fixture
+def equipment():
+    return Equipment(PixelsEncoder(), None, num_threads=2)
+
+
+@pytest.fixture
+def folder():
+    """Where others than its owner may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+@pytest.fixture
+def recipe(folder):
+    write_digits(folder / "images", 20)
+    (folder / "outs").mkdir(mode=0o777)
+    (folder / "outs").chmod(0o777)
+    return Recipe("embed", str(folder / "images"), str(folder / "outs" / "out"), "job", part_entries=10)
+
+
+@contextlib.contextmanager
+def nobody():
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def nothing(done, errors):
+    del done, errors
+
+
+def test_images_that_cannot_be_read_are_tried_again_before_they_are_listed(recipe, equipment, folder):
+    closed = sorted((folder / "images").rglob("*.png"))[:2]
+    for path in closed:
+        path.chmod(0)
+    with nobody():
+        shards = open_shards(recipe, equipment)
+        shards.plan()
+        with pytest.raises(Unavailable, match=r"2 images could not be read, the first \d/\d+\.png"):
+            shards.make(0, nothing, is_last_try=False)
+    for path in closed:
+        path.chmod(0o644)
+    with nobody():
+        assert shards.make(0, nothing, is_last_try=False) == 0
+
+
+def test_what_cannot_be_read_for_good_is_listed_by_the_last_try(recipe, equipment, folder):
+    min((folder / "images").rglob("*.png")).chmod(0)
+    with nobody():
+        shards = open_shards(recipe, equipment)
+        shards.plan()
+        assert shards.make(0, nothing, is_last_try=True) == 1
+        assert shards.make(1, nothing, is_last_try=False) == 0
+
+
+@pytest.mark.parametrize("kind", ["embed", "index"])
+@pytest.mark.parametrize("gone", ["parent", "draft"])
+def test_an_output_whose_disk_went_away_is_not_begun_anew_elsewhere(recipe, equipment, kind, gone):
+    recipe = replace(recipe, kind=kind)
+    out = Path(recipe.out)
+    shards = open_shards(recipe, equipment)
+    shards.plan()
+    shards.make(0, nothing)
+    away = out.parent if gone == "parent" else draft_path(out)
+    shutil.move(away, away.with_name("away"))
+    for step in (lambda: shards.make(1, nothing), lambda: shards.publish(nothing)):
+        with pytest.raises(OutputGone, match="does not hold this work any more"):
+            step()
+    assert not away.exists()
+    shutil.move(away.with_name("away"), away)
+    assert shards.make(1, nothing) == 0
+    shards.publish(nothing)
+    assert out.is_dir()
