@@ -62,6 +62,8 @@ _IMAGE_SUFFIXES: Final = frozenset(
 )
 _IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 _TAR_BLOCK: Final = 512
+_NO_FILE: Final = b""
+"""In place of the path of what stands in a folder and is neither file nor folder."""
 _NOWHERE: Final = -1
 """The offset of what stands among a shard's images and cannot be read as one."""
 _BATCH_ROWS: Final = 64
@@ -130,7 +132,7 @@ class Source(ABC):
 
     @abstractmethod
     def files_of(self, entries: Entries) -> list[str]:
-        """Paths of the files that hold these images."""
+        """Paths of the files that hold these images; those that are not read are left out."""
 
     def check_unchanged(self, entries: Entries) -> None:
         """Raises Conflict naming the first file of these images that is not as it was listed."""
@@ -203,7 +205,10 @@ def _open(location: str) -> Source:
 
 
 class FolderSource(Source):
-    """Every file below a folder, hidden files and sidecars apart; the class is the path of its sub-folder."""
+    """Every file below a folder, hidden files and sidecars apart; the class is the path of its sub-folder.
+
+    Links and special files are listed, with no size, and not read: a link may lead anywhere, and a pipe ends nowhere.
+    """
 
     def __init__(self, location: str, filesystem: Any, root: str) -> None:
         super().__init__(location)
@@ -230,15 +235,16 @@ class FolderSource(Source):
             yield inside
 
     def _list_folder(self, files: Iterable[dict[str, Any]]) -> pa.Table:
-        """Without classes. path: where the name is not the key, as it is not valid UTF-8."""
+        """Without classes. path: where the name is not the key, as it is not valid UTF-8, or `_NO_FILE`."""
         keys, sizes, paths = [], [], []
         for info in files:
             name = info["name"][len(self._root) + 1 :]
             relative = PurePosixPath(name)
-            if info["type"] == "file" and _is_candidate(relative):
+            if info["type"] != "directory" and _is_candidate(relative):
+                is_file = info["type"] == "file"
                 keys.append(_printable(relative.as_posix()))
-                sizes.append(int(info["size"]))
-                paths.append(None if name == keys[-1] else _encoded(name))
+                sizes.append(int(info["size"]) if is_file else 0)
+                paths.append(_NO_FILE if not is_file else None if name == keys[-1] else _encoded(name))
         return pa.table(
             {
                 "key": pa.array(keys, pa.large_string()),
@@ -248,6 +254,8 @@ class FolderSource(Source):
         )
 
     def _read(self, entry: Entry) -> bytes:
+        if entry.locator == (_NO_FILE,):
+            raise ImageRejected("unreadable", "a link or a special file: these are not followed")
         try:
             return cast(bytes, self._filesystem.cat_file(self._path(entry)))
         except (OSError, ValueError) as error:
@@ -258,10 +266,11 @@ class FolderSource(Source):
         return f"{self._root}/{entry.key if path is None else _decoded(path)}"
 
     def files_of(self, entries: Entries) -> list[str]:
-        return [self._path(entry) for entry in entries]
+        return [self._path(entry) for entry in entries if entry.locator != (_NO_FILE,)]
 
     def _changed(self, entries: Entries) -> Iterator[str]:
-        return (entry.key for entry in entries if self._size(entry) != entry.size_bytes)
+        files = (entry for entry in entries if entry.locator != (_NO_FILE,))
+        return (entry.key for entry in files if self._size(entry) != entry.size_bytes)
 
     def _size(self, entry: Entry) -> int | None:
         try:

@@ -48,6 +48,34 @@ def test_a_folder_lists_by_key_and_leaves_sidecars_and_hidden_files_alone(tmp_pa
     ]
 
 
+def test_links_and_special_files_are_listed_and_not_read(tmp_path):
+    images, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
+    for folder in (images, elsewhere):
+        folder.mkdir()
+        (folder / "a.png").write_bytes(png(1))
+    (images / "b.png").symlink_to(elsewhere / "a.png")
+    (images / "c").symlink_to(elsewhere)
+    (images / "d.png").symlink_to("nothing")
+    (images / "empty.png").touch()
+    os.mkfifo(images / "e.png")
+    source = open_source(str(images))
+    found = {}
+    for entry in source.entries:
+        try:
+            found[entry.key] = source.read(entry)
+        except ImageRejected as rejection:
+            found[entry.key] = rejection.message
+    left_out = "a link or a special file: these are not followed"
+    assert found == {
+        "a.png": png(1),
+        "empty.png": b"",
+        **dict.fromkeys(["b.png", "c", "d.png", "e.png"], left_out),
+    }
+    assert source.files_of(source.entries) == [str(images / "a.png"), str(images / "empty.png")]
+    assert source.faults == []
+    source.check_unchanged(source.entries)
+
+
 def test_names_in_any_script_and_even_broken_ones_become_keys(tmp_path):
     folder = tmp_path / "Käse 猫"
     folder.mkdir()
