@@ -182,6 +182,8 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     """Of jobs that have ended; then the queue forgets them. Their outputs stay."""
     keep_jobs: Annotated[int, Field(gt=0)] = 5000
     """That have ended: of more than that the queue forgets those that ended first."""
+    redis_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9:._{}-]{1,64}$")] = "mlcd:jobs:"
+    """Of the queue's keys, where it is in Redis: deployments that share a database each have their own."""
 
 
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):

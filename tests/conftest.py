@@ -101,7 +101,8 @@ def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
-    return subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **({"stdout": subprocess.PIPE} | options))
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, text=True, **(streams | options))
 
 
 # UDP sockets, each the claim to the TCP port of its number: held by this process to its end, whatever end that is.

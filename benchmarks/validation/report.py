@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -92,6 +92,7 @@ def filled(page: str, numbers: Numbers) -> str:
     blocks: dict[str, Callable[[Numbers], str]] = {
         "accuracy": accuracy_table,
         "differences": difference_table,
+        "common": common_table,
         "tuning": tuning_table,
         "sweeps": sweep_table,
         "cosines": cosine_table,
@@ -115,16 +116,27 @@ def accuracy_table(numbers: Numbers) -> str:
 
 
 def difference_table(numbers: Numbers) -> str:
-    """MLCD minus each opponent, in points."""
+    """MLCD minus each opponent, in points, and as a picture."""
     found = differences(numbers, _settings(numbers))
     if not found:
         return _NOT_RUN
+    picture = "![MLCD minus each other loss, with intervals](../assets/validation-differences.png)"
+    return f"{_difference_rows(found)}\n\n{picture}"
+
+
+def common_table(numbers: Numbers) -> str:
+    """The same where every arm has the recipe's setting."""
+    found = differences(numbers, {arm: default_setting(arm) for arm in (*CLUSTER_ARMS, *INSTANCE_ARMS)})
+    return _difference_rows(found) if found else _NOT_RUN
+
+
+def _difference_rows(found: Mapping[str, Mapping[str, Interval]]) -> str:
     header = ["", *(f"mlcd - {arm}" for arm in _OPPONENTS)]
     rows = [[title, *(in_points(by_arm[arm]) for arm in _OPPONENTS)] for title, by_arm in found.items()]
     counts = sorted({str(interval.n) for by_arm in found.values() for interval in by_arm.values()})
-    facts = f"n = {' or '.join(counts)} pairs of runs; bold: zero is outside, of four pairs or more."
-    picture = "![MLCD minus each other loss, with intervals](../assets/validation-differences.png)"
-    return "\n\n".join([_table([header, *rows]), facts, picture])
+    return (
+        f"{_table([header, *rows])}\n\nn = {' or '.join(counts)} pairs of runs; bold: zero is outside, of four or more."
+    )
 
 
 def differences(numbers: Numbers, settings: dict[str, Setting]) -> dict[str, dict[str, Interval]]:
@@ -235,10 +247,13 @@ def run_facts(numbers: Numbers) -> str:
 
 
 def _settings(numbers: Numbers) -> dict[str, Setting]:
-    """Of each arm that trains: the tuned setting once all arms of clusters are tuned, else the recipe's for all."""
+    """Of each arm that trains: the tuned one once every seed of every arm of clusters has it, else the recipe's."""
     arms = (*CLUSTER_ARMS, *INSTANCE_ARMS)
     tuned = {arm: numbers.tuned(arm) for arm in arms}
-    ready = all(tuned[arm] is not None and numbers.reported(arm, tuned[arm]) for arm in CLUSTER_ARMS)
+    ready = all(
+        tuned[arm] is not None and _num_seeds(numbers.reported(arm, tuned[arm])) == str(len(numbers.tier.seeds))
+        for arm in CLUSTER_ARMS
+    )
     return {arm: (tuned[arm] if ready else None) or default_setting(arm) for arm in arms}
 
 

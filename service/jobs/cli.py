@@ -14,6 +14,7 @@ import click
 from mlcd.errors import ConfigInvalid
 from mlcd.progress import Reporter
 from service.jobs.job import JobKind, JobState
+from service.jobs.printable import printable
 
 if TYPE_CHECKING:  # an extra
     from service.jobs.client import JobsClient
@@ -144,7 +145,7 @@ def _reporter(*, as_json: bool) -> Reporter:
 
 
 def _follow(client: "JobsClient", job_id: str, reporter: Reporter) -> None:
-    changes = client.watch(job_id)
+    changes = _told(client.watch(job_id))
     job = next(changes)
     with reporter.stage("waiting", None):
         while job["progress"]["images"] is None and job["ended"] is None:
@@ -169,6 +170,16 @@ def _follow(client: "JobsClient", job_id: str, reporter: Reporter) -> None:
     reporter.result(job, _outcome(job))
     if job["state"] != "succeeded":
         sys.exit(_NOT_DONE)
+
+
+def _told(changes: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """With each new problem of a job that goes on, beside its progress."""
+    known = None
+    for job in changes:
+        if job["ended"] is None and job["problem"] not in (None, known):
+            click.echo(f"mlcd: {_problem(job['problem'])}", err=True)
+        known = job["problem"]
+        yield job
 
 
 def _count(step: str, job: dict[str, Any], changes: Iterator[dict[str, Any]], reporter: Reporter) -> dict[str, Any]:
@@ -199,14 +210,23 @@ def _failure(failure: dict[str, Any]) -> str:
 
 
 def _problem(problem: dict[str, Any]) -> str:
-    return f"{problem['message']}: {problem['remedy']}" if problem["remedy"] else str(problem["message"])
+    return printable(f"{problem['message']}: {problem['remedy']}" if problem["remedy"] else problem["message"])
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
     progress = job["progress"]
     images = "-" if progress["images"] is None else f"{progress['done']}/{progress['images']}"
     speed = "-" if progress["images_per_s"] is None else f"{progress['images_per_s']:.1f}"
-    return job["id"], job["kind"], job["state"], images, speed, job["created"], job["input"], job["output"]
+    return (
+        job["id"],
+        job["kind"],
+        job["state"],
+        images,
+        speed,
+        job["created"],
+        printable(job["input"]),
+        printable(job["output"]),
+    )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The queue of a server as its users see it: over HTTP, one request after the other."""
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -12,11 +13,12 @@ import httpx
 
 from mlcd.client.connection import authorization, checked_url
 from mlcd.client.problems import not_our_api, refused
-from mlcd.errors import Unavailable
+from mlcd.errors import InvalidInput, Unavailable
 
 _TIMEOUT_S: Final = 60.0
 """Longer than a server's deadline and its pauses between two signs of life."""
 _PAUSE_S: Final = 1.0
+_KEY: Final = re.compile(r"[!-~]{1,255}")
 _PATIENCE: Final = 60
 """Streams in a row that bring nothing at all."""
 
@@ -38,6 +40,11 @@ class JobsClient:
         self._http.close()
 
     def submit(self, asked: Mapping[str, Any], *, key: str | None = None) -> dict[str, Any]:
+        """Raises InvalidInput for a key that no header can hold."""
+        if key is not None and not _KEY.fullmatch(key):
+            raise InvalidInput(
+                "the idempotency key cannot be sent", remedy="give 1 to 255 printable characters of ASCII, no spaces"
+            )
         return self._ask("POST", "", json=dict(asked), headers={} if key is None else {"Idempotency-Key": key})
 
     def show(self, job_id: str) -> dict[str, Any]:

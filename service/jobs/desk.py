@@ -61,6 +61,7 @@ class JobDesk:
 
     def _count(self) -> tuple[Census, list[str]]:
         self.store.sweep(longer_than_s=self.keep_s, more_than=self.keep_jobs)
+        self.store.note_served()
         return self.store.census(), self.store.workers()
 
 

@@ -5,24 +5,23 @@ events    job, id, view (JSON)
 names     idempotency keys and outputs, and the jobs that hold them
 sizes     job, shard, images
 failures  job, shard, why it has failed (JSON)
-workers   name, until when it is taken to live
-
-Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+beats     worker, its model, when it last told that it lives, until when it is taken to
 """
 
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.errors import ArtifactInvalid, Unavailable
+from mlcd.errors import ArtifactInvalid
 from mlcd.types import Fingerprint
-from service.jobs.job import Event, Failure, Job, JobState
+from service.jobs.clock import Clock
+from service.jobs.embedded_file import EmbeddedFile
+from service.jobs.job import Event, Failure, JobState
 from service.jobs.record import (
     Record,
+    RecordDamaged,
     failure_from_json,
     failure_to_json,
     job_from_json,
@@ -30,10 +29,10 @@ from service.jobs.record import (
     record_from_json,
     record_to_json,
 )
-from service.jobs.records import KEPT_EVENTS, Ended, Result
+from service.jobs.records import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
 
-SCHEMA: Final = 2
-"""1 knew no failures, and no jobs by their end: it is brought up."""
+SCHEMA: Final = 3
+"""1 knew no failures, and no jobs by their end; 2 knew no models of workers: they are brought up."""
 _APPLICATION: Final = 0x4D4C434A
 """`MLCJ`: what the file says of itself."""
 _ENDED_S: Final = "json_extract(record, '$.ended_s')"
@@ -51,16 +50,13 @@ CREATE TABLE IF NOT EXISTS sizes (job TEXT, shard INTEGER, images INTEGER NOT NU
 CREATE TABLE IF NOT EXISTS failures (job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard))
                                      WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_S}) WHERE {_OVER};
-CREATE TABLE IF NOT EXISTS workers (name TEXT PRIMARY KEY, until_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS beats (worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL,
+                                  until_s REAL NOT NULL) WITHOUT ROWID;
+DROP TABLE IF EXISTS workers;
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {SCHEMA};
 COMMIT;
 """
-_PATIENCE_S: Final = 30.0
-"""For a turn to write, which each process has for milliseconds."""
-_CANDIDATES: Final = 16
-"""Jobs that a claim tries: more than one only where others claim at the same moment."""
-_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class EmbeddedRecords:
@@ -69,53 +65,53 @@ class EmbeddedRecords:
     def __init__(self, path: Path) -> None:
         """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours, Unavailable."""
         self._path = path
-        self._turn = threading.Lock()
-        with self._translated():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_PATIENCE_S)
-            self._prepare()
+        self._clock = Clock(_wall_s)
+        self._file = EmbeddedFile(path, self._prepare)
 
     def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
-        with self._turn, self._translated():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = step(_Transaction(self._connection))
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-        return result
+        with self._file.writing() as connection:
+            return step(_Transaction(connection, self._clock))
 
     def read(self, job_id: str) -> Record | None:
-        found = self._rows("SELECT record FROM jobs WHERE id = ?", job_id)
+        found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
         return record_from_json(found[0][0]) if found else None
 
-    def due(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> list[str]:
-        found = self._rows(
+    def due(self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()) -> list[str]:
+        now_s = self._clock.now_s()
+        due = self._live(fingerprints, leaving, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
+        return due + self._live(fingerprints, leaving, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s))
+
+    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+        return bool(self._live(fingerprints, leaving, "1 LIMIT 1"))
+
+    def _live(
+        self, fingerprints: Sequence[Fingerprint], leaving: Collection[str], rest: str, *values: float
+    ) -> list[str]:
+        """Ids of jobs with something left to be done."""
+        found = self._file.rows(
             f"SELECT id FROM jobs WHERE fingerprint IN ({_marks(fingerprints)}) AND due_s IS NOT NULL"  # noqa: S608
-            f" AND due_s <= ? AND id NOT IN ({_marks(leaving)}) ORDER BY id LIMIT {_CANDIDATES}",
+            f" AND id NOT IN ({_marks(leaving)}) AND {rest}",
             *fingerprints,
-            time.time(),
             *leaving,
+            *values,
         )
         return [job_id for (job_id,) in found]
 
-    def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Job]:
+    def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
-        found = self._rows(
-            f"SELECT record FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
+        found = self._file.rows(
+            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
             *(value for value in (below, state) if value is not None),
             limit,
         )
-        return [record_from_json(record).job for (record,) in found]
+        return [Listed.of(job_id, record) for job_id, record in found]
 
     def events(self, job_id: str, after: int) -> list[Event]:
-        found = self._rows("SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after)
+        found = self._file.rows("SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after)
         return [Event(number, job_from_json(view)) for number, view in found]
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
-        found = self._rows(
+        found = self._file.rows(
             f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)}) ORDER BY shard",  # noqa: S608
             job_id,
             *shards,
@@ -124,42 +120,38 @@ class EmbeddedRecords:
 
     def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
         count = f"SELECT count(*) FILTER (WHERE {_ENDED_S} <= ?), count(*) FROM jobs WHERE {_OVER}"  # noqa: S608
-        ((old, ended),) = self._rows(count, time.time() - longer_than_s)
+        ((old, ended),) = self._file.rows(count, self._clock.now_s() - longer_than_s)
         num = max(0, min(limit, max(old, ended - more_than)))
-        first = f"SELECT record FROM jobs WHERE {_OVER} ORDER BY {_ENDED_S} LIMIT ?"  # noqa: S608
-        found = [record_from_json(record) for (record,) in self._rows(first, num)]
-        return [Ended(record.id, record.ended_s) for record in found if record.ended_s is not None]
+        first = f"SELECT id, {_ENDED_S} FROM jobs WHERE {_OVER} ORDER BY {_ENDED_S} LIMIT ?"  # noqa: S608
+        return [Ended(job_id, ended_s) for job_id, ended_s in self._file.rows(first, num)]
 
     def count(self) -> dict[JobState, int]:
-        return dict(self._rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+        return dict(self._file.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
     def waiting(self) -> int:
-        found: int = self._rows("SELECT coalesce(sum(waiting), 0) FROM jobs WHERE due_s IS NOT NULL")[0][0]
+        found: int = self._file.rows("SELECT coalesce(sum(waiting), 0) FROM jobs WHERE due_s IS NOT NULL")[0][0]
         return found
 
     def oldest_queued_s(self) -> float:
-        ((created_s,),) = self._rows("SELECT min(created_s) FROM jobs WHERE state = 'queued'")
-        return 0.0 if created_s is None else max(0.0, time.time() - created_s)
+        ((created_s,),) = self._file.rows("SELECT min(created_s) FROM jobs WHERE state = 'queued'")
+        return 0.0 if created_s is None else max(0.0, self._clock.now_s() - created_s)
 
-    def beat(self, worker: str, *, lease_s: float) -> None:
-        now_s = time.time()
-        with self._turn, self._translated():
-            self._connection.execute("INSERT OR REPLACE INTO workers VALUES (?, ?)", (worker, now_s + lease_s))
-            self._connection.execute("DELETE FROM workers WHERE until_s <= ?", (now_s,))
+    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+        with self._file.writing() as connection:
+            now_s = self._clock.now_s()
+            row = (worker, fingerprint, now_s, now_s + lease_s)
+            connection.execute("INSERT OR REPLACE INTO beats VALUES (?, ?, ?, ?)", row)
+            connection.execute("DELETE FROM beats WHERE until_s <= ? OR at_s > ?", (now_s, now_s))
 
-    def beating(self) -> list[str]:
-        return [name for (name,) in self._rows("SELECT name FROM workers WHERE until_s > ? ORDER BY name", time.time())]
+    def beating(self) -> dict[str, Fingerprint]:
+        now_s = self._clock.now_s()
+        living = "SELECT worker, fingerprint FROM beats WHERE until_s > ? AND at_s <= ? ORDER BY worker"
+        return dict(self._file.rows(living, now_s, now_s))
 
     def close(self) -> None:
-        with self._turn:
-            self._connection.close()
+        self._file.close()
 
-    def _rows(self, query: str, *values: object) -> list[Any]:
-        with self._turn, self._translated():
-            return self._connection.execute(query, values).fetchall()
-
-    def _prepare(self) -> None:
-        connection = self._connection
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if connection.execute("PRAGMA application_id").fetchone()[0] not in (0, _APPLICATION) or version > SCHEMA:
             raise ArtifactInvalid(f"{self._path} is not a job queue of this version", remedy="name another folder")
@@ -168,25 +160,16 @@ class EmbeddedRecords:
         if version < SCHEMA:
             connection.executescript(_TABLES)
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
-                raise ArtifactInvalid(f"{self._path} is damaged", remedy="restore it, or move it away") from error
-            raise Unavailable(
-                "the job queue cannot be read or written now",
-                remedy=f"is there space at {self._path}, and may this user write there?",
-            ) from error
-
 
 class _Transaction:
     """See `Transaction`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self.now_s = time.time()
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        self._connection, self._clock = connection, clock
+        self.now_s = clock.now_s()
+
+    def leapt(self, *, within_s: float) -> bool:
+        return self._clock.leapt(within_s=within_s)
 
     def record(self, job_id: str) -> Record | None:
         found = self._value("SELECT record FROM jobs WHERE id = ?", job_id)
@@ -215,6 +198,11 @@ class _Transaction:
         for table in ("events", "sizes", "failures"):
             self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.id,))  # noqa: S608
 
+    def wipe(self, job_id: str) -> None:
+        self._connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+        for table in ("events", "sizes", "failures", "names"):
+            self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608
+
     def tell(self, event: Event) -> None:
         job_id = event.job.id
         view = job_to_json(event.job).decode()
@@ -232,7 +220,9 @@ class _Transaction:
         self._connection.execute("DELETE FROM names WHERE name = ?", (name,))
 
     def size_of(self, job_id: str, shard: int) -> int:
-        found: int = self._value("SELECT images FROM sizes WHERE job = ? AND shard = ?", job_id, shard)
+        found: int | None = self._value("SELECT images FROM sizes WHERE job = ? AND shard = ?", job_id, shard)
+        if found is None:
+            raise RecordDamaged
         return found
 
     def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
@@ -247,6 +237,10 @@ class _Transaction:
     def _value(self, query: str, *values: object) -> Any:
         found = self._connection.execute(query, values).fetchone()
         return None if found is None else found[0]
+
+
+def _wall_s() -> float:
+    return time.time()
 
 
 def _marks(values: Collection[object]) -> str:

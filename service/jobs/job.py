@@ -78,7 +78,8 @@ class Job:
     images_per_s: float | None = None
     """Of all workers together, over the time in which there was one; None until one has told of an image."""
     problem: Problem | None = None
-    """Why it has failed, or, before it has ended, why a piece has, or why a worker leaves it to others."""
+    """Why it has failed, or, before it has ended, why a piece has, or why a worker leaves it to others, or
+    that there is none that could do it."""
 
 
 @dataclass(frozen=True)

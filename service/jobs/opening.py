@@ -16,7 +16,7 @@ def open_queue(settings: Settings) -> Queue:
     if settings.redis_url is not None:
         from service.jobs.redis import open_redis_records
 
-        return Queue(open_redis_records(settings.redis_url.get_secret_value()))
+        return Queue(open_redis_records(settings.redis_url.get_secret_value(), settings.jobs.redis_prefix))
     if settings.state_dir is None:
         raise ConfigInvalid("jobs have no place to be kept", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL")
     return Queue(EmbeddedRecords(Path(settings.state_dir) / _FILE))

@@ -1,5 +1,6 @@
 """The queue: `JobStore` over any database. What it may do is in `transitions`; here it is read, changed and kept."""
 
+import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from mlcd.types import Fingerprint
 from service.jobs import transitions
 from service.jobs.job import Census, Event, Failure, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
 from service.jobs.names import check_output_free, hold_output, let_go, name_of_key, with_key
-from service.jobs.record import Record
+from service.jobs.record import Record, RecordDamaged
 from service.jobs.records import Ended, Records, Transaction
 
 _ID_DIGITS: Final = 14
@@ -21,6 +22,8 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _LEASE_BYTES: Final = 8
 _SWEPT: Final = 100
 """At most, by one call: each is a transaction, and others wait for their turn."""
+_LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
+_log = logging.getLogger("mlcd.jobs")
 
 
 class Queue:
@@ -28,6 +31,10 @@ class Queue:
 
     def __init__(self, records: Records) -> None:
         self._records = records
+        self._damaged: set[str] = set()
+        """Jobs whose records cannot be read: they are passed over."""
+        self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
+        """Of each state, the job at which the next look begins, from the newest on."""
 
     def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
         def step(transaction: Transaction) -> tuple[Job, bool]:
@@ -57,8 +64,12 @@ class Queue:
     def page(self, *, limit: int, cursor: str | None = None, state: JobState | None = None) -> JobPage:
         if cursor is not None and not _is_id(cursor):
             raise InvalidInput("the cursor is none of this list", remedy="give the one that the page before had")
-        jobs = self._records.page(limit=limit + 1, below=cursor, state=state)
-        return JobPage(jobs[:limit], jobs[limit - 1].id if len(jobs) > limit else None)
+        found = self._records.page(limit=limit + 1, below=cursor, state=state)
+        for listed in found[:limit]:
+            if listed.damaged:
+                self._pass_over(listed.job_id)
+        jobs = [listed.job for listed in found[:limit] if listed.job is not None]
+        return JobPage(jobs, found[limit - 1].job_id if len(found) > limit else None)
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         events = self._records.events(job_id, after) if _is_id(job_id) else []
@@ -73,7 +84,14 @@ class Queue:
         return FailurePage(self._records.failures(job_id, shards[:limit]), cursor)
 
     def cancel(self, job_id: str) -> Job:
-        return self._change(job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s))
+        try:
+            return self._change(job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s))
+        except RecordDamaged:
+            self._records.transact(lambda transaction: transaction.wipe(job_id))
+            raise NotFound(
+                "the job could not be read any more; the queue has forgotten it",
+                remedy="what it has written is where it was: remove it yourself",
+            ) from None
 
     def retry(self, job_id: str) -> Job:
         def step(transaction: Transaction) -> Job:
@@ -87,9 +105,12 @@ class Queue:
     def claim(
         self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
     ) -> Work | None:
-        for job_id in self._records.due(fingerprints, leaving=leaving):
-            if (work := self._give(job_id, worker, lease_s=lease_s)) is not None:
-                return work
+        for job_id in self._records.due(fingerprints, lease_s=lease_s, leaving={*leaving, *self._damaged}):
+            try:
+                if (work := self._give(job_id, worker, lease_s=lease_s)) is not None:
+                    return work
+            except RecordDamaged:
+                self._pass_over(job_id)
         return None
 
     def renew(self, work: Work, *, lease_s: float, done: int = 0) -> bool:
@@ -100,7 +121,11 @@ class Queue:
             self._keep(transaction, record, after)
             return goes_on
 
-        return self._records.transact(step)
+        try:
+            return self._records.transact(step)
+        except RecordDamaged:
+            self._pass_over(work.job_id)
+            return False
 
     def release(self, work: Work) -> None:
         self._report(work, lambda record, _: transitions.give_back(record, work))
@@ -116,7 +141,7 @@ class Queue:
                 after = transitions.cut(record, work, sizes, now_s=transaction.now_s, damaged_files=damaged_files)
                 self._keep(transaction, record, after)
 
-        self._records.transact(step)
+        self._unless_damaged(work, step)
 
     def completed(self, work: Work, *, failed_items: int = 0) -> None:
         self._report(
@@ -132,13 +157,26 @@ class Queue:
 
     def sweep(self, *, longer_than_s: float, more_than: int) -> int:
         found = self._records.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
-        return sum(map(self._forget, found))
+        return sum(self._forget(ended) for ended in found if ended.job_id not in self._damaged)
 
-    def heartbeat(self, worker: str, *, lease_s: float) -> None:
-        self._records.beat(worker, lease_s=lease_s)
+    def note_served(self) -> None:
+        models = set(self._records.beating().values())
+        for state in _LIVE_STATES:
+            found = self._records.page(limit=_SWEPT, below=self._noted[state], state=state)
+            self._noted[state] = found[-1].job_id if len(found) == _SWEPT else None
+            for job in (listed.job for listed in found if listed.job is not None):
+                served = job.spec.fingerprint in models
+                if job.problem == (transitions.UNSERVED if served else None):  # others cannot change by it
+                    self._note(job.id, served=served)
+
+    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+        return self._records.pending(fingerprints, leaving={*leaving, *self._damaged})
+
+    def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+        self._records.beat(worker, fingerprint, lease_s=lease_s)
 
     def workers(self) -> list[str]:
-        return self._records.beating()
+        return list(self._records.beating())
 
     def depth(self) -> int:
         return self._records.waiting()
@@ -163,6 +201,7 @@ class Queue:
                 now_s=transaction.now_s,
                 lease_s=lease_s,
                 images_of=lambda shard: transaction.size_of(job_id, shard),
+                leapt=transaction.leapt(within_s=lease_s),
             )
             self._keep(transaction, record, after)
             return work
@@ -179,14 +218,38 @@ class Queue:
             transaction.remove(record)
             return True
 
-        return self._records.transact(step)
+        try:
+            return self._records.transact(step)
+        except RecordDamaged:
+            self._pass_over(ended.job_id)
+            return False
 
     def _report(self, work: Work, change: Callable[[Record, float], Record]) -> None:
         def step(transaction: Transaction) -> None:
             if (record := transaction.record(work.job_id)) is not None:
                 self._keep(transaction, record, change(record, transaction.now_s))
 
+        self._unless_damaged(work, step)
+
+    def _unless_damaged(self, work: Work, step: Callable[[Transaction], None]) -> None:
+        """What a worker tells of a job that cannot be read any more has no effect."""
+        try:
+            self._records.transact(step)
+        except RecordDamaged:
+            self._pass_over(work.job_id)
+
+    def _note(self, job_id: str, *, served: bool) -> None:
+        def step(transaction: Transaction) -> None:
+            if (record := transaction.record(job_id)) is not None:
+                after = transitions.note_served(record, served=served, now_s=transaction.now_s)
+                self._keep(transaction, record, after)
+
         self._records.transact(step)
+
+    def _pass_over(self, job_id: str) -> None:
+        if job_id not in self._damaged:
+            self._damaged.add(job_id)
+            _log.error("the record of job %s cannot be read: it is passed over; DELETE removes it", job_id)
 
     def _change(self, job_id: str, change: Callable[[Record, float], Record]) -> Job:
         def step(transaction: Transaction) -> Job:

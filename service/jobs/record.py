@@ -11,9 +11,19 @@ from mlcd.errors import ArtifactInvalid
 from service.jobs.job import Failure, Job, JobSpec, JobState, Problem, Stage
 
 
+class RecordDamaged(ArtifactInvalid):
+    """What is kept of one job is not what was written; the others are sound."""
+
+    def __init__(self) -> None:
+        super().__init__("the job queue holds something that is no job", remedy="DELETE of that job removes it")
+
+
 @dataclass(frozen=True)
 class Lease:
-    """One piece in the hands of one worker. images: of the shard, or `publish_steps`, else 0; done: of them, so far."""
+    """One piece in the hands of one worker. images: of the shard, or `publish_steps`, else 0; done: of them, so far.
+
+    lease_s: it never ends later than in so long, whatever clocks do.
+    """
 
     worker: str
     stage: Stage
@@ -22,6 +32,7 @@ class Lease:
     until_s: float
     images: int = 0
     done: int = 0
+    lease_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ class Record:
     damaged_files: int = 0
     problem: Problem | None = None
     refusal: Problem | None = None
-    """Why a worker has left it to others, until one of these gets on with it."""
+    """Why a worker has left it to others, until one of these gets on with it; or that there is none."""
     busy_since_s: float = 0.0
     """When workers would have begun with the shards, had there always been one since."""
     heard_s: float = 0.0
@@ -155,11 +166,11 @@ def record_to_json(record: Record) -> bytes:
 
 
 def record_from_json(text: str | bytes) -> Record:
-    """Raises ArtifactInvalid where it is none."""
+    """Raises RecordDamaged where it is none."""
     try:
         return _RECORD.validate_json(text)
     except ValidationError:
-        raise _damaged() from None
+        raise RecordDamaged from None
 
 
 def job_to_json(job: Job) -> bytes:
@@ -167,11 +178,11 @@ def job_to_json(job: Job) -> bytes:
 
 
 def job_from_json(text: str | bytes) -> Job:
-    """Raises ArtifactInvalid where it is none."""
+    """Raises RecordDamaged where it is none."""
     try:
         return _JOB.validate_json(text)
     except ValidationError:
-        raise _damaged() from None
+        raise RecordDamaged from None
 
 
 def failure_to_json(failure: Failure) -> bytes:
@@ -179,12 +190,8 @@ def failure_to_json(failure: Failure) -> bytes:
 
 
 def failure_from_json(text: str | bytes) -> Failure:
-    """Raises ArtifactInvalid where it is none."""
+    """Raises RecordDamaged where it is none."""
     try:
         return _FAILURE.validate_json(text)
     except ValidationError:
-        raise _damaged() from None
-
-
-def _damaged() -> ArtifactInvalid:
-    return ArtifactInvalid("the job queue holds something that is no job", remedy="restore it, or start with a new one")
+        raise RecordDamaged from None

@@ -17,11 +17,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
-from service.jobs.job import Event, Failure, Job, JobState
+from service.jobs.clock import Clock
+from service.jobs.job import Event, Failure, JobState
 from service.jobs.record import (
     Record,
+    RecordDamaged,
     failure_from_json,
     failure_to_json,
     job_from_json,
@@ -29,28 +31,14 @@ from service.jobs.record import (
     record_from_json,
     record_to_json,
 )
-from service.jobs.records import KEPT_EVENTS, Ended, Result
-from service.jobs.redis_keys import (
-    ALL,
-    ENDED,
-    NEWEST,
-    WAITING,
-    WORKERS,
-    due_key,
-    events_key,
-    failures_key,
-    name_key,
-    record_key,
-    sizes_key,
-    state_key,
-)
+from service.jobs.records import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
+from service.jobs.redis_keys import Keys
 
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
 _CONNECT_TIMEOUT_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0
 """Of one command: with appendfsync always it waits for the disk."""
-_CANDIDATES: Final = 16
-"""Jobs that a claim tries: more than one only where others claim at the same moment."""
+_SCHEMA: Final = "1"
 _ARGUMENTS: Final = 1000
 """Of one command in the script: Lua unpacks a few thousand at most."""
 _COMMIT: Final = """
@@ -65,7 +53,7 @@ return 1
 _log = logging.getLogger("mlcd.service")
 
 
-def open_redis_records(url: str) -> "RedisRecords":
+def open_redis_records(url: str, prefix: str) -> "RedisRecords":
     """Connects when it is used first. Raises ConfigInvalid for a URL that is none of Redis."""
     try:
         client = Redis.from_url(
@@ -77,22 +65,25 @@ def open_redis_records(url: str) -> "RedisRecords":
         )
     except ValueError:  # its text may quote the password
         raise ConfigInvalid("MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database") from None
-    return RedisRecords(client)
+    return RedisRecords(client, Keys(prefix))
 
 
 class RedisRecords:
     """See `Records`. Threads and processes may share one Redis."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, keys: Keys) -> None:
         self._client: Any = client  # its types do not know that answers are decoded
+        self._keys = keys
+        self._clock = Clock(self._told_s)
         self._commit = client.register_script(_COMMIT)
         self._keeps = False
+        """Whether it is known that jobs can be kept there."""
 
     def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
         with _translated():
             self._check_keeps()
             while True:
-                transaction = _Transaction(self._client)
+                transaction = _Transaction(self._client, self._keys, self._clock)
                 try:
                     result = step(transaction)
                 except MlcdError:  # for good only if what it read was there at one moment
@@ -105,70 +96,85 @@ class RedisRecords:
 
     def read(self, job_id: str) -> Record | None:
         with _translated():
-            found = self._client.get(record_key(job_id))
+            found = self._client.get(self._keys.record(job_id))
         return None if found is None else record_from_json(found)
 
-    def due(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> list[str]:
-        num = _CANDIDATES + len(leaving)
+    def due(self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()) -> list[str]:
+        num = CANDIDATES + len(leaving)
         with _translated():
             found: set[str] = set()
-            now_s = _now_s(self._client)
-            for key in map(due_key, fingerprints):
+            far: set[str] = set()
+            now_s = self._clock.now_s()
+            for key in map(self._keys.due, fingerprints):
                 # Pieces that wait are due from 0 on, the oldest job first; leases and pauses end at their own moments.
                 found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
                 found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
-        return sorted(found.difference(leaving))[:_CANDIDATES]
+                far |= set(self._client.zrangebyscore(key, far_s(now_s, lease_s), "+inf", 0, FAR + len(leaving)))
+        return sorted(found.difference(leaving))[:CANDIDATES] + sorted(far.difference(leaving))[:FAR]
 
-    def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Job]:
-        key = ALL if state is None else state_key(state)
+    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+        with _translated():
+            found = (self._client.zrange(key, 0, len(leaving)) for key in map(self._keys.due, fingerprints))
+            return any(set(ids).difference(leaving) for ids in found)
+
+    def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
+        key = self._keys.all if state is None else self._keys.state(state)
         with _translated():
             ids = self._client.zrevrangebylex(key, "+" if below is None else f"({below}", "-", 0, limit)
-            found = self._client.mget(map(record_key, ids)) if ids else []
-        return [record_from_json(record).job for record in found if record is not None]
+            found = self._client.mget(map(self._keys.record, ids)) if ids else []
+        return [Listed.of(job_id, record) for job_id, record in zip(ids, found, strict=True)]
 
     def events(self, job_id: str, after: int) -> list[Event]:
         with _translated():
-            kept = self._client.lrange(events_key(job_id), 0, -1)
+            kept = self._client.lrange(self._keys.events(job_id), 0, -1)
         numbered = (line.partition(" ") for line in kept)
         return [Event(int(number), job_from_json(view)) for number, _, view in numbered if int(number) > after]
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
         with _translated():
-            found = self._client.hmget(failures_key(job_id), shards) if shards else []
+            found = self._client.hmget(self._keys.failures(job_id), shards) if shards else []
         return [failure_from_json(failure) for failure in found if failure is not None]
 
     def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
         with _translated():
-            old_s = _now_s(self._client) - longer_than_s
-            old, extra = self._client.zcount(ENDED, "-inf", old_s), self._client.zcard(ENDED) - more_than
+            old_s = self._clock.now_s() - longer_than_s
+            old, extra = (
+                self._client.zcount(self._keys.ended, "-inf", old_s),
+                self._client.zcard(self._keys.ended) - more_than,
+            )
             num = min(limit, max(old, extra))
-            found = self._client.zrange(ENDED, 0, num - 1, withscores=True) if num > 0 else []
+            found = self._client.zrange(self._keys.ended, 0, num - 1, withscores=True) if num > 0 else []
         return [Ended(job_id, ended_s) for job_id, ended_s in found]
 
     def count(self) -> dict[JobState, int]:
         with _translated():
-            counts = {state: self._client.zcard(state_key(state)) for state in _STATES}
+            counts = {state: self._client.zcard(self._keys.state(state)) for state in _STATES}
         return {state: num for state, num in counts.items() if num}
 
     def waiting(self) -> int:
         with _translated():
-            return sum(map(int, self._client.hvals(WAITING)))
+            return sum(map(int, self._client.hvals(self._keys.waiting)))
 
     def oldest_queued_s(self) -> float:
         with _translated():
-            oldest = self._client.zrange(state_key("queued"), 0, 0)
-            record = self.read(oldest[0]) if oldest else None
-            return 0.0 if record is None else max(0.0, _now_s(self._client) - record.created_s)
+            oldest = self._client.zrange(self._keys.state("queued"), 0, 0)
+            found = self._client.get(self._keys.record(oldest[0])) if oldest else None
+            queued = Listed.of(oldest[0], found).job if oldest else None
+            return 0.0 if queued is None else max(0.0, self._clock.now_s() - queued.created_s)
 
-    def beat(self, worker: str, *, lease_s: float) -> None:
+    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         with _translated():
-            now_s = _now_s(self._client)
-            self._client.zadd(WORKERS, {worker: now_s + lease_s})
-            self._client.zremrangebyscore(WORKERS, "-inf", now_s)
+            now_s = self._clock.now_s()
+            self._client.hset(self._keys.beats, worker, f"{now_s!r} {now_s + lease_s!r} {fingerprint}")
+            beats = self._client.hgetall(self._keys.beats)
+            if over := [name for name, beat in beats.items() if not _lives(beat, now_s)]:
+                self._client.hdel(self._keys.beats, *over)
 
-    def beating(self) -> list[str]:
+    def beating(self) -> dict[str, Fingerprint]:
         with _translated():
-            return sorted(self._client.zrangebyscore(WORKERS, f"({_now_s(self._client)}", "+inf"))
+            now_s = self._clock.now_s()
+            beats = self._client.hgetall(self._keys.beats)
+        return {name: beats[name].split()[-1] for name in sorted(beats) if _lives(beats[name], now_s)}
 
     def close(self) -> None:
         self._client.close()
@@ -191,80 +197,112 @@ class RedisRecords:
             )
         if not self._client.info("persistence").get("aof_enabled"):
             _log.warning("the Redis of the jobs keeps nothing over a restart: set appendonly yes, appendfsync always")
+        self._client.set(self._keys.schema, _SCHEMA, nx=True)
+        if self._client.get(self._keys.schema) != _SCHEMA:
+            raise ArtifactInvalid(
+                "the job queue in Redis is of another version",
+                remedy="name another MLCD_JOBS__REDIS_PREFIX, or another Redis",
+            )
         self._keeps = True
+
+    def _told_s(self) -> float:
+        seconds, microseconds = self._client.time()
+        return float(seconds + microseconds / 1e6)
 
 
 class _Transaction:
     """See `Transaction`. read: what its decision rests on, key by key; commands: what is to be done."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self.now_s = _now_s(client)
+    def __init__(self, client: Any, keys: Keys, clock: Clock) -> None:
+        self._client, self._keys, self._clock = client, keys, clock
+        self.now_s = clock.now_s()
         self.read: dict[str, str | None] = {}
         self.commands: list[list[str]] = []
 
+    def leapt(self, *, within_s: float) -> bool:
+        return self._clock.leapt(within_s=within_s)
+
     def record(self, job_id: str) -> Record | None:
-        found = self._get(record_key(job_id))
+        found = self._get(self._keys.record(job_id))
         return None if found is None else record_from_json(found)
 
     def newest_id(self) -> str | None:
-        return self._get(NEWEST)
+        return self._get(self._keys.newest)
 
     def save(self, record: Record) -> None:
-        key, due = record_key(record.id), due_key(record.spec.fingerprint)
+        key, due = self._keys.record(record.id), self._keys.due(record.spec.fingerprint)
         if key not in self.read:
-            self._do("SET", NEWEST, record.id)
-            self._do("ZADD", ALL, 0, record.id)
+            self._do("SET", self._keys.newest, record.id)
+            self._do("ZADD", self._keys.all, 0, record.id)
         self._do("SET", key, record_to_json(record).decode())
         for state in _STATES:
             if state != record.state:
-                self._do("ZREM", state_key(state), record.id)
-        self._do("ZADD", state_key(record.state), 0, record.id)
+                self._do("ZREM", self._keys.state(state), record.id)
+        self._do("ZADD", self._keys.state(record.state), 0, record.id)
         if record.due_s is None:
             self._do("ZREM", due, record.id)
         else:
             self._do("ZADD", due, record.due_s, record.id)
         if record.due_s is None and record.ended_s is not None:
-            self._do("ZADD", ENDED, record.ended_s, record.id)
+            self._do("ZADD", self._keys.ended, record.ended_s, record.id)
         else:
-            self._do("ZREM", ENDED, record.id)
+            self._do("ZREM", self._keys.ended, record.id)
         if record.waiting:
-            self._do("HSET", WAITING, record.id, record.waiting)
+            self._do("HSET", self._keys.waiting, record.id, record.waiting)
         else:
-            self._do("HDEL", WAITING, record.id)
+            self._do("HDEL", self._keys.waiting, record.id)
 
     def remove(self, record: Record) -> None:
-        for key_of in (record_key, events_key, sizes_key, failures_key):
+        for key_of in (self._keys.record, self._keys.events, self._keys.sizes, self._keys.failures):
             self._do("DEL", key_of(record.id))
-        for key in (ALL, ENDED, state_key(record.state), due_key(record.spec.fingerprint)):
+        for key in (
+            self._keys.all,
+            self._keys.ended,
+            self._keys.state(record.state),
+            self._keys.due(record.spec.fingerprint),
+        ):
             self._do("ZREM", key, record.id)
-        self._do("HDEL", WAITING, record.id)
+        self._do("HDEL", self._keys.waiting, record.id)
+
+    def wipe(self, job_id: str) -> None:
+        for key_of in (self._keys.record, self._keys.events, self._keys.sizes, self._keys.failures):
+            self._do("DEL", key_of(job_id))
+        indexes = [self._keys.all, self._keys.ended, *map(self._keys.state, _STATES)]
+        for key in (*indexes, *self._client.scan_iter(self._keys.due("*"))):  # what is in the record cannot be known
+            self._do("ZREM", key, job_id)
+        self._do("HDEL", self._keys.waiting, job_id)
+        for key in self._client.scan_iter(self._keys.name("*")):
+            if self._client.get(key) == job_id:
+                self._do("DEL", key)
 
     def tell(self, event: Event) -> None:
-        key = events_key(event.job.id)
+        key = self._keys.events(event.job.id)
         self._do("RPUSH", key, f"{event.id} {job_to_json(event.job).decode()}")
         self._do("LTRIM", key, -KEPT_EVENTS, -1)
 
     def holder(self, name: str) -> str | None:
-        return self._get(name_key(name))
+        return self._get(self._keys.name(name))
 
     def hold(self, name: str, job_id: str) -> None:
-        self._do("SET", name_key(name), job_id)
+        self._do("SET", self._keys.name(name), job_id)
 
     def let_go(self, name: str) -> None:
-        self._do("DEL", name_key(name))
+        self._do("DEL", self._keys.name(name))
 
     def size_of(self, job_id: str, shard: int) -> int:
-        return int(self._client.lindex(sizes_key(job_id), shard))
+        found = self._client.lindex(self._keys.sizes(job_id), shard)
+        if found is None:
+            raise RecordDamaged
+        return int(found)
 
     def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
-        key = sizes_key(job_id)
+        key = self._keys.sizes(job_id)
         self._do("DEL", key)
         for start in range(0, len(sizes), _ARGUMENTS):
             self._do("RPUSH", key, *sizes[start : start + _ARGUMENTS])
 
     def set_failure(self, job_id: str, failure: Failure) -> None:
-        self._do("HSET", failures_key(job_id), str(failure.shard), failure_to_json(failure).decode())
+        self._do("HSET", self._keys.failures(job_id), str(failure.shard), failure_to_json(failure).decode())
 
     def _get(self, key: str) -> str | None:
         if key not in self.read:
@@ -275,9 +313,9 @@ class _Transaction:
         self.commands.append([word if isinstance(word, str) else repr(word) for word in words])
 
 
-def _now_s(client: Any) -> float:
-    seconds, microseconds = client.time()
-    return float(seconds + microseconds / 1e6)
+def _lives(beat: str, now_s: float) -> bool:
+    told_s, until_s, _ = beat.split()
+    return float(told_s) <= now_s < float(until_s)
 
 
 @contextmanager

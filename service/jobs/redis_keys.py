@@ -1,6 +1,7 @@
 """Every key of the queue in Redis.
 
-mlcd:jobs:
+PREFIX (mlcd:jobs:):
+  schema             the version of all this
   record:ID          the record (JSON)
   events:ID          list of "NUMBER VIEW" (JSON), the last few
   sizes:ID           list of the shards' images
@@ -11,45 +12,63 @@ mlcd:jobs:
   waiting            hash of ids and the pieces that wait
   name:NAME          the id of the job that holds it
   newest             the greatest id
-  workers            sorted set by the moment until which they are taken to live
+  beats              hash of workers and "WHEN UNTIL MODEL": when one last told that it lives, and until when it is
+                     taken to
 """
 
-from typing import Final
+from dataclasses import dataclass
 
 from mlcd.types import Fingerprint
 from service.jobs.job import JobState
 
-_PREFIX: Final = "mlcd:jobs:"
-ALL: Final = f"{_PREFIX}all"
-ENDED: Final = f"{_PREFIX}ended"
-WAITING: Final = f"{_PREFIX}waiting"
-NEWEST: Final = f"{_PREFIX}newest"
-WORKERS: Final = f"{_PREFIX}workers"
 
+@dataclass(frozen=True)
+class Keys:
+    """Queues with different prefixes share one database and nothing else."""
 
-def record_key(job_id: str) -> str:
-    return f"{_PREFIX}record:{job_id}"
+    prefix: str
 
+    @property
+    def schema(self) -> str:
+        return f"{self.prefix}schema"
 
-def events_key(job_id: str) -> str:
-    return f"{_PREFIX}events:{job_id}"
+    @property
+    def all(self) -> str:
+        return f"{self.prefix}all"
 
+    @property
+    def ended(self) -> str:
+        return f"{self.prefix}ended"
 
-def sizes_key(job_id: str) -> str:
-    return f"{_PREFIX}sizes:{job_id}"
+    @property
+    def waiting(self) -> str:
+        return f"{self.prefix}waiting"
 
+    @property
+    def newest(self) -> str:
+        return f"{self.prefix}newest"
 
-def failures_key(job_id: str) -> str:
-    return f"{_PREFIX}failures:{job_id}"
+    @property
+    def beats(self) -> str:
+        return f"{self.prefix}beats"
 
+    def record(self, job_id: str) -> str:
+        return f"{self.prefix}record:{job_id}"
 
-def state_key(state: JobState) -> str:
-    return f"{_PREFIX}state:{state}"
+    def events(self, job_id: str) -> str:
+        return f"{self.prefix}events:{job_id}"
 
+    def sizes(self, job_id: str) -> str:
+        return f"{self.prefix}sizes:{job_id}"
 
-def due_key(fingerprint: Fingerprint) -> str:
-    return f"{_PREFIX}due:{fingerprint}"
+    def failures(self, job_id: str) -> str:
+        return f"{self.prefix}failures:{job_id}"
 
+    def state(self, state: JobState) -> str:
+        return f"{self.prefix}state:{state}"
 
-def name_key(name: str) -> str:
-    return f"{_PREFIX}name:{name}"
+    def due(self, fingerprint: Fingerprint) -> str:
+        return f"{self.prefix}due:{fingerprint}"
+
+    def name(self, name: str) -> str:
+        return f"{self.prefix}name:{name}"

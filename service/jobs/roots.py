@@ -23,6 +23,26 @@ _NAME_BYTES: Final = 200
 """Of an output: drafts, and what they are renamed to when they are removed, have longer names; 255 is the most."""
 
 
+class OtherRoots(ConfigInvalid):
+    """Whoever accepted a job may use other folders than who is to do it."""
+
+    def __init__(self, param: Param) -> None:
+        super().__init__(
+            f"the job's {param} is in no folder that this worker may use",
+            remedy="start one with the MLCD_JOBS__ROOTS of the server",
+        )
+
+
+class PlaceMoved(Conflict):
+    """A folder was replaced by a link after the job was accepted."""
+
+    def __init__(self, param: Param) -> None:
+        super().__init__(
+            f"the job's {param} leads elsewhere than when the job was accepted",
+            remedy="put the folder back and retry the job, or submit it anew",
+        )
+
+
 class Roots:
     """Absolute folders. What lies outside is refused alike, whether it is there or not."""
 
@@ -94,6 +114,20 @@ class Roots:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InvalidInput("the folder of the output cannot be written", remedy="give the server the right to")
 
+    def check_places(self, source: str, out: str) -> None:
+        """The resolved input and output of a job that was accepted before: they still are where they were.
+
+        Raises OtherRoots where they were never in these folders, OutsideRoots where a link leads out of them by now,
+        and PlaceMoved where it leads elsewhere in them.
+        """
+        self._check_place(_divided(Path(source))[0], "input")
+        self._check_place(draft_path(Path(out)), "output")
+
+    def check_matches(self, source: str) -> None:
+        """Before a resolved input is listed. Raises OutsideRoots where a wildcard finds what leads elsewhere."""
+        if _divided(Path(source))[1]:
+            self.check_files(_matches(source))
+
     def check_files(self, paths: Sequence[str]) -> None:
         """Raises OutsideRoots where one of an input's files is, or leads, elsewhere: a wildcard finds links, too."""
         for path in paths:
@@ -108,6 +142,12 @@ class Roots:
         if ".." in path.parts or not any(path.is_relative_to(root) for root in self._named):
             raise OutsideRoots(param)
         return path
+
+    def _check_place(self, path: Path, param: Param) -> None:
+        if not any(path.is_relative_to(root) for root in self._real):
+            raise OtherRoots(param)
+        if self._real_path(path, param) != path:
+            raise PlaceMoved(param)
 
     def _real_path(self, path: Path, param: Param) -> Path:
         real = Path(os.path.realpath(path))

@@ -48,7 +48,8 @@ class JobStore(Protocol):
 
     def cancel(self, job_id: str) -> Job:
         """Nothing more of it is given out but `discard`, and that when nobody has a lease of it any more; workers learn
-        it by `renew`. Raises NotFound, and Conflict where it has ended another way; a canceled one stays so.
+        it by `renew`. Raises NotFound, and Conflict where it has ended another way; a canceled one stays so. Of a job
+        that cannot be read all that is kept is removed, and NotFound raised.
         """
         ...
 
@@ -99,8 +100,18 @@ class JobStore(Protocol):
         """
         ...
 
-    def heartbeat(self, worker: str, *, lease_s: float) -> None:
-        """This worker lives, with or without work."""
+    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+        """Whether anything is left to be done of jobs of these models, now or later, and be it `discard`."""
+        ...
+
+    def note_served(self) -> None:
+        """A job that waits, or runs, says by its problem (`no-worker`) that no worker that lives has its model, as long
+        as that is so. Some jobs at a time.
+        """
+        ...
+
+    def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+        """This worker lives and has this model, with or without work."""
         ...
 
     def workers(self) -> list[str]:

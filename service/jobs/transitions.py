@@ -27,14 +27,32 @@ _LOST = Problem(
 )
 
 
+UNSERVED = Problem(
+    "no-worker",
+    "no worker that lives has the model that this job was submitted to",
+    "start one with it: mlcd worker --model …",
+)
+
+_START_S = 10.0
+"""Of a job, before it says so: a worker may be about to start."""
+
+
 def give(
-    record: Record, worker: str, *, lease: str, now_s: float, lease_s: float, images_of: Callable[[int], int]
+    record: Record,
+    worker: str,
+    *,
+    lease: str,
+    now_s: float,
+    lease_s: float,
+    images_of: Callable[[int], int],
+    leapt: bool = False,
 ) -> tuple[Record, Work | None]:
     """A piece for this worker; None where nothing can be given out now, though the record may be another.
 
-    lease: an id that was never used. images_of: of a shard.
+    lease: an id that was never used. images_of: of a shard. leapt: the clock was set of late: who holds a lease that
+    has ended has not been slow.
     """
-    record = _expired(record, now_s)
+    record = _expired(_cut_back(record, now_s, lease_s), now_s, counted=not leapt)
     piece = record.given_next(now_s)
     if piece is None or record.stage is None:
         return record, None
@@ -42,11 +60,12 @@ def give(
     attempt = record.attempts.get(piece, 0) + 1
     is_shard = record.stage == "shard"
     images = images_of(piece) if is_shard else record.publish_steps if record.stage == "publish" else 0
-    idle_s = now_s - record.heard_s if is_shard and not record.leases else 0.0
-    given = Lease(worker, record.stage, piece, attempt, now_s + lease_s, images)
+    idle_s = max(0.0, now_s - record.heard_s) if is_shard and not record.leases else 0.0
+    given = Lease(worker, record.stage, piece, attempt, now_s + lease_s, images, lease_s=lease_s)
     record = replace(
         record,
         state=record.state if record.stage == "discard" else "running",
+        refusal=None if record.refusal == UNSERVED else record.refusal,
         started_s=now_s if record.started_s is None else record.started_s,
         fresh=record.fresh + is_fresh,
         again=tuple(other for other in record.again if other != piece),
@@ -64,7 +83,7 @@ def extend(record: Record, work: Work, *, now_s: float, lease_s: float, done: in
     lease = record.leases.get(work.lease)
     if lease is None or lease.stage != record.stage or record.state == "failed":
         return record, False
-    longer = replace(lease, until_s=now_s + lease_s, done=min(max(done, lease.done), lease.images))
+    longer = replace(lease, until_s=now_s + lease_s, lease_s=lease_s, done=min(max(done, lease.done), lease.images))
     return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
 
 
@@ -75,8 +94,7 @@ def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> 
         return record
     if refusal is not None and record.state == "running":
         record = replace(record, refusal=refusal)
-    attempts = {**record.attempts, lease.piece: lease.attempt - 1}
-    return replace(record, again=(lease.piece, *record.again), attempts=attempts)
+    return _uncounted(record, lease)
 
 
 def cut(record: Record, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0) -> Record:
@@ -144,6 +162,16 @@ def retry(record: Record, *, now_s: float) -> Record:
     return _advanced(record, now_s)
 
 
+def note_served(record: Record, *, served: bool, now_s: float) -> Record:
+    """Whether a worker that lives has its model; what workers have said of it themselves goes first."""
+    if served and record.refusal == UNSERVED:
+        return replace(record, refusal=None)
+    is_new = now_s - record.created_s < _START_S
+    if not served and not is_new and record.refusal is None and record.state not in FINISHED:
+        return replace(record, refusal=UNSERVED)
+    return record
+
+
 def is_over(record: Record, *, now_s: float, ended_s: float) -> bool:
     """Whether it may be forgotten: it has ended at that moment, nothing is left to be done, nobody is at it."""
     if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
@@ -151,14 +179,26 @@ def is_over(record: Record, *, now_s: float, ended_s: float) -> bool:
     return all(lease.until_s <= now_s for lease in record.leases.values())
 
 
-def _expired(record: Record, now_s: float) -> Record:
+def _cut_back(record: Record, now_s: float, lease_s: float) -> Record:
+    """Nothing ends later than from now on: the clock may have been set back."""
+    leases = {
+        name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
+        for name, lease in record.leases.items()
+    }
+    rests = {piece: min(until_s, now_s + LONGEST_PAUSE_S) for piece, until_s in record.rests.items()}
+    return replace(record, leases=leases, rests=rests)
+
+
+def _expired(record: Record, now_s: float, *, counted: bool) -> Record:
     """Without the leases whose time has passed."""
     for name, lease in record.leases.items():
         if lease.until_s <= now_s:
             left = {other: kept for other, kept in record.leases.items() if other != name}
             record = replace(record, leases=left)
-            if lease.stage == record.stage:
+            if lease.stage == record.stage and counted:
                 record = _struck(record, lease, _LOST, rest_until_s=None)  # the lease was pause enough
+            elif lease.stage == record.stage:
+                record = _uncounted(record, lease)
     return _advanced(record, now_s)
 
 
@@ -177,6 +217,11 @@ def _struck(record: Record, lease: Lease, problem: Problem, *, rest_until_s: flo
         rests = record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
         return replace(record, again=(*record.again, lease.piece), rests=rests)
     return replace(record, failed=(*record.failed, lease.piece), problem=problem)
+
+
+def _uncounted(record: Record, lease: Lease) -> Record:
+    attempts = {**record.attempts, lease.piece: lease.attempt - 1}
+    return replace(record, again=(lease.piece, *record.again), attempts=attempts)
 
 
 def _advanced(record: Record, now_s: float) -> Record:

@@ -18,12 +18,21 @@ from types import FrameType
 from typing import Final
 
 from mlcd.errors import NotFound
-from service.jobs.job import JobState, Work
+from service.jobs.job import Stage, Work
 from service.jobs.store import JobStore
-from service.jobs.worker_faults import EngineDown, Stopped, is_fatal, is_misfit, place_of, problem_of, stalled
+from service.jobs.worker_faults import (
+    EngineDown,
+    Stopped,
+    is_fatal,
+    is_misfit,
+    place_of,
+    problem_of,
+    reason_of,
+    stalled,
+)
 from service.jobs.worker_link import Link
 from service.jobs.worker_piece import Outcome, Pieces, Watch
-from service.observability.faults import kinds, places
+from service.observability.faults import places
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWAL_S: Final = 1.0
@@ -44,10 +53,12 @@ _ENGINE_PAUSE_S: Final = 10.0
 """For an engine that is away to come back."""
 _LEFT_LOOK_S: Final = 2.0
 """Between looks at jobs that this worker has left to others."""
+_OTHERS_LOOK_S: Final = 10.0
+"""Between looks of an idle worker at jobs for others."""
+_OTHERS: Final = 100
+"""That it looks at."""
 _STALLED: Final = 1
 """The exit status."""
-_LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
-_PAGE: Final = 100
 _log = logging.getLogger("mlcd.jobs")
 
 
@@ -74,9 +85,11 @@ class Worker:
         self._link = Link()
         self._engine_up = True
         self._beat_due_s = 0.0
-        self._left: set[str] = set()
-        """Jobs that run, for other workers."""
+        self._left: dict[str, Stage] = {}
+        """Jobs for other workers, and at what each was left."""
         self._look_due_s = 0.0
+        self._others_due_s = 0.0
+        self._told_of_others = False
 
     def run(self, *, drain: bool) -> None:
         """Until a signal; with `drain` until no job of this model is left."""
@@ -90,6 +103,7 @@ class Worker:
             elif drain and self._link.up and self._link.once(self._nothing_left):
                 return
             else:
+                self._tell_of_others()
                 self._pause(max(_IDLE_S, self._link.wait_s))
 
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
@@ -106,35 +120,40 @@ class Worker:
         return self._store.claim(self._name, [self._pieces.fingerprint], lease_s=self._lease_s, leaving=self._left)
 
     def _look_at_left(self) -> None:
-        """One that was canceled is for everybody to clear away; and then it may begin anew."""
+        """One that was canceled is for everybody to clear away who can; and then it may begin anew."""
         if self._left and time.monotonic() >= self._look_due_s:
             self._look_due_s = time.monotonic() + _LEFT_LOOK_S
-            self._left = set(filter(self._runs, self._left))
+            self._left = {job_id: stage for job_id, stage in self._left.items() if self._stays_left(job_id, stage)}
 
-    def _runs(self, job_id: str) -> bool:
+    def _stays_left(self, job_id: str, stage: Stage) -> bool:
         try:
-            return self._store.get(job_id).state == "running"
+            job = self._store.get(job_id)
         except NotFound:
             return False
+        return job.state == "running" or stage == job.stage == "discard"
 
     def _nothing_left(self) -> bool:
-        for state in _LIVE_STATES:
-            cursor = None
-            while True:
-                page = self._store.page(limit=_PAGE, cursor=cursor, state=state)
-                ours = (job for job in page.jobs if job.spec.fingerprint == self._pieces.fingerprint)
-                if any(job.id not in self._left for job in ours):
-                    return False
-                if (cursor := page.cursor) is None:
-                    break
-        return True
+        return not self._store.pending([self._pieces.fingerprint], leaving=self._left)
+
+    def _tell_of_others(self) -> None:
+        """Once, as long as jobs wait that are for workers with other models."""
+        if time.monotonic() < self._others_due_s:
+            return
+        self._others_due_s = time.monotonic() + _OTHERS_LOOK_S
+        if (page := self._link.once(lambda: self._store.page(limit=_OTHERS, state="queued"))) is None:
+            return
+        num = sum(job.spec.fingerprint != self._pieces.fingerprint for job in page.jobs)
+        if num and not self._told_of_others:
+            more = "" if page.cursor is None else "at least "
+            _log.warning("%s%d jobs wait for workers with other models", more, num)
+        self._told_of_others = num > 0
 
     def _beat(self) -> None:
         """Tell that this worker lives, now and then."""
-        if time.monotonic() < self._beat_due_s:
+        if self._stopping or time.monotonic() < self._beat_due_s:
             return
         self._beat_due_s = time.monotonic() + self._lease_s / 3
-        self._link.once(lambda: self._store.heartbeat(self._name, lease_s=self._lease_s))
+        self._link.once(lambda: self._store.heartbeat(self._name, self._pieces.fingerprint, lease_s=self._lease_s))
 
     def _pause(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
@@ -173,7 +192,7 @@ class Worker:
         while not future.done():
             time.sleep(_LOOK_S)
             now_s = time.monotonic()
-            if now_s >= renewal_due_s and not watch.stop:
+            if now_s >= renewal_due_s and not watch.stop and not self._stopping:
                 renewal_due_s = now_s + max(_RENEWAL_S, self._link.wait_s)
                 self._renew(work, watch)
                 self._beat()
@@ -214,7 +233,7 @@ class Worker:
         problem = problem_of(error)
         facts = {"job": work.job_id, "code": problem.code}
         _log.warning("a job is left to other workers: %s: %s", problem.message, problem.remedy, extra={"fields": facts})
-        self._left.add(work.job_id)
+        self._left[work.job_id] = work.stage
         self._report(lambda: self._store.refused(work, problem))
 
     def _report(self, tell: Callable[[], None]) -> None:
@@ -233,7 +252,7 @@ class Worker:
     def _tell_failed(self, work: Work, error: Exception) -> None:
         problem = problem_of(error)
         facts = {"job": work.job_id, "attempt": work.attempt, "code": problem.code}
-        _log.error("%s failed: %s (%s)", _name(work), kinds(error), places(error), extra={"fields": facts})
+        _log.error("%s failed: %s (%s)", _name(work), reason_of(error), places(error), extra={"fields": facts})
         fatal = is_fatal(error, work.stage)
         self._report(lambda: self._store.failed(work, problem, fatal=fatal))
         self._pause(_AFTER_FAILURE_S)

@@ -6,7 +6,10 @@ from typing import Final
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
 from mlcd.pipelines.shard import InputChanged, OtherSettings, OutputGone
 from service.jobs.job import Problem, Stage
-from service.problems import name_of, status_of
+from service.jobs.printable import printable
+from service.jobs.roots import OtherRoots, PlaceMoved
+from service.observability.faults import kinds
+from service.problems import OutsideRoots, name_of, status_of
 
 _AGAIN: Final = "retry the job when that is mended"
 _OURS: Final = ("mlcd.", "service.")
@@ -28,13 +31,28 @@ class OtherCenters(ConfigInvalid):
 _CODES: Final[dict[type[MlcdError], str]] = {
     InputChanged: "input-changed",
     OtherCenters: "other-centers",
+    OtherRoots: "other-roots",
+    PlaceMoved: "place-moved",
     OtherSettings: "other-settings",
     OutputGone: "output-gone",
 }
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Paths of the job's own input and output are known to who asked for it; the rest is for the log."""
+    """Paths of the job's own input and output are known to who asked for it; the rest is for the log.
+
+    Printable, whatever the files are called.
+    """
+    problem = _problem_of(error)
+    return Problem(problem.code, printable(problem.message), problem.remedy and printable(problem.remedy))
+
+
+def reason_of(error: BaseException) -> str:
+    """For the log: what an error of ours says, and of any other its kind alone."""
+    return printable(str(error)) if isinstance(error, MlcdError) else kinds(error)
+
+
+def _problem_of(error: BaseException) -> Problem:
     if isinstance(error, DiskFull):
         return Problem("disk-full", error.message, "free space, then retry the job")
     for kind, code in _CODES.items():
@@ -54,14 +72,14 @@ def stalled(seconds: float) -> Problem:
 
 def is_misfit(error: BaseException) -> bool:
     """Whether it is this worker alone that cannot do the job."""
-    return isinstance(error, OtherCenters | OtherSettings)
+    return isinstance(error, OtherCenters | OtherRoots | OtherSettings)
 
 
 def is_fatal(error: BaseException, stage: Stage) -> bool:
     """Whether all other pieces of the job would fail alike."""
-    if isinstance(error, DiskFull | InputChanged | OutputGone | ConfigInvalid):
+    if isinstance(error, DiskFull | InputChanged | OutputGone | PlaceMoved | ConfigInvalid):
         return True
-    return stage != "shard" and isinstance(error, InvalidInput | NotFound)
+    return stage != "shard" and isinstance(error, InvalidInput | NotFound | OutsideRoots)
 
 
 def place_of(thread: int | None) -> str:

@@ -31,7 +31,7 @@ def test_jobs_are_in_the_order_of_submission_whatever_the_clock_does(tmp_path, m
     with contextlib.closing(open_queue(read_settings({"model": "hog", "state_dir": str(tmp_path)}))) as store:
         ids = []
         for moment in (2e9, 1e9, 1e9, 2e9):
-            monkeypatch.setattr("service.jobs.embedded.time.time", lambda moment=moment: moment)
+            monkeypatch.setattr("time.time", lambda moment=moment: moment)
             ids.append(submitted(store, len(ids)))
         assert ids == sorted(set(ids))
 
@@ -146,12 +146,12 @@ def test_the_depth_is_what_waits_to_be_claimed(store):
 
 def test_workers_live_as_long_as_their_heart_beats(store, opened):
     other = opened()
-    store.heartbeat("one", lease_s=LONG_S)
-    store.heartbeat("two", lease_s=SHORT_S)
+    store.heartbeat("one", MODEL, lease_s=LONG_S)
+    store.heartbeat("two", MODEL, lease_s=SHORT_S)
     assert other.workers() == ["one", "two"]
     pass_away()
     assert store.workers() == ["one"]
-    store.heartbeat("one", lease_s=SHORT_S)
+    store.heartbeat("one", MODEL, lease_s=SHORT_S)
     pass_away()
     assert store.workers() == []
 
@@ -295,7 +295,7 @@ def content(where, request):
     """All that the database holds but for the last id."""
     if "redis_url" in where:
         keys = {line for line in request.getfixturevalue("redis").ask("KEYS", "*").split() if b":" in line}
-        return keys - {b"mlcd:jobs:newest"}
+        return keys - {b"mlcd:jobs:newest", b"mlcd:jobs:schema"}
     with contextlib.closing(sqlite3.connect(Path(where["state_dir"]) / "jobs" / "queue.sqlite")) as database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {name: database.execute(f"SELECT count(*) FROM {name}").fetchone() for name in tables}
@@ -311,9 +311,11 @@ def test_a_queue_of_the_version_before_is_brought_up(tmp_path, monkeypatch):
             "UPDATE jobs SET record = json_remove(record, '$.key', '$.rests', '$.damaged_files', '$.refusal')"
         )
         database.commit()
-        database.executescript("DROP TABLE failures; DROP INDEX jobs_ended; PRAGMA user_version = 1")
+        database.executescript("DROP TABLE failures; DROP TABLE beats; DROP INDEX jobs_ended; PRAGMA user_version = 1")
     with contextlib.closing(open_queue(settings)) as store:
         assert store.cancel(kept).state == "canceled"
         failed = failed_shards(store, [10, 10], {0})
         assert len(store.failures(failed, limit=5).failures) == 1
+        store.heartbeat("w", MODEL, lease_s=LONG_S)
+        assert store.workers() == ["w"]
         assert store.sweep(longer_than_s=0, more_than=1) == 2

@@ -1,10 +1,12 @@
 """Jobs done by real `mlcd worker` processes on real images, undisturbed and killed."""
 
+import contextlib
 import io
 import json
 import os
 import random
 import signal
+import sqlite3
 import tarfile
 import time
 from pathlib import Path
@@ -224,6 +226,27 @@ def test_a_worker_that_is_told_to_end_does_so_whatever_the_engine_does(few, tmp_
         assert setting.held(job_id) == []
         again = setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60)
         assert (again.stage, again.attempt) == ("shard", 1)
+
+
+def test_a_worker_that_is_told_to_end_does_so_whoever_holds_the_queue(few, tmp_path):
+    with slow(tmp_path, 200) as setting:
+        job_id = setting.submit(few, "out")
+        process = setting.start()
+        in_a_shard(setting, job_id)
+        path = tmp_path / "state" / "jobs" / "queue.sqlite"
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            until(lambda: locked(other))
+            time.sleep(2)
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=10)
+            assert (process.returncode, "Traceback" in output) == (0, False), output
+
+
+def locked(database):
+    with contextlib.suppress(sqlite3.OperationalError):
+        database.execute("BEGIN IMMEDIATE")
+        return True
+    return False
 
 
 def test_a_second_signal_ends_a_worker_at_once(few, tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,7 @@ def place(journey, new_state, tmp_path_factory):
     store = open_queue(read_settings({"model": "hog", "state_dir": str(state)}))
     with serving(journey / "model", **given) as server, contextlib.closing(store):
         place = Place(server, folder, store, tokens[0])
+        store.heartbeat("hand", place.models[0], lease_s=LEASE_S)
         place.other = {"Authorization": f"Bearer {tokens[1]}"}
         with contextlib.closing(place.client):
             yield place
@@ -304,7 +306,7 @@ def test_a_stream_goes_on_after_the_last_event_that_was_seen(place):
 
 def test_the_queue_is_in_the_metrics(place):
     job_id, server = place.submitted(), place.server
-    place.store.heartbeat("hand", lease_s=LEASE_S)
+    place.store.heartbeat("hand", place.models[0], lease_s=LEASE_S)
 
     def told():
         jobs = {state: server.metric(f'mlcd_jobs{{state="{state}"}}') for state in get_args(JobState)}
@@ -429,6 +431,35 @@ def test_the_command_watches_to_the_end(place):
     assert told.stdout.endswith("failed: 0 images, 0 of them without a result; the disk is full: free some\n")
 
 
+def test_the_command_prints_no_escapes_of_a_terminal(place):
+    write_digits(place.folder / "other\x1b[31m\nid", 3)
+    job_id = place.submitted(input=str(place.folder / "other\x1b[31m\nid"))
+    place.store.failed(place.claim(), Problem("x", "broken\x1b[31m\nid"), fatal=True)
+    for arguments in (("list",), ("list", "--json"), ("show", job_id), ("watch", job_id), ("failures", job_id)):
+        told = command(place, *arguments)
+        assert "\x1b" not in told.stdout + told.stderr
+        assert not any(line.startswith("id") and "created" not in line for line in told.stdout.splitlines())
+    assert "other\\x1b[31m\\nid" in command(place, "list").stdout
+    assert "broken\\x1b[31m\\nid" in command(place, "watch", job_id).stdout
+
+
+def test_the_command_says_that_no_worker_is_there(place, monkeypatch):
+    monkeypatch.setattr("service.jobs.transitions._START_S", 0.0)
+    job_id = place.submitted()
+    place.store.heartbeat("hand", place.models[0], lease_s=0.01)
+    time.sleep(0.1)
+    place.store.note_served()
+    environment = {**os.environ, "MLCD_API_KEY": place.token}
+    arguments = ("jobs", "--url", place.server.url, "watch", job_id)
+    process = start_mlcd(*arguments, env=environment, stderr=subprocess.PIPE)
+    assert process.stderr.readline().startswith("mlcd: no worker that lives has the model")
+    place.store.heartbeat("hand", place.models[0], lease_s=LEASE_S)
+    place.work_off()
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    assert "succeeded" in output
+
+
 def test_the_command_says_in_one_line_what_is_wrong(place):
     for arguments, message in [
         (("show", "none"), "there is no such job"),
@@ -437,6 +468,9 @@ def test_the_command_says_in_one_line_what_is_wrong(place):
         (("--url", "http://127.0.0.1:1", "list"), "cannot be reached"),
         (("--url", "nowhere", "list"), "URL cannot be used"),
         (("submit", "x"), "Missing argument"),
+        (("submit", "x", "y", "--key", "é"), "idempotency key cannot be sent"),
+        (("submit", "x", "y", "--key", "a\nb"), "idempotency key cannot be sent"),
+        (("submit", "x", "y", "--key", ""), "idempotency key cannot be sent"),
     ]:
         result = command(place, *arguments)
         assert (result.returncode, result.stdout) == (2, ""), arguments

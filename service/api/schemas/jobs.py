@@ -87,8 +87,8 @@ class JobProgress(BaseModel):
 
 
 class Job(BaseModel):
-    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why it has failed; of a
-    running one, why a shard has, or why a worker has left it to others.
+    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why it has failed;
+    before it has ended, why a shard has, why a worker has left it to others, or that there is none that could do it.
     """
 
     id: str

@@ -11,14 +11,17 @@ import tarfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from mlcd.artifact import draft_path
 from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.errors import Overloaded, Unavailable
+from mlcd.errors import Conflict, Overloaded, Unavailable
 from mlcd.pipelines.shard import Equipment
 from service.dispatch.fake import FakeEncoder
 from service.jobs.embedded import EmbeddedRecords
@@ -26,6 +29,8 @@ from service.jobs.job import JobSpec
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.worker import Worker
+from service.jobs.worker_faults import problem_of
+from service.jobs.worker_link import Link
 from service.jobs.worker_piece import Pieces, Watch
 from tests.conftest import write_digits
 
@@ -61,10 +66,10 @@ def images(tmp_path):
 
 
 @contextlib.contextmanager
-def working(store, tmp_path, model=MODEL, lease_s=30.0, shard_images=8):
+def working(store, tmp_path, model=MODEL, lease_s=30.0, shard_images=8, root=None):
     with ThreadPoolExecutor(1) as computing:
         equipment = Equipment(FakeEncoder(model), None, num_threads=2)
-        pieces = Pieces(equipment, Roots([str(tmp_path)]), shard_images=shard_images)
+        pieces = Pieces(equipment, Roots([str(root or tmp_path)]), shard_images=shard_images)
         yield Worker(store, pieces, computing, name="worker", lease_s=lease_s, stall_s=60.0)
 
 
@@ -296,7 +301,7 @@ def archived(folder, path):
             tar.add(file, file.name)
 
 
-def test_links_that_lead_out_of_the_roots_are_not_followed(queue, images, tmp_path, tmp_path_factory):
+def test_links_that_lead_out_of_the_roots_are_not_followed(queue, images, tmp_path, tmp_path_factory, caplog):
     """Nor those that were made after the job was accepted."""
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret.tar"
     archived(images / "0", tmp_path / "a.tar")
@@ -307,7 +312,87 @@ def test_links_that_lead_out_of_the_roots_are_not_followed(queue, images, tmp_pa
     failed = queue.get(job.id)
     assert failed.state == "failed"
     assert (failed.problem.code, str(elsewhere) in failed.problem.message) == ("forbidden", False)
+    assert (failed.stage, len(caplog.records)) == ("plan", 1)  # it was not even listed
     assert not list(draft_path(tmp_path / "out").glob("part-*"))
+
+
+def moved_away(folder, elsewhere):
+    """As who may write in a root could do while a job waits."""
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("stage", ["plan", "shard", "publish"])
+def test_an_output_whose_folder_was_replaced_by_a_link_is_not_written(queue, images, tmp_path, tmp_path_factory, stage):
+    place, elsewhere = tmp_path / "place", tmp_path_factory.mktemp("outside") / "place"
+    place.mkdir()
+    job = queue.submit(spec(images, tmp_path, output=str(place / "out")))[0]
+    with working(queue, tmp_path) as worker:
+        make = worker._pieces.perform
+
+        def perform(piece, watch):
+            if piece.stage == stage and not place.is_symlink():
+                moved_away(place, elsewhere)
+                perform.before = sorted(elsewhere.rglob("*"))
+            return make(piece, watch)
+
+        worker._pieces.perform = perform
+        worker.run(drain=True)
+    failed = queue.get(job.id)
+    assert (failed.state, failed.problem.code, failed.stage) == ("failed", "forbidden", stage)
+    assert sorted(elsewhere.rglob("*")) == perform.before
+
+
+def test_an_input_or_output_that_leads_elsewhere_in_the_roots_fails_its_job_at_once(queue, images, tmp_path, caplog):
+    queue.submit(spec(images, tmp_path))
+    draft_path(tmp_path / "out").symlink_to(tmp_path)
+    moving = queue.submit(spec(images, tmp_path, output=str(tmp_path / "other")))[0]
+    work(queue, tmp_path)
+    assert queue.get(moving.id).state == "succeeded"
+    moved_away(images, tmp_path / "images-2")
+    queue.submit(spec(images, tmp_path, output=str(tmp_path / "third")))
+    work(queue, tmp_path)
+    codes = {Path(job.spec.output).name: job.problem and job.problem.code for job in queue.page(limit=9).jobs}
+    assert codes == {"out": "place-moved", "other": None, "third": "place-moved"}
+    assert len(caplog.records) == 2
+    assert not (tmp_path / "third.partial").exists()
+
+
+def test_a_worker_with_other_roots_leaves_a_job_and_what_it_has_written_to_others(queue, images, tmp_path, caplog):
+    (tmp_path / "mine").mkdir()
+    job = queue.submit(spec(images, tmp_path))[0]
+    with caplog.at_level(logging.WARNING):
+        work(queue, tmp_path, root=tmp_path / "mine")
+    left = queue.get(job.id)
+    assert (left.state, left.problem.code) == ("running", "other-roots")
+    assert not draft_path(tmp_path / "out").exists()
+    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    queue.cancel(job.id)
+    work(queue, tmp_path, root=tmp_path / "mine")
+    assert draft_path(tmp_path / "out").exists()
+    assert queue.get(job.id).stage == "discard"
+    assert len(caplog.records) == 2
+    work(queue, tmp_path)
+    assert not draft_path(tmp_path / "out").exists()
+
+
+def test_names_that_are_no_text_are_told_and_end_no_worker(queue, tmp_path, caplog):
+    """Surrogates cannot be kept as JSON, escapes would be run by terminals."""
+    name = os.fsdecode(b"caf\xe9\x1b[31m.parquet")
+    with (tmp_path / name).open("wb") as file:
+        pq.write_table(pa.table({"text": ["a"]}), file)
+    job = queue.submit(spec(tmp_path / "*.parquet", tmp_path))[0]
+    work(queue, tmp_path)
+    failed = queue.get(job.id)
+    assert failed.state == "failed"
+    assert failed.problem.message.isprintable()
+    assert "caf\\xe9\\x1b[31m.parquet" in failed.problem.message
+    assert "caf\\xe9\\x1b[31m.parquet has no image column" in caplog.records[0].message
+
+
+def test_a_problem_can_be_kept_whatever_a_file_is_called():
+    told = problem_of(Conflict(os.fsdecode(b"/caf\xe9\n.tar changed"), remedy=os.fsdecode(b"mend \xff")))
+    assert (told.message, told.remedy) == ("/caf\\xe9\\n.tar changed", "mend \\xff")
 
 
 def canceled_midway(queue, job):
@@ -387,8 +472,53 @@ class Leaving:
         return call
 
 
+def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(caplog, monkeypatch):
+    """As with a full disk: what only reads gets through."""
+    link, pauses = Link(), []
+
+    def write():
+        raise Unavailable("the disk is full")
+
+    for _ in range(8):
+        assert link.once(lambda: 1) == 1
+        assert link.once(write) is None
+        pauses.append(link.wait_s)
+    assert [record.message.split(",")[0] for record in caplog.records] == ["the job queue is away"]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 4 * pauses[0]
+    monkeypatch.setattr("service.jobs.worker_link._SETTLED_S", 0.0)
+    assert (link.once(lambda: 1), link.wait_s) == (1, 0.0)
+    assert caplog.records[-1].message == "the job queue is back"
+
+
+def test_an_idle_worker_says_once_that_jobs_wait_for_others(queue, images, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("service.jobs.worker._OTHERS_LOOK_S", 0.05)
+    for number in range(2):
+        queue.submit(spec(images, tmp_path, output=str(tmp_path / f"o{number}"), fingerprint="f" * 64))
+    with working(queue, tmp_path) as worker:
+        ending = threading.Thread(
+            target=lambda: (until(lambda: caplog.records), time.sleep(0.3), worker._told_to_stop(0, None))
+        )
+        ending.start()
+        worker.run(drain=False)
+        worker.last_resort.cancel()
+        ending.join()
+    assert [record.message for record in caplog.records] == ["2 jobs wait for workers with other models"]
+
+
+def test_a_worker_that_drains_clears_away_what_a_canceled_job_of_a_dead_one_has_left(queue, images, tmp_path):
+    job = queue.submit(spec(images, tmp_path))[0]
+    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    queue.claim("dead", [FakeEncoder(MODEL).fingerprint], lease_s=1.0)
+    queue.cancel(job.id)
+    work(queue, tmp_path)
+    assert not draft_path(tmp_path / "out").exists()
+    assert queue.submit(spec(images, tmp_path))[1]
+
+
 @pytest.mark.timeout(60)
-def test_a_queue_that_comes_and_goes_is_asked_again_and_told_of_once(queue, images, tmp_path, caplog):
+def test_a_queue_that_comes_and_goes_is_asked_again_and_told_of_once(queue, images, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("service.jobs.worker_link._SETTLED_S", 0.0)
     job = queue.submit(spec(images, tmp_path))[0]
     with caplog.at_level(logging.WARNING):
         work(Leaving(queue), tmp_path)

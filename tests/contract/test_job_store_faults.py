@@ -1,0 +1,306 @@
+"""One suite for every job store: records that cannot be read, clocks that are set, and databases that are away."""
+
+import contextlib
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mlcd.errors import ArtifactInvalid, NotFound, Unavailable
+from service.jobs.opening import open_queue
+from service.settings import read_settings
+from tests.contract.job_stores import (
+    BROKEN,
+    LONG_S,
+    MODEL,
+    OTHER,
+    SHORT_S,
+    claim,
+    finish,
+    pass_away,
+    planned,
+    spec,
+    submitted,
+)
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def damage(where, request):
+    """Break the record of a job, or forget the sizes of its shards."""
+
+    def record(job_id):
+        if "redis_url" in where:
+            request.getfixturevalue("redis").ask("SET", f"mlcd:jobs:record:{job_id}", "{}")
+        else:
+            execute(where, "UPDATE jobs SET record = '{}' WHERE id = ?", job_id)
+
+    def sizes(job_id):
+        if "redis_url" in where:
+            request.getfixturevalue("redis").ask("DEL", f"mlcd:jobs:sizes:{job_id}")
+        else:
+            execute(where, "DELETE FROM sizes WHERE job = ?", job_id)
+
+    return {"record": record, "sizes": sizes}
+
+
+def file_of(where):
+    return Path(where["state_dir"]) / "jobs" / "queue.sqlite"
+
+
+def execute(where, statement, *values):
+    with contextlib.closing(sqlite3.connect(file_of(where))) as database:
+        database.execute(statement, values)
+        database.commit()
+
+
+def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
+    ids = [submitted(store, number) for number in range(3)]
+    damage["record"](ids[0])
+    damage["record"](ids[2])
+    work = claim(store)
+    assert work.job_id == ids[1]
+    pages = [store.page(limit=1)]
+    while pages[-1].cursor is not None:
+        pages.append(store.page(limit=1, cursor=pages[-1].cursor))
+    assert [job.id for page in pages for job in page.jobs] == [ids[1]]
+    assert len(pages) == 3
+    store.planned(work, [10])
+    assert finish(store, ids[1]) == [("shard", 0), ("publish", None)]
+    store.census()
+    assert store.sweep(longer_than_s=0, more_than=0) == 1
+    assert not store.pending([MODEL])
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2
+    assert all(any(job_id in line for line in told) for job_id in (ids[0], ids[2]))
+
+
+def test_many_records_that_cannot_be_read_keep_no_job_waiting_for_ever(store, damage):
+    for number in range(40):
+        damage["record"](submitted(store, number))
+    sound = submitted(store, 50)
+    claims = (claim(store) for _ in range(10))
+    assert next(work for work in claims if work is not None).job_id == sound
+
+
+def test_a_cancel_removes_a_record_that_cannot_be_read_with_all_its_names(store, damage):
+    job = store.submit(spec(), key="k")[0]
+    damage["record"](job.id)
+    with pytest.raises(ArtifactInvalid):
+        store.get(job.id)
+    with pytest.raises(NotFound, match="forgotten"):
+        store.cancel(job.id)
+    assert store.page(limit=10).jobs == []
+    assert store.submitted("k") is None
+    assert store.submit(spec(), key="k")[1]
+    assert store.depth() == 1
+
+
+def test_what_a_worker_tells_of_a_record_that_cannot_be_read_has_no_effect(store, damage):
+    planned(store, [10, 10])
+    work = claim(store)
+    damage["record"](work.job_id)
+    assert not store.renew(work, lease_s=LONG_S)
+    store.completed(work)
+    store.release(work)
+
+
+def test_a_job_whose_sizes_are_gone_is_passed_over_and_can_be_canceled(store, damage):
+    job_id, other = planned(store, [10, 10]), submitted(store, 1)
+    damage["sizes"](job_id)
+    assert claim(store).job_id == other
+    assert store.cancel(job_id).state == "canceled"
+
+
+def test_what_is_left_to_be_done_is_pending_be_it_to_clear_away(store):
+    assert not store.pending([MODEL])
+    job_id = submitted(store)
+    assert store.pending([OTHER, MODEL])
+    assert not store.pending([OTHER])
+    assert not store.pending([MODEL], leaving={job_id})
+    plan = claim(store)
+    store.cancel(job_id)
+    assert store.pending([MODEL])  # though nothing can be claimed while the lease lasts
+    store.release(plan)
+    store.completed(claim(store))
+    assert not store.pending([MODEL])
+
+
+def test_a_job_says_that_no_worker_has_its_model_until_one_has(store, monkeypatch):
+    monkeypatch.setattr("service.jobs.transitions._START_S", 0.0)
+    store.heartbeat("other", OTHER, lease_s=LONG_S)
+    ours, theirs = submitted(store), submitted(store, 1, fingerprint=OTHER)
+    store.note_served()
+    store.note_served()
+    assert (store.get(ours).problem.code, store.get(theirs).problem) == ("no-worker", None)
+    assert [event.job.problem is None for event in store.events(ours)] == [True, False]
+    store.heartbeat("w", MODEL, lease_s=LONG_S)
+    store.note_served()
+    assert store.get(ours).problem is None
+    store.heartbeat("w", MODEL, lease_s=SHORT_S)
+    pass_away()
+    store.note_served()
+    assert store.get(ours).problem.code == "no-worker"
+    assert claim(store).job_id == ours  # a worker, whatever it has told of itself
+    assert store.get(ours).problem is None
+
+
+def test_a_job_that_was_just_submitted_waits_for_a_worker_in_silence(store):
+    job_id = submitted(store)
+    store.note_served()
+    assert store.get(job_id).problem is None
+
+
+def test_however_many_jobs_wait_all_come_to_say_that_there_is_no_worker(store, monkeypatch):
+    monkeypatch.setattr("service.jobs.transitions._START_S", 0.0)
+    monkeypatch.setattr("service.jobs.queue._SWEPT", 2)
+    ids = [submitted(store, number) for number in range(5)]
+    for _ in range(3):
+        store.note_served()
+    assert {store.get(job_id).problem.code for job_id in ids} == {"no-worker"}
+
+
+class Offset:
+    """Sets the clock of a store's database."""
+
+    def __init__(self, store):
+        self.seconds, clock = 0.0, store._records._clock
+        read, clock._read = clock._read, lambda: read() + self.seconds
+
+
+def test_a_clock_that_is_set_back_keeps_no_piece_from_being_given_again(store):
+    clock = Offset(store)
+    job_id = submitted(store)
+    store.heartbeat("dead", MODEL, lease_s=0.3)
+    assert claim(store, lease_s=0.3).job_id == job_id
+    clock.seconds -= HOUR_S
+    assert store.workers() == []
+    assert claim(store, lease_s=0.3) is None  # the lease is cut to its length
+    time.sleep(0.4)
+    assert claim(store, lease_s=0.3).job_id == job_id
+
+
+def test_a_pause_is_no_longer_for_a_clock_that_is_set_back(store, monkeypatch):
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 0.3)
+    clock = Offset(store)
+    planned(store, [10])
+    store.failed(claim(store), BROKEN)
+    clock.seconds -= HOUR_S
+    claim(store)
+    time.sleep(0.4)
+    assert claim(store).attempt == 2
+
+
+def test_a_lease_that_ends_by_a_leap_of_the_clock_costs_no_attempt(store):
+    clock = Offset(store)
+    planned(store, [10])
+    for _ in range(5):
+        assert claim(store).attempt == 1
+        clock.seconds += HOUR_S
+    clock.seconds += HOUR_S
+    assert claim(store).attempt == 1
+
+
+embedded = pytest.mark.parametrize("where", ["embedded"], indirect=True)
+
+
+@contextlib.contextmanager
+def held(where):
+    """By another process, as it seems to SQLite."""
+    with contextlib.closing(sqlite3.connect(file_of(where), isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")
+
+
+def canceled_in_vain(store, job_id):
+    with pytest.raises(Unavailable):
+        store.cancel(job_id)
+
+
+@embedded
+def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
+    monkeypatch.setattr("service.jobs.embedded_file._PATIENCE_S", 3.0)
+    job_id = submitted(store)
+    with held(where):
+        writing = threading.Thread(target=canceled_in_vain, args=(store, job_id))
+        writing.start()
+        time.sleep(0.2)
+        assert [job.id for job in store.page(limit=5).jobs] == [job_id]
+        assert store.census().depth == 1
+        assert writing.is_alive()  # it still waits
+        writing.join()
+    assert store.cancel(job_id).state == "canceled"
+
+
+@embedded
+def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatch):
+    monkeypatch.setattr("service.jobs.embedded_file._PATIENCE_S", 30.0)
+    job_id, heard = submitted(store), []
+
+    class Told(Exception):
+        pass
+
+    def hear(number, frame):
+        heard.append(time.monotonic())
+        raise Told
+
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        with held(where):
+            begun_s = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Told):
+                store.cancel(job_id)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard[0] - begun_s < 5
+    assert store.cancel(job_id).state == "canceled"
+
+
+@embedded
+def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(where, store, opened, tmp_path):
+    job_id = submitted(store)
+    store.close()
+    with contextlib.closing(open_queue(read_settings(where))) as running:
+        shutil.copy(file_of(where), tmp_path / "kept")
+        submitted(running, 1)
+        file_of(where).unlink()
+        for ask in (lambda: running.page(limit=5), lambda: submitted(running, 2), lambda: claim(running)):
+            with pytest.raises(Unavailable, match="was removed"):
+                ask()
+        for suffix in ("-wal", "-shm"):
+            file_of(where).with_name(f"queue.sqlite{suffix}").unlink(missing_ok=True)
+        (tmp_path / "kept").replace(file_of(where))
+        assert [job.id for job in running.page(limit=5).jobs] == [job_id]
+        assert claim(running).job_id == job_id
+
+
+@pytest.mark.redis
+def test_two_queues_share_a_redis_and_nothing_else(redis):
+    redis.ask("FLUSHALL")
+    settings = {"model": "hog", "redis_url": redis.url}
+    with contextlib.ExitStack() as stack:
+        first, second = (
+            stack.enter_context(contextlib.closing(open_queue(read_settings(settings | more))))
+            for more in ({}, {"jobs": {"redis_prefix": "other:"}})
+        )
+        submitted(first)
+        first.heartbeat("w", MODEL, lease_s=LONG_S)
+        assert (claim(second), second.workers(), second.page(limit=5).jobs) == (None, [], [])
+        assert claim(first) is not None
+
+
+@pytest.mark.redis
+def test_a_queue_of_another_version_is_not_touched(redis):
+    redis.ask("FLUSHALL")
+    redis.ask("SET", "mlcd:jobs:schema", "2")
+    opened = open_queue(read_settings({"model": "hog", "redis_url": redis.url}))
+    with contextlib.closing(opened) as store, pytest.raises(ArtifactInvalid, match="another version"):
+        submitted(store)
