@@ -105,15 +105,12 @@ def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, **(streams | options))
 
 
-# UDP sockets, each the claim to the TCP port of its number: held by this process to its end, whatever end that is.
-_CLAIMS: list[socket.socket] = []
-
-
 def free_port() -> int:
     """A TCP port that nobody else gets: not the test processes beside this one, and no client for its end of a connection.
 
     A port that the system names is free only until the next who asks. A server that starts a few seconds later may find
-    another test's server there, and a test that waits for its server would speak to that one.
+    another test's server there, and a test that waits for its server would speak to that one. The UDP port of the same
+    number is the claim, held by this process to its end, whatever end that is.
     """
     below_the_ports_of_clients = range(16_384, 32_768)  # net.ipv4.ip_local_port_range begins there
     for port in random.SystemRandom().sample(below_the_ports_of_clients, 1000):
@@ -125,7 +122,7 @@ def free_port() -> int:
             except OSError:
                 claim.close()
                 continue
-        _CLAIMS.append(claim)
+        claim.detach()
         return port
     raise RuntimeError("no free port")
 
