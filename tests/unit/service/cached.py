@@ -145,10 +145,12 @@ async def delayed(server):
     """A way to the server on which every answer takes `delay_s` longer."""
 
     async def pass_on(reader, writer, *, late):
-        while data := await reader.read(65536):
-            await asyncio.sleep(way.delay_s if late else 0)
-            writer.write(data)
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                await asyncio.sleep(way.delay_s if late else 0)
+                writer.write(data)
+        finally:  # also where the other side was reset, or the way back would wait for ever
+            writer.close()
 
     async def serve(reader, writer):
         upstream, downstream = await asyncio.open_connection("127.0.0.1", server.port)

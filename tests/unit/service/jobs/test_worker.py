@@ -224,7 +224,8 @@ def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(queue,
 
 
 def ended(queue, job):
-    return queue.get(job.id).ended_s is not None and queue.get(job.id).state != "canceled"
+    now = queue.get(job.id)  # once: between two looks it may be canceled and begun anew
+    return now.ended_s is not None and now.state != "canceled"
 
 
 def test_a_damaged_archive_is_counted_beside_the_images(queue, images, tmp_path):
