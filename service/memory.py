@@ -24,7 +24,9 @@ def keep_what_is_open() -> None:
     """Take all objects there are out of the garbage collector's sight, once what a process serves with is open.
 
     A full collection walks every object, of all the imported libraries too: 80 to 120 ms on one core of a Zen 4, in
-    which nobody is answered, every few seconds under load (`benchmarks/overload.py`).
+    which nobody is answered, every few seconds under load (`benchmarks/overload.py`). Call it again when much of it was
+    closed: what that holds in cycles is let go then, and else never.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()

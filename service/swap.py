@@ -12,6 +12,7 @@ from typing import Final, Self
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DeadlineExceeded, MlcdError, Unavailable
 from service.dispatch.direct import TritonEngine, open_triton_engine
 from service.dispatch.served import ServedEncoder
+from service.memory import keep_what_is_open
 from service.model import Ground, ServedModel, open_model
 from service.space import open_space
 
@@ -110,6 +111,7 @@ class Swap:
         _log.info("another version is served: %s", model.encoder.fingerprint)
         retiring = self._retire(former, to_close, model, unload=unload)
         self._retiring = asyncio.create_task(retiring, name="model-retirement", context=Context())
+        self._retiring.add_done_callback(lambda _: keep_what_is_open())  # its centers may be gigabytes
 
     async def _retire(self, former: ServedModel, opened: AsyncExitStack, model: ServedModel, *, unload: bool) -> None:
         try:

@@ -78,6 +78,17 @@ def finish(shards, order=(2, 0, 1)):
     return found
 
 
+def finishing(other, out):
+    """All is made by another one when the last image of a shard is done."""
+
+    def told(done, errors):
+        del errors
+        if done == 24 and not out.exists():
+            finish(other)
+
+    return told
+
+
 def by_command(wanted: Recipe, equipment, out) -> str:
     """The digest of what the commands make of the same."""
     if wanted.kind == "label":
@@ -207,12 +218,8 @@ def test_who_makes_a_shard_after_the_end_of_an_index_leaves_nothing(images, equi
     late, other = (open_shards(wanted, equipment) for _ in range(2))
     late.plan()
 
-    def finish_meanwhile(done, errors):
-        if done == 24 and not (tmp_path / "out").exists():
-            finish(other)
-
     with pytest.raises(Conflict, match="was published or removed meanwhile"):
-        late.make(0, finish_meanwhile)
+        late.make(0, finishing(other, tmp_path / "out"))
     assert late.make(1, nothing) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
 
@@ -283,12 +290,8 @@ def test_who_writes_after_the_end_leaves_nothing(images, equipment, tmp_path):
     late, other = (open_shards(wanted, equipment) for _ in range(2))
     late.plan()
 
-    def finish_meanwhile(done, errors):
-        if done == 24 and not (tmp_path / "out").exists():
-            finish(other)
-
     with pytest.raises(Conflict, match="was published or removed meanwhile"):
-        late.make(0, finish_meanwhile)
+        late.make(0, finishing(other, tmp_path / "out"))
     assert not draft_path(tmp_path / "out").exists()
     assert sorted(path.name for path in (tmp_path / "out").glob(".*")) == []
     assert open_artifact(tmp_path / "out").digest == by_command(wanted, equipment, tmp_path / "undisturbed")
