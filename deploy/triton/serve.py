@@ -79,6 +79,8 @@ def _options(arguments: argparse.Namespace, backends: Path) -> list[str]:
         *(f"--load-model={name}" for name in arguments.model or ["*"]),
         "--disable-auto-complete-config",
         "--exit-timeout-secs=5",
+        # With four, its default, a version that cannot be loaded has killed the server: signal 11, 1 load of 50.
+        "--model-load-thread-count=1",
         "--allow-gpu-metrics=false",
         *(f"--{name}-address={arguments.address}" for name in ports),
         *(f"--{name}-port={port}" for name, port in ports.items()),
