@@ -19,7 +19,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,6 +141,7 @@ def verify_file(artifact: Artifact, name: str) -> None:
 def find_published(out: Path, request: Request) -> Artifact | None:
     """The finished artifact for this very request, or None where nothing stands at `out`.
 
+    Working notes that a writer left in it, killed after the rename, are removed.
     Raises Conflict where something else stands there.
     """
     if out.name in ("", ".."):
@@ -158,6 +159,7 @@ def find_published(out: Path, request: Request) -> Artifact | None:
             f"{out} holds {artifact.kind} made from other input or settings",
             remedy="remove it or give another output directory",
         )
+    _clear_notes(out)
     return artifact
 
 
@@ -361,8 +363,7 @@ class Draft:
                     raise Conflict(f"{self.out} appeared meanwhile", remedy="give another output directory") from error
                 raise
             _sync(self.out.parent)
-            for entry in self.out.glob(".*"):
-                _remove(entry)
+            _clear_notes(self.out)
         return _read_manifest(self.out)
 
     def _share(self, names: list[str]) -> None:
@@ -442,6 +443,13 @@ def _lock_directory(path: Path, kind: int) -> int:
         if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
             return descriptor
         os.close(descriptor)
+
+
+def _clear_notes(out: Path) -> None:
+    """As far as this process may, and as others who do the same leave some."""
+    with suppress(OSError):
+        for entry in out.glob(".*"):
+            _remove(entry)
 
 
 def _remove(path: Path) -> None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import Any, Final, cast
 
 import fsspec
@@ -240,7 +240,7 @@ class FolderSource(Source):
         for info in files:
             name = info["name"][len(self._root) + 1 :]
             relative = PurePosixPath(name)
-            if info["type"] != "directory" and _is_candidate(relative):
+            if info["type"] != "directory" and is_candidate(relative):
                 is_file = info["type"] == "file"
                 keys.append(_printable(relative.as_posix()))
                 sizes.append(int(info["size"]) if is_file else 0)
@@ -337,7 +337,7 @@ class TarSource(_FilesSource):
                     name = PurePosixPath(member.name)
                     if member.isreg() and name.suffix == ".cls" and (text := archive.extractfile(member)):
                         class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
-                    elif not member.isdir() and _is_candidate(name):
+                    elif not member.isdir() and is_candidate(name):
                         is_read = member.isreg() and ".." not in name.parts
                         names.append(name)
                         offsets.append(member.offset_data if is_read else _NOWHERE)
@@ -395,7 +395,7 @@ class ZipSource(_FilesSource):
                 _refuse_fault(path, error)
                 self.problems.append(Problem(name, "the zip file is damaged or cut short"))
                 continue
-            images = [member for member in members if _is_candidate(PurePosixPath(member.filename))]
+            images = [member for member in members if is_candidate(PurePosixPath(member.filename))]
             images.sort(key=lambda member: member.filename)
             relative = [PurePosixPath(member.filename) for member in images]
             yield pa.table(
@@ -545,7 +545,8 @@ def _unavailable(path: str, error: Exception) -> Unavailable:
     )
 
 
-def _is_candidate(path: PurePosixPath) -> bool:
+def is_candidate(path: PurePath) -> bool:
+    """Whether a file at this path below a folder is taken for an image: hidden files and sidecars are not."""
     hidden = any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
     return not hidden and path.suffix.lower() not in _SIDECARS
 

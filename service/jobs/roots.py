@@ -13,7 +13,7 @@ from fsspec.utils import glob_translate
 
 from mlcd.artifact import MANIFEST, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
-from mlcd.images.sources import open_source
+from mlcd.images.sources import is_candidate, open_source
 from service.problems import BadRequest, OutsideRoots
 
 Param = Literal["input", "output"]
@@ -85,7 +85,8 @@ class Roots:
         except MlcdError as error:
             raise InvalidInput(error.message, remedy=error.remedy) from error
         if next(_readable(path, files), None) is None:
-            raise InvalidInput("nothing of the input can be read", remedy="is it empty, or closed to the server?")
+            remedy = "is it empty, or closed to the server? shards and tables are named as FOLDER/*.tar or *.parquet"
+            raise InvalidInput("nothing of the input can be read as images", remedy=remedy)
 
     def check_output(self, real: str, *, input_of_job: str) -> None:
         """A resolved output: nothing is there yet, and a folder can be made, elsewhere than in the resolved input.
@@ -176,7 +177,7 @@ def _finds(pattern: str, path: Path) -> bool:
 
 
 def _readable(folder: Path, files: Sequence[str]) -> Iterator[str]:
-    """Files of an input that can be opened and hold something."""
+    """Files of an input that can be opened and hold something; in a folder, those that are taken for images."""
     for path in files or _walk(folder):
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - names need not be valid UTF-8
@@ -190,4 +191,6 @@ def _readable(folder: Path, files: Sequence[str]) -> Iterator[str]:
 
 def _walk(folder: Path) -> Iterator[str]:
     for parent, _, names in os.walk(folder):
-        yield from (os.path.join(parent, name) for name in names if not name.startswith("."))  # noqa: PTH118 - as above
+        below = Path(parent).relative_to(folder)
+        # Names need not be valid UTF-8, as above.
+        yield from (os.path.join(parent, name) for name in names if is_candidate(below / name))  # noqa: PTH118

@@ -184,6 +184,17 @@ def test_hidden_working_notes_are_no_part_of_the_artifact(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["manifest.json"]
 
 
+def test_what_a_kill_after_the_rename_leaves_goes_when_the_artifact_is_found(tmp_path):
+    out = tmp_path / "out"
+    with Draft(out, REQUEST) as draft:
+        draft.publish()
+    for name in (".note", ".folder"):
+        (out / name).mkdir()
+    (out / ".note" / "inside").touch()
+    assert find_published(out, REQUEST).request() == REQUEST
+    assert [path.name for path in out.iterdir()] == ["manifest.json"]
+
+
 def test_an_adopted_child_is_whole_or_not_there(tmp_path):
     make(tmp_path / "child")
     with Draft(tmp_path / "out", REQUEST) as draft:

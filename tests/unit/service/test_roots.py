@@ -18,6 +18,9 @@ def place(tmp_path):
     root = tmp_path / "root"
     (root / "empty").mkdir()
     (root / "blank.tar").touch()
+    for name in ("notes/readme.txt", "notes/shards/a.tar", "notes/.thumbnails/a.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"something")
     (root / "away").symlink_to(tmp_path / "outside")
     (root / "within").symlink_to(root / "images")
     (root / "image.tar").symlink_to(tmp_path / "outside" / "0" / "0000.png")
@@ -123,7 +126,9 @@ def test_a_chained_address_in_a_root_is_refused(roots, place, location):
         roots.resolve_input(str(place / location))
 
 
-@pytest.mark.parametrize("location", ["nothing", "empty", "blank.tar", "*.zip", "images/0/0000.png", "images/*"])
+@pytest.mark.parametrize(
+    "location", ["nothing", "empty", "blank.tar", "notes", "*.zip", "images/0/0000.png", "images/*"]
+)
 def test_an_input_without_anything_to_read_is_refused(roots, place, location):
     with pytest.raises(InvalidInput):
         accepted(roots, place / "root" / location)
