@@ -1,43 +1,27 @@
 """Directory artifacts: complete, verified and named by their content, or not there at all.
 
 An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside its final
-place and appears by one rename, so no reader ever meets half of it. A draft survives a crash: the same
-request finds the finished files again and goes on.
+place and appears by one rename, so no reader ever meets half of it: `mlcd.draft`.
 
 `digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and children and
 the SHA-256 of every file. Times, summaries, places and logs are listed in the manifest but are no part of it:
 two runs that made the same thing have the same digest.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
-import re
-import secrets
-import shutil
-import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import mlcd
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
+from mlcd.errors import ArtifactInvalid
 from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
-_REQUEST: Final = ".request.json"
 _PARTIAL: Final = ".partial"
-_TEMPORARY: Final = ".*.tmp"
-_TOGETHER: Final = ".together"
-# The last is numpy's ndarray.tofile.
-_NO_SPACE: Final = re.compile(r"No space left on device|File too large|\d+ requested and \d+ written")
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -73,6 +57,10 @@ class Request:
             "parents": sorted((parent.role, parent.digest) for parent in self.parents),
             "fingerprint": self.fingerprint,
         }
+
+    def canonical(self) -> str:
+        """The identity as JSON, the same text for the same request."""
+        return _canonical(self.identity())
 
 
 @dataclass(frozen=True)
@@ -131,332 +119,16 @@ def verify_file(artifact: Artifact, name: str) -> None:
     entry = artifact.files.get(name) or artifact.logs[name]
     path = artifact.path / name
     try:
-        actual = _measure(path)
+        actual = measure(path)
     except OSError as error:
         raise ArtifactInvalid(f"{path} cannot be read", remedy="restore it, or make the artifact again") from error
     if actual != entry:
         raise ArtifactInvalid(f"{path} differs from its manifest", remedy="it is damaged or was edited; make it again")
 
 
-def find_published(out: Path, request: Request) -> Artifact | None:
-    """The finished artifact for this very request, or None where nothing stands at `out`.
-
-    Working notes that a writer left in it, killed after the rename, are removed.
-    Raises Conflict where something else stands there.
-    """
-    if out.name in ("", ".."):
-        raise InvalidInput(f"{str(out)!r} is no name for an output", remedy="give a new directory")
-    if not os.path.lexists(out):
-        return None
-    if not (out / MANIFEST).is_file():
-        raise Conflict(f"{out} exists and is not an artifact", remedy="give another output directory")
-    artifact = open_artifact(out, verify_files=False)
-    found = artifact.request().identity()
-    if request.fingerprint is None:  # the result brings its own: a model that did not exist before
-        found["fingerprint"] = None
-    if found != request.identity():
-        raise Conflict(
-            f"{out} holds {artifact.kind} made from other input or settings",
-            remedy="remove it or give another output directory",
-        )
-    _clear_notes(out)
-    return artifact
-
-
 def draft_path(out: Path) -> Path:
     """Where what will stand at `out` is built."""
     return out.with_name(out.name + _PARTIAL)
-
-
-class Draft:
-    """A directory being built: exclusive, resumable, invisible to readers until `publish`.
-
-    Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
-    except where this attempt began it and the input or the settings are at fault: then none can finish it.
-    A draft of another request is refused. `fresh`: whatever an earlier attempt left is worth nothing.
-    `shared`: exclusive no more, but for those who enter it alike; what several of them write under one name must have
-    the same bytes, or be written `together` with what it belongs to. One that comes too late, when it was published or
-    removed, is told by a Conflict.
-    Hidden files are working notes: no part of the artifact, gone when it is published.
-    """
-
-    def __init__(self, out: Path, request: Request, *, fresh: bool = False, shared: bool = False) -> None:
-        self.out = out
-        self._fresh, self._shared, self._began = fresh, shared, False
-        self.request = request
-        self.path = draft_path(out)
-        self._descriptor: int | None = None
-        self._entries: dict[str, FileEntry] = {}
-        self._waiting: list[tuple[Path, str]] | None = None
-
-    def __enter__(self) -> Self:
-        with translated_os_errors(self.out):
-            if not self._shared:  # whoever shares it was told a place that is there: its disk may be away
-                self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = _lock_directory(self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
-            try:
-                self._claim()
-            except BaseException:
-                self._unlock()
-                raise
-        return self
-
-    def _claim(self) -> None:
-        """Go on with a draft of the same request; begin where there is none."""
-        identity = _canonical(self.request.identity())
-        marker = self.path / _REQUEST
-        if marker.is_file() and marker.read_text() == identity and not self._fresh:
-            for leftover in [] if self._shared else list(self.path.rglob(_TEMPORARY)):
-                _remove(leftover)
-            return
-        holds_work = any(entry.name != _REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir())
-        if holds_work and not self._fresh:
-            raise Conflict(
-                f"{self.path} holds unfinished work on other input or settings",
-                remedy="remove it or give another output directory",
-            )
-        for entry in [] if self._shared else list(self.path.iterdir()):
-            _remove(entry)
-        _write_synced(marker, identity.encode())
-        self._began = not self._shared
-
-    def begun(self) -> dict[str, Any] | None:
-        """The identity of the request whose unfinished work stands there, None where there is none."""
-        try:
-            identity: dict[str, Any] = json.loads((self.path / _REQUEST).read_text())
-        except FileNotFoundError:
-            return None
-        return identity
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        at_fault = isinstance(error, InvalidInput | ConfigInvalid) and not isinstance(error.__cause__, OSError)
-        if at_fault and self._began:
-            shutil.rmtree(self.path, ignore_errors=True)
-        self._unlock()
-        if error is not None:
-            refuse_full_disk(error, self.out)
-
-    def _unlock(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def has(self, name: str) -> bool:
-        """Whether the file was finished, now or by an earlier attempt."""
-        return (self.path / name).is_file()
-
-    @contextmanager
-    def write(self, name: str) -> Iterator[Path]:
-        """A temporary path to write; on success it is synced to disk and becomes `name` by a rename."""
-        final = self.path / name
-        temporary = _temporary(final)
-        with translated_os_errors(self.out):
-            self._check_place()
-            final.parent.mkdir(parents=True, exist_ok=True)
-            kept = False
-            try:
-                yield temporary
-                self._entries[name] = _measure(temporary)
-                _sync(temporary)
-                if kept := self._waiting is not None:
-                    self._waiting.append((temporary, name))
-                else:
-                    temporary.rename(final)
-            except FileNotFoundError:
-                self._check_place()
-                raise
-            finally:
-                if not kept:
-                    temporary.unlink(missing_ok=True)
-
-    @contextmanager
-    def together(self, last: str) -> Iterator[None]:
-        """What is written within appears at the end, `last` last, unless that is there by then: then none of it.
-
-        So files that belong together are of one maker, even where another one, thought dead, goes on later.
-        """
-        waiting = self._waiting = []
-        try:
-            yield
-            self._waiting = None
-            self._check_place()
-            with translated_os_errors(self.out), _locked(self.path / _TOGETHER):
-                self._show(waiting, last)
-        finally:
-            self._waiting = None
-            for temporary, _ in waiting:
-                temporary.unlink(missing_ok=True)
-
-    def _show(self, waiting: list[tuple[Path, str]], last: str) -> None:
-        assert waiting[-1][1] == last
-        shown = self.has(last)
-        for temporary, name in waiting:
-            if shown:
-                del self._entries[name]
-            else:
-                temporary.rename(self.path / name)
-
-    def _check_place(self) -> None:
-        """Raises Conflict where the directory that was entered is not at its place any more."""
-        if not self._shared or self._descriptor is None:
-            return
-        try:
-            if os.path.samestat(os.fstat(self._descriptor), self.path.stat()):
-                return
-        except FileNotFoundError:
-            pass
-        raise Conflict(f"{self.path} was published or removed meanwhile", remedy="see whether the output is there")
-
-    def adopt(self, name: str, child: Path) -> None:
-        """Copy the artifact at `child` to the sub-directory `name`: complete, or not at all."""
-        final, temporary = self.path / name, self.path / f".{name}.tmp"
-        if not final.is_dir():
-            shutil.copytree(child, temporary)
-            for path in temporary.rglob("*"):
-                _sync(path)
-            temporary.rename(final)
-        open_artifact(final)
-
-    def write_json(self, name: str, value: object) -> None:
-        with self.write(name) as path:
-            path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-    def publish(
-        self,
-        *,
-        fingerprint: Fingerprint | None = None,
-        summary: Mapping[str, Any] | None = None,
-        logs: tuple[str, ...] = (),
-    ) -> Artifact:
-        """Write the manifest over everything in the draft and rename the draft to its final place.
-
-        fingerprint: of the model, where it is known only now. logs: files kept but no part of the identity.
-        """
-        with translated_os_errors(self.out):
-            files, children = self._inventory()
-            kept_logs = {name: files.pop(name) for name in logs if name in files}
-            manifest = {
-                "schema": SCHEMA,
-                "kind": self.request.kind,
-                "config": dict(self.request.config),
-                "parents": [asdict(parent) for parent in self.request.parents],
-                "fingerprint": fingerprint or self.request.fingerprint,
-                "files": {name: asdict(entry) for name, entry in files.items()},
-                "children": children,
-                "logs": {name: asdict(entry) for name, entry in kept_logs.items()},
-                "summary": dict(summary or {}),
-                "code_version": mlcd.__version__,
-                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            manifest["digest"] = _digest(manifest)
-            manifest["checksum"] = _checksum(manifest)
-            _write_synced(self.path / MANIFEST, _pretty(manifest))
-            self._share([*files, *kept_logs])
-            _sync(self.path)
-            try:
-                self._check_place()
-                self.path.rename(self.out)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise Conflict(f"{self.out} appeared meanwhile", remedy="give another output directory") from error
-                raise
-            _sync(self.out.parent)
-            _clear_notes(self.out)
-        return _read_manifest(self.out)
-
-    def _share(self, names: list[str]) -> None:
-        """Who may read one file may read all: safetensors shuts everybody else out of its own."""
-        mode = stat.S_IMODE((self.path / MANIFEST).stat().st_mode)
-        for name in names:
-            (self.path / name).chmod(mode)
-
-    def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:
-        files: dict[str, FileEntry] = {}
-        children: dict[str, str] = {}
-        for folder, folders, names in os.walk(self.path):
-            here = Path(folder)
-            relative = here.relative_to(self.path)
-            if here != self.path and MANIFEST in names:
-                children[relative.as_posix()] = open_artifact(here, verify_files=False).digest
-                folders.clear()
-                continue
-            folders.sort()
-            for name in sorted(names):
-                key = (relative / name).as_posix()
-                if key != MANIFEST and not name.startswith("."):
-                    files[key] = self._entries.get(key) or _measure(here / name)
-                    _sync(here / name)
-        return files, children
-
-
-@contextmanager
-def translated_os_errors(place: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that names the remedy."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InvalidInput(f"{place} cannot be written: no permission", remedy="give a writable output") from error
-        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
-            raise InvalidInput(f"{place} cannot be made a directory", remedy="give another output") from error
-        raise
-
-
-def refuse_full_disk(error: BaseException, place: Path) -> None:
-    """Raise DiskFull from an error that says that there is no space, or no more than a limit on file sizes."""
-    if _is_disk_full(error):
-        raise DiskFull(
-            f"the disk is full while writing {place}", remedy="free space and run the same command again"
-        ) from error
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    """By number where there is one; numpy, pyarrow, safetensors and faiss tell it in words only."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return True
-    return bool(_NO_SPACE.search(str(error)))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Among all who share a draft; the operating system frees the lock of a dead process."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _lock_directory(path: Path, kind: int) -> int:
-    while True:
-        try:
-            path.mkdir(exist_ok=True)
-        except FileNotFoundError as error:  # file systems like /proc hold no files of ours
-            raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise Conflict(f"another process is writing {path}", remedy="wait for it or give another output") from error
-        # The winner of a race may have renamed the directory away between open and lock.
-        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
-            return descriptor
-        os.close(descriptor)
-
-
-def _clear_notes(out: Path) -> None:
-    """As far as this process may, and as others who do the same leave some."""
-    with suppress(OSError):
-        for entry in out.glob(".*"):
-            _remove(entry)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _read_manifest(path: Path) -> Artifact:
@@ -496,6 +168,12 @@ def _read_manifest(path: Path) -> Artifact:
     return artifact
 
 
+def sealed(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as it stands in its file, with its digest and its checksum."""
+    named = {**manifest, "digest": _digest(manifest)}
+    return _pretty({**named, "checksum": _checksum(named)})
+
+
 def _digest(manifest: Mapping[str, Any]) -> str:
     identity = {
         "schema": manifest["schema"],
@@ -522,7 +200,7 @@ def _pretty(value: object) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=True) + "\n").encode()
 
 
-def _measure(path: Path) -> FileEntry:
+def measure(path: Path) -> FileEntry:
     sha256 = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
@@ -530,23 +208,3 @@ def _measure(path: Path) -> FileEntry:
             sha256.update(chunk)
             size += len(chunk)
     return FileEntry(size, sha256.hexdigest())
-
-
-def _temporary(path: Path) -> Path:
-    """Nobody else's: a process that was thought dead may still be writing the same file."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    temporary = _temporary(path)
-    temporary.write_bytes(content)
-    _sync(temporary)
-    temporary.rename(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,7 +21,8 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from mlcd.artifact import open_artifact, translated_os_errors
+from mlcd.artifact import open_artifact
+from mlcd.disk import translated_os_errors
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import InvalidInput
 from mlcd.images.sources import open_source

@@ -12,8 +12,10 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Draft, Parent, Request, find_published, open_artifact, refuse_full_disk
+from mlcd.artifact import Artifact, Parent, Request, open_artifact
 from mlcd.clustering.centers import Centers
+from mlcd.disk import refuse_full_disk
+from mlcd.draft import Draft, find_published
 from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable

@@ -18,8 +18,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Draft, open_artifact
+from mlcd.artifact import Artifact, open_artifact
 from mlcd.clustering.examples import EXAMPLES, Examples
+from mlcd.draft import Draft
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 

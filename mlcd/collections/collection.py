@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Parent, refuse_full_disk, translated_os_errors
+from mlcd.artifact import Parent
 from mlcd.collections.changes import Change, Delete, Describe, Outcome, Put, Request, commit, missing
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import open_newest, remove_before, write_generation
@@ -32,6 +32,7 @@ from mlcd.collections.growth import Growth
 from mlcd.collections.items import Item, check_id, encode_metadata, unit_embedding
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.searcher import Found, Searcher
+from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError, NotFound
 from mlcd.indexes.tuning import LARGEST_TARGET
 from mlcd.types import Embeddings, Fingerprint, unit_rows
@@ -476,11 +477,3 @@ def _lock(path: Path, *, writable: bool) -> int:
         os.close(descriptor)
         raise Conflict(f"another process has the collection {path.name} open", remedy="end it, or ask it") from error
     return descriptor
-
-
-def sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

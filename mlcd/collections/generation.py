@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Draft, Parent, Request, open_artifact
+from mlcd.artifact import Parent, Request, open_artifact
+from mlcd.draft import Draft
 from mlcd.errors import ArtifactInvalid
 from mlcd.indexes.base import VectorIndex
 from mlcd.indexes.tuning import Recall, Tuned, tune, widening_of

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from mlcd.artifact import draft_path
-from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection, sync_path
+from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection
 from mlcd.collections.items import check_name, is_name
+from mlcd.disk import sync_path
 from mlcd.errors import Conflict, MlcdError, NotFound
 from mlcd.types import Fingerprint
 

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Draft, Request, find_published, verify_file
+from mlcd.artifact import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
 from mlcd.clustering.centers import Centers, majority_names
 from mlcd.clustering.examples import Examples
@@ -34,6 +34,7 @@ from mlcd.clustering.quality import (
 from mlcd.clustering.rows import FileRows, Rows, SelectedRows, UnitRows, lowest_hashed
 from mlcd.clustering.seeding import sampled
 from mlcd.clustering.sums import mean_of
+from mlcd.draft import Draft, find_published
 from mlcd.embeddings import EmbeddingsArtifact, part_name
 from mlcd.errors import InvalidInput
 from mlcd.pipelines.histogram import draw_histogram

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from mlcd.artifact import Draft
+from mlcd.draft import Draft
 from mlcd.embeddings import ERRORS
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ImageRejected, InvalidInput

@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from mlcd.artifact import MANIFEST, Artifact, Draft, Parent, Request, find_published, open_artifact
+from mlcd.artifact import MANIFEST, Artifact, Parent, Request, open_artifact
+from mlcd.draft import Draft, find_published
 from mlcd.encoders.base import Precision
 from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, ImageRejected, InvalidInput

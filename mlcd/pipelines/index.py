@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Parent, refuse_full_disk, translated_os_errors
+from mlcd.artifact import Parent
 from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Collection, Description
 from mlcd.collections.duplicates import duplicate_groups, num_tile_pairs
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import ParquetItems, write_parquet
+from mlcd.disk import refuse_full_disk, translated_os_errors
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Conflict
 from mlcd.progress import Reporter, Stages

@@ -11,9 +11,10 @@ from typing import Any, Final, Literal
 
 import pyarrow.parquet as pq
 
-from mlcd.artifact import MANIFEST, Artifact, Draft, Request, find_published, open_artifact
+from mlcd.artifact import MANIFEST, Artifact, Request, open_artifact
 from mlcd.clustering.centers import Centers
 from mlcd.cores import available_cores
+from mlcd.draft import Draft, find_published
 from mlcd.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import EngineName, Precision

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifact import refuse_full_disk, translated_os_errors
-from mlcd.collections.collection import sync_path
+from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
 from mlcd.errors import Conflict
 
 OWNER: Final = ".owner.json"

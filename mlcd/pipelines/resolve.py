@@ -15,7 +15,8 @@ from typing import Final
 from platformdirs import user_cache_path
 
 import mlcd
-from mlcd.artifact import MANIFEST, open_artifact, translated_os_errors
+from mlcd.artifact import MANIFEST, open_artifact
+from mlcd.disk import translated_os_errors
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.models import hub
 from mlcd.models.places import digest_of_weights

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifact import draft_path, refuse_full_disk
-from mlcd.collections.collection import GENERATIONS, LEDGER, sync_path
+from mlcd.artifact import draft_path
+from mlcd.collections.collection import GENERATIONS, LEDGER
+from mlcd.disk import refuse_full_disk, sync_path
 from mlcd.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.images.sources import Source

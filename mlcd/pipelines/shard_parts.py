@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlcd.artifact import Artifact, Draft, Request, draft_path, find_published, refuse_full_disk
+from mlcd.artifact import Artifact, Request, draft_path
+from mlcd.disk import refuse_full_disk
+from mlcd.draft import Draft, find_published
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.sources import Source

@@ -14,8 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TypedDict
 
-from mlcd.artifact import MANIFEST, Artifact, Draft, Request, find_published, open_artifact, translated_os_errors
+from mlcd.artifact import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
+from mlcd.disk import translated_os_errors
+from mlcd.draft import Draft, find_published
 from mlcd.encoders.base import Precision
 from mlcd.errors import Conflict
 from mlcd.images.transform import PreprocessSpec

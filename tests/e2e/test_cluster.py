@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mlcd.artifact import Draft, Request
+from mlcd.artifact import Request
 from mlcd.clustering.centers import Centers
 from mlcd.clustering.nearest import nearest_centers
+from mlcd.draft import Draft
 from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.keys import split_positions
 from mlcd.types import unit_rows

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Draft, Request
+from mlcd.artifact import Request
 from mlcd.clustering.centers import Centers
+from mlcd.draft import Draft
 from mlcd.embeddings import ERRORS, KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.labels.table import LabelTable
 from mlcd.types import unit_rows

@@ -3,7 +3,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Draft, Request
+from mlcd.artifact import Request
+from mlcd.draft import Draft
 from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.errors import ArtifactInvalid
 

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Draft, Request, draft_path, open_artifact
+from mlcd.artifact import Request, draft_path, open_artifact
 from mlcd.clustering.centers import Centers
 from mlcd.collections.collection import Collection
+from mlcd.draft import Draft
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput

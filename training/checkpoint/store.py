@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlcd.artifact import MANIFEST, Artifact, Draft, Parent, Request, open_artifact, refuse_full_disk
+from mlcd.artifact import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.clustering.centers import Centers
 from mlcd.clustering.examples import EXAMPLES, Examples
+from mlcd.disk import refuse_full_disk
+from mlcd.draft import Draft
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
 from training.checkpoint.files import write_tensors

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 
-from mlcd.artifact import Artifact, Draft, Parent, Request, find_published
+from mlcd.artifact import Artifact, Parent, Request
+from mlcd.draft import Draft, find_published
 from mlcd.errors import ConfigInvalid
 from mlcd.keys import held_out
 from mlcd.pipelines.embed import images_parent

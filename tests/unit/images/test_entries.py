@@ -142,7 +142,8 @@ print(len(part), held + pa.total_allocated_bytes(), peak + pa.default_memory_poo
 
 def test_listing_and_joining_take_few_bytes_an_image(tmp_path):
     """As a list of objects, joined in dicts, they took more than 800 bytes each, and as many at the worst moment."""
-    from mlcd.artifact import Draft, Request
+    from mlcd.artifact import Request
+    from mlcd.draft import Draft
     from mlcd.labels.table import write_part
     from mlcd.types import Neighbors
 

@@ -2,8 +2,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Draft, Request
+from mlcd.artifact import Request
 from mlcd.clustering.nearest import nearest_centers
+from mlcd.draft import Draft
 from mlcd.labels.table import LabelTable, write_part
 from mlcd.types import Neighbors, unit_rows
 
