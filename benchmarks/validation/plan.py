@@ -111,10 +111,10 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
     yield from (changed(setting=replace(base, scale=scale)) for scale in (8.0, 16.0, 32.0, 64.0) if scale != base.scale)
     yield from (changed(setting=replace(base, ratio=ratio)) for ratio in (0.1, 0.3, 1.0) if ratio != base.ratio)
-    yield from (changed(bias=bias) for bias in (-4.0, -8.0))
-    yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
     for clusters in (tier.clusters // 5, tier.clusters * 4):
         yield from (changed(arm, clusters=clusters) for arm in ("mlcd", "mlc", "cd") if arm in chosen)
+    yield from (changed(bias=bias) for bias in (-4.0, -8.0))
+    yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
     yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column") if arm in chosen)
     yield changed(labels=16, threshold_mean=8.0)
     yield changed(embedding_dim=1280)
