@@ -102,17 +102,25 @@ def _rounds(arm: str) -> Iterator[Callable[[Setting], list[Setting]]]:
 
 
 def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """One change at a time to `mlcd` (and `mlc` where it tells the two apart), at the tuned setting, one seed."""
-    seed, base = tier.seeds[0], chosen["mlcd"]
+    """One change at a time to `mlcd` (and `mlc` where it tells the two apart), at the tuned setting, one seed.
+
+    With k both the tuned and the common setting: which suits it may depend on it.
+    """
+    seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
     def changed(arm: str = "mlcd", setting: Setting | None = None, **variant: object) -> RunSpec:
         return RunSpec("sweep", arm, seed, setting or chosen[arm], tier.steps, Variant(**variant))  # type: ignore[arg-type]
 
-    yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
-    yield from (changed(setting=replace(base, scale=scale)) for scale in (8.0, 16.0, 32.0, 64.0) if scale != base.scale)
-    yield from (changed(setting=replace(base, ratio=ratio)) for ratio in (0.1, 0.3, 1.0) if ratio != base.ratio)
     for clusters in (tier.clusters // 5, tier.clusters * 4):
         yield from (changed(arm, clusters=clusters) for arm in ("mlcd", "mlc", "cd") if arm in chosen)
+        if common != base:
+            yield changed(clusters=clusters, setting=common)
+    yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
+    of_ratios = (replace(base, ratio=ratio) for ratio in (0.1, 0.3, 1.0))
+    of_scales = (replace(base, scale=scale) for scale in (8.0, 16.0, 32.0, 64.0))
+    for setting in (*of_ratios, *of_scales):
+        if setting not in (base, common):  # reported ones
+            yield changed(setting=setting)
     yield from (changed(bias=bias) for bias in (-4.0, -8.0))
     yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
     yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column") if arm in chosen)

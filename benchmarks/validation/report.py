@@ -179,12 +179,12 @@ def tuning_table(numbers: Numbers) -> str:
 
 
 def sweep_table(numbers: Numbers) -> str:
-    """Every sweep, beside the reported run of the same seed that it changes."""
+    """Every sweep, beside the reported runs of the same seed that it changes."""
     runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     settings = _settings(numbers)
     for row in numbers.rows:
-        standing = row["stage"] == "report" and row["arm"] in CLUSTER_ARMS and _has(row, settings[row["arm"]])
-        if row["stage"] == "sweep" or (standing and row["seed"] == numbers.tier.seeds[0]):
+        standing = row["stage"] == "report" and row["arm"] in CLUSTER_ARMS and row["seed"] == numbers.tier.seeds[0]
+        if row["stage"] == "sweep" or standing:
             runs[row["run"]].append(row)
     if not any(rows[0]["stage"] == "sweep" for rows in runs.values()):
         return _NOT_RUN
