@@ -12,7 +12,7 @@ from benchmarks.validation.statistics import Interval
 
 mpl.use("agg")
 
-_COLORS: Final = ("#1f5f99", "#b3541e", "#3d7a3d")
+_COLORS: Final = ("#1f5f99", "#b3541e", "#3d7a3d", "#7a3d7a", "#8a7a1e")
 Curve = Sequence[tuple[float, float, float]]
 
 
@@ -20,12 +20,13 @@ def draw_differences(found: Mapping[str, Mapping[str, Interval]], path: Path) ->
     """MLCD minus each opponent with its interval, in points; pairs that have none yet are left out."""
     titles = list(found)
     figure, axes = plt.subplots(figsize=(7, 0.42 * len(titles) + 1))
-    for offset, (arm, color) in enumerate(zip(next(iter(found.values())), _COLORS, strict=False)):
+    arms = list(next(iter(found.values())))
+    for number, (arm, color) in enumerate(zip(arms, _COLORS, strict=False)):
         places = [row for row, title in enumerate(titles) if found[title][arm].n > 1]
         shown = [found[titles[row]][arm] for row in places]
         axes.errorbar(
             [100 * each.mean for each in shown],
-            [row + 0.22 * (offset - 1) for row in places],
+            [row + 0.66 * ((number + 0.5) / len(arms) - 0.5) for row in places],
             xerr=[100 * each.half_width for each in shown],
             fmt="o",
             markersize=3,

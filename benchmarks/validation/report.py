@@ -26,7 +26,7 @@ from benchmarks.validation.tiers import TIERS, Tier
 _DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 _REFERENCES: Final = ("pixels", "mobilenet_v2", "resnet20")
 _PRETRAIN: Final = "pretrain"
-_OPPONENTS: Final = ("cd", "per_column", "mlc")
+_OPPONENTS: Final = ("cd", "per_column", "mlc", *INSTANCE_ARMS)
 _TITLES: Final = {
     "tiny_imagenet_30": "Tiny ImageNet, 30 classes",
     "cifar10_jpg": "CIFAR-10",
@@ -38,6 +38,10 @@ _METRICS: Final = {"knn": "k-NN", "linear_probe": "probe", "map": "mAP"}
 
 Task = tuple[str, str, str]
 """set, task, metric."""
+Runs = Mapping[Task, Mapping[int, float]]
+"""Of one arm at one setting: values by task and seed."""
+Differences = Mapping[str, Mapping[str, Interval]]
+"""By title of the task, or of the mean of some, and by what is subtracted or from what."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ def filled(page: str, numbers: Numbers) -> str:
         "accuracy": accuracy_table,
         "differences": difference_table,
         "common": common_table,
+        "untrained": untrained_table,
+        "own": own_table,
         "tuning": tuning_table,
         "sweeps": sweep_table,
         "cosines": cosine_table,
@@ -118,46 +124,67 @@ def accuracy_table(numbers: Numbers) -> str:
 def difference_table(numbers: Numbers) -> str:
     """MLCD minus each opponent, in points, and as a picture."""
     found = differences(numbers, _settings(numbers))
-    if not found:
-        return _NOT_RUN
-    picture = "![MLCD minus each other loss, with intervals](../assets/validation-differences.png)"
-    return f"{_difference_rows(found)}\n\n{picture}"
+    picture = "![MLCD minus each other arm, with intervals](../assets/validation-differences.png)"
+    return f"{_difference_rows(found, 'mlcd - {}')}\n\n{picture}" if found else _NOT_RUN
 
 
 def common_table(numbers: Numbers) -> str:
     """The same where every arm has the recipe's setting."""
-    found = differences(numbers, {arm: default_setting(arm) for arm in (*CLUSTER_ARMS, *INSTANCE_ARMS)})
-    return _difference_rows(found) if found else _NOT_RUN
+    return _difference_rows(differences(numbers, {arm: default_setting(arm) for arm in CLUSTER_ARMS}), "mlcd - {}")
 
 
-def _difference_rows(found: Mapping[str, Mapping[str, Interval]]) -> str:
-    header = ["", *(f"mlcd - {arm}" for arm in _OPPONENTS)]
-    rows = [[title, *(in_points(by_arm[arm]) for arm in _OPPONENTS)] for title, by_arm in found.items()]
-    counts = sorted({str(interval.n) for by_arm in found.values() for interval in by_arm.values()})
-    return (
-        f"{_table([header, *rows])}\n\nn = {' or '.join(counts)} pairs of runs; bold: zero is outside, of four or more."
-    )
+def untrained_table(numbers: Numbers) -> str:
+    """Each arm minus the untrained tower of the same seed."""
+    settings, floor = _settings(numbers), numbers.reported(UNTRAINED, None)
+    found = _paired(numbers, {arm: (numbers.reported(arm, setting), floor) for arm, setting in settings.items()})
+    return _difference_rows(found, "{}")
 
 
-def differences(numbers: Numbers, settings: dict[str, Setting]) -> dict[str, dict[str, Interval]]:
-    """MLCD minus each opponent, by title of the task: every task, and the means over tasks of a metric.
+def own_table(numbers: Numbers) -> str:
+    """Each arm of clusters at its own setting minus itself at the common one, where the two differ."""
+    settings = {arm: setting for arm, setting in _settings(numbers).items() if arm in CLUSTER_ARMS}
+    pairs = {
+        f"{arm}, {setting} - common": (numbers.reported(arm, setting), numbers.reported(arm, default_setting(arm)))
+        for arm, setting in settings.items()
+        if setting != default_setting(arm)
+    }
+    return _difference_rows(_paired(numbers, pairs), "{}")
 
-    Empty before there is a pair of runs.
-    """
-    tasks = numbers.tasks()
+
+def _difference_rows(found: Differences, header: str) -> str:
+    if not found:
+        return _NOT_RUN
+    names = list(next(iter(found.values())))
+    rows = [[title, *(in_points(by_name[name]) for name in names)] for title, by_name in found.items()]
+    counts = sorted({str(interval.n) for by_name in found.values() for interval in by_name.values()})
+    table = _table([["", *map(header.format, names)], *rows])
+    return f"{table}\n\nn = {' or '.join(counts)} pairs of runs; bold: zero is outside, of four or more."
+
+
+def differences(numbers: Numbers, settings: Mapping[str, Setting]) -> Differences:
+    """MLCD minus each opponent that has run."""
     ours = numbers.reported("mlcd", settings["mlcd"])
-    others = {arm: numbers.reported(arm, settings[arm]) for arm in _OPPONENTS}
+    others = {arm: numbers.reported(arm, settings[arm]) for arm in _OPPONENTS if arm in settings}
+    return _paired(numbers, {arm: (ours, theirs) for arm, theirs in others.items()})
+
+
+def _paired(numbers: Numbers, pairs: Mapping[str, tuple[Runs, Runs]]) -> Differences:
+    """First minus second of each pair: the means over tasks of a metric, then every task. Empty before there is one."""
+    pairs = {name: pair for name, pair in pairs.items() if all(pair)}
     found: dict[str, dict[str, Interval]] = {}
-    if not any(theirs for theirs in others.values()) or not ours:
+    if not pairs:
         return found
+    tasks = numbers.tasks()
     for metric in ("knn", "linear_probe"):
         of_metric = [task for task in tasks if task[2] == metric]
         found[f"mean of {len(of_metric)} tasks, {_METRICS[metric]}"] = {
-            arm: paired_difference(_mean(ours, of_metric), _mean(theirs, of_metric)) for arm, theirs in others.items()
+            name: paired_difference(_mean(first, of_metric), _mean(second, of_metric))
+            for name, (first, second) in pairs.items()
         }
     for task in tasks:
         found[_title(task)] = {
-            arm: paired_difference(ours.get(task, {}), theirs.get(task, {})) for arm, theirs in others.items()
+            name: paired_difference(first.get(task, {}), second.get(task, {}))
+            for name, (first, second) in pairs.items()
         }
     return found
 
@@ -261,7 +288,7 @@ def _has(row: dict[str, Any], setting: Setting | None) -> bool:
     return setting is None or json.loads(row["setting"]) == asdict(setting)
 
 
-def _mean(by_task: dict[Task, dict[int, float]], tasks: Sequence[Task]) -> Values:
+def _mean(by_task: Runs, tasks: Sequence[Task]) -> Values:
     """By seed, over the tasks, of the seeds that have all of them."""
     if not tasks:
         return {}
