@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from benchmarks.validation.archive import shrunk, write_zip
 from benchmarks.validation.tiers import Tier
 from mlcd.errors import InvalidInput
-from mlcd.images.sources import Entry, open_source
+from mlcd.images.entries import Entry
+from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
 from training.evaluation.representations import LabeledRows

@@ -117,3 +117,8 @@ def _entry(values: Iterable[Any]) -> Entry:
 
 def _typed(schema: pa.Schema) -> pa.Schema:
     return pa.schema([(field.name, _TYPES.get(field.name, field.type)) for field in schema])
+
+
+def constant(value: bytes, num: int) -> pa.DictionaryArray:
+    """The same value in `num` rows, in a byte each."""
+    return pa.DictionaryArray.from_arrays(np.zeros(num, dtype=np.int8), pa.array([value], pa.binary()))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ImageRejected
 from mlcd.images.entries import Entry
-from mlcd.images.sources import Source
+from mlcd.images.source import Source
 from mlcd.images.transform import PreprocessSpec
 
 

@@ -15,7 +15,7 @@ from mlcd.draft import Draft, find_published
 from mlcd.embeddings import KEY_SCHEMA, keys_name, part_name
 from mlcd.encoders.base import Encoder
 from mlcd.images.entries import Entries
-from mlcd.images.sources import Source
+from mlcd.images.source import Source
 from mlcd.keys import split_positions
 from mlcd.pipelines.encoded import (
     BATCH,

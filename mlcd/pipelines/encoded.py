@@ -20,7 +20,7 @@ from mlcd.encoders.base import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
-from mlcd.images.sources import Source
+from mlcd.images.source import Source
 from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048

@@ -19,7 +19,7 @@ from mlcd.collections.collection import GENERATIONS, LEDGER
 from mlcd.disk import refuse_full_disk, sync_path
 from mlcd.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.errors import Conflict, InvalidInput
-from mlcd.images.sources import Source
+from mlcd.images.source import Source
 from mlcd.pipelines.embed import images_parent
 from mlcd.pipelines.encoded import OnDone
 from mlcd.pipelines.index import INDEX_STAGE, index

@@ -11,7 +11,7 @@ from mlcd.disk import refuse_full_disk
 from mlcd.draft import Draft, find_published
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.images.entries import Entries
-from mlcd.images.sources import Source
+from mlcd.images.source import Source
 from mlcd.pipelines.encoded import OnDone, num_errors
 from mlcd.pipelines.ownership import OWNER, discard, owner_of
 

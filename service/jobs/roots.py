@@ -4,16 +4,17 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-import fsspec
 from fsspec.utils import glob_translate
 
 from mlcd.artifact import MANIFEST, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
-from mlcd.images.sources import is_candidate, open_source
+from mlcd.images.names import is_candidate
+from mlcd.images.source import FilesSource
+from mlcd.images.sources import open_source
 from service.problems import BadRequest, OutsideRoots
 
 Param = Literal["input", "output"]
@@ -72,20 +73,19 @@ class Roots:
 
         Raises OutsideRoots where a wildcard leads elsewhere, InvalidInput.
         """
-        path = Path(real)
-        files = [] if path.is_dir() else [real] if path.is_file() else _matches(real)
-        self.check_files(files)
-        for file in files:
-            if not Path(file).is_file():  # one that waits for a writer would keep whoever opens it
-                raise InvalidInput(
-                    "a wildcard of the input finds more than files", remedy="leave folders and pipes out"
-                )
         try:
-            open_source(real)
+            source = open_source(real)
         except MlcdError as error:
             raise InvalidInput(error.message, remedy=error.remedy) from error
-        if next(_readable(path, files), None) is None:
-            remedy = "is it empty, or closed to the server? shards and tables are named as FOLDER/*.tar or *.parquet"
+        archives = source.paths if isinstance(source, FilesSource) else []
+        self.check_files(archives)
+        for archive in archives:
+            if not Path(archive).is_file():  # one that waits for a writer would keep whoever opens it
+                raise InvalidInput(
+                    "a folder or a pipe has the name of an archive of the input", remedy="leave these out"
+                )
+        if next(_readable(archives or _walk(Path(real))), None) is None:
+            remedy = "is it empty, or closed to the server? name tables as FOLDER/*.parquet"
             raise InvalidInput("nothing of the input can be read as images", remedy=remedy)
 
     def check_output(self, real: str, *, input_of_job: str) -> None:
@@ -124,10 +124,13 @@ class Roots:
         self._check_place(_divided(Path(source))[0], "input")
         self._check_place(draft_path(Path(out)), "output")
 
-    def check_matches(self, source: str) -> None:
-        """Before a resolved input is listed. Raises OutsideRoots where a wildcard finds what leads elsewhere."""
-        if _divided(Path(source))[1]:
-            self.check_files(_matches(source))
+    def check_archives(self, real: str) -> None:
+        """Before a resolved input is listed. Raises OutsideRoots where one of its archives leads elsewhere, and what
+        `open_source` raises.
+        """
+        source = open_source(real)
+        if isinstance(source, FilesSource):
+            self.check_files(source.paths)
 
     def check_files(self, paths: Sequence[str]) -> None:
         """Raises OutsideRoots where one of an input's files is, or leads, elsewhere: a wildcard finds links, too."""
@@ -166,19 +169,13 @@ def _divided(path: Path) -> tuple[Path, tuple[str, ...]]:
     return Path(*parts[:first]), parts[first:]
 
 
-def _matches(pattern: str) -> list[str]:
-    """As `open_source` finds them."""
-    found: list[str] = fsspec.filesystem("file").glob(pattern)
-    return found
-
-
 def _finds(pattern: str, path: Path) -> bool:
     return any(c in pattern for c in _WILDCARDS) and re.match(glob_translate(pattern), str(path)) is not None
 
 
-def _readable(folder: Path, files: Sequence[str]) -> Iterator[str]:
-    """Files of an input that can be opened and hold something; in a folder, those that are taken for images."""
-    for path in files or _walk(folder):
+def _readable(files: Iterable[str]) -> Iterator[str]:
+    """Those that can be opened and hold something."""
+    for path in files:
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - names need not be valid UTF-8
                 continue
@@ -190,6 +187,7 @@ def _readable(folder: Path, files: Sequence[str]) -> Iterator[str]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
+    """Files that are taken for images."""
     for parent, _, names in os.walk(folder):
         below = Path(parent).relative_to(folder)
         # Names need not be valid UTF-8, as above.

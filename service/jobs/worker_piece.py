@@ -125,7 +125,7 @@ class Pieces:
         if self._opened is None or self._opened[0] != work.job_id or work.stage == "plan":
             self._opened = None
             self._check_centers(work)
-            self._roots.check_matches(recipe.source)
+            self._roots.check_archives(recipe.source)
             self._opened = work.job_id, open_shards(recipe, self._equipment, check_files=self._roots.check_files)
         return self._opened[1]
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
-from mlcd.images.sources import Source, open_source
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
 from mlcd.keys import held_out, split_positions
 from mlcd.labels.table import DIGEST_BYTES, LabelTable
 from training.config import MixedSource, RunConfig

@@ -16,7 +16,8 @@ from torch import Tensor
 from mlcd.errors import ImageRejected
 from mlcd.images.decode import Scaled, decode, decode_scaled
 from mlcd.images.entries import Entry
-from mlcd.images.sources import Source, open_source
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
 from mlcd.images.transform import DecodeMode
 
 # Somewhat larger than the model's input, so that a random crop does not have to enlarge.

@@ -16,7 +16,7 @@ from torch import Tensor
 from mlcd.errors import ConfigInvalid
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
-from mlcd.images.sources import Source
+from mlcd.images.source import Source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
 from mlcd.models.servable import Servable

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from mlcd.artifact import MANIFEST, Artifact, open_artifact
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
-from mlcd.images.sources import Source, open_source
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
 from mlcd.models.runs import find_checkpoint, trained_images
 from mlcd.models.servable import Servable
 from mlcd.types import SampleKey

@@ -324,7 +324,7 @@ def test_parquet_is_read_through_once_for_all_listings(tmp_path, monkeypatch):
     listed = open_source(str(tmp_path / "*.parquet"))
     first = list(listed.entries)
     with monkeypatch.context() as patched:
-        patched.setattr("mlcd.images.sources.pq.ParquetFile", None)
+        patched.setattr("mlcd.images.parquet.pq.ParquetFile", None)
         again = open_source(str(tmp_path / "*.parquet"))
         assert list(again.entries) == first
         assert again.listing_digest() == listed.listing_digest()

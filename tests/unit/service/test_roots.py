@@ -100,6 +100,19 @@ def test_a_wildcard_that_finds_a_link_out_is_refused(roots, place):
         roots.check_files([str(place / "root" / "images"), str(place / "root" / "image.tar")])
 
 
+def test_a_folder_of_shards_is_taken_and_refused_where_one_leads_out(roots, place):
+    shards = place / "root" / "shards"
+    shards.mkdir()
+    (shards / "a.tar").write_bytes(b"something")
+    assert accepted(roots, shards) == str(shards)
+    (shards / "b.tar").symlink_to(place / "root" / "shards" / "a.tar")
+    assert accepted(roots, shards) == str(shards)
+    (shards / "c.tar").symlink_to(place / "outside" / "0" / "0000.png")
+    for check in (roots.check_input, roots.check_archives):
+        with pytest.raises(OutsideRoots):
+            check(str(shards))
+
+
 @pytest.mark.parametrize(
     "location",
     [

@@ -1,0 +1,92 @@
+"""A folder of image files."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import Any, Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mlcd.errors import ImageRejected
+from mlcd.images.entries import Entries, Entry
+from mlcd.images.faults import unavailable
+from mlcd.images.names import decoded, encoded, is_candidate, printable
+from mlcd.images.source import Source
+
+_NO_FILE: Final = b""
+"""In place of the path of what stands in a folder and is neither file nor folder."""
+
+
+class FolderSource(Source):
+    """Every file below a folder, hidden files and sidecars apart; the class is the path of its sub-folder.
+
+    Links and special files are listed, with no size, and not read: a link may lead anywhere, and a pipe ends nowhere.
+    """
+
+    def __init__(self, location: str, filesystem: Any, root: str) -> None:
+        super().__init__(location)
+        self._filesystem, self._root = filesystem, root.rstrip("/")
+
+    def _list(self) -> Iterator[pa.Table]:
+        folders = [self._listclass_of_path(files) for files in self._walk()]
+        if folders:
+            table = pa.concat_tables(folders).sort_by("key")
+            class_names = pc.struct_field(pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent")
+            yield table.add_column(1, "class_name", class_names)
+
+    def _walk(self) -> Iterator[list[dict[str, Any]]]:
+        """What is in each folder. fsspec's own walk passes over folders that it cannot list."""
+        folders = [self._root]
+        while folders:
+            folder = folders.pop()
+            try:
+                listed = self._filesystem.ls(folder, detail=True)
+            except OSError as error:
+                raise unavailable(folder, error) from error
+            inside = [info for info in listed if info["name"].rstrip("/") != folder]  # object stores list it in itself
+            folders += [info["name"].rstrip("/") for info in inside if info["type"] == "directory"]
+            yield inside
+
+    def _listclass_of_path(self, files: Iterable[dict[str, Any]]) -> pa.Table:
+        """Without classes. path: where the name is not the key, as it is not valid UTF-8, or `_NO_FILE`."""
+        keys, sizes, paths = [], [], []
+        for info in files:
+            name = info["name"][len(self._root) + 1 :]
+            relative = PurePosixPath(name)
+            if info["type"] != "directory" and is_candidate(relative):
+                is_file = info["type"] == "file"
+                keys.append(printable(relative.as_posix()))
+                sizes.append(int(info["size"]) if is_file else 0)
+                paths.append(_NO_FILE if not is_file else None if name == keys[-1] else encoded(name))
+        return pa.table(
+            {
+                "key": pa.array(keys, pa.large_string()),
+                "size_bytes": pa.array(sizes, pa.int64()),
+                "path": pa.array(paths, pa.large_binary()),
+            }
+        )
+
+    def _read(self, entry: Entry) -> bytes:
+        if entry.locator == (_NO_FILE,):
+            raise ImageRejected("unreadable", "a link or a special file: these are not followed")
+        try:
+            return cast(bytes, self._filesystem.cat_file(self._path(entry)))
+        except (OSError, ValueError) as error:
+            raise ImageRejected("unreadable", "the file cannot be read") from error
+
+    def _path(self, entry: Entry) -> str:
+        (path,) = entry.locator
+        return f"{self._root}/{entry.key if path is None else decoded(path)}"
+
+    def files_of(self, entries: Entries) -> list[str]:
+        return [self._path(entry) for entry in entries if entry.locator != (_NO_FILE,)]
+
+    def _changed(self, entries: Entries) -> Iterator[str]:
+        files = (entry for entry in entries if entry.locator != (_NO_FILE,))
+        return (entry.key for entry in files if self._size(entry) != entry.size_bytes)
+
+    def _size(self, entry: Entry) -> int | None:
+        try:
+            return int(self._filesystem.info(self._path(entry))["size"])
+        except (OSError, ValueError):
+            return None

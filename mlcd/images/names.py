@@ -1,0 +1,57 @@
+"""Names of files, which need not be valid UTF-8, and what they say."""
+
+from pathlib import PurePath, PurePosixPath
+from typing import Final
+
+# Files that stand beside images and are none; every other file is tried, and listed when it fails.
+_SIDECARS: Final = frozenset(
+    [
+        ".txt",
+        ".json",
+        ".jsonl",
+        ".csv",
+        ".tsv",
+        ".md",
+        ".yaml",
+        ".yml",
+        ".xml",
+        ".html",
+        ".npy",
+        ".npz",
+        ".parquet",
+        ".cls",
+        ".pkl",
+        ".py",
+        ".db",
+        ".ini",
+        ".log",
+        ".zip",
+        ".tar",
+    ]
+)
+
+
+def is_candidate(path: PurePath) -> bool:
+    """Whether a file at this path below a folder is taken for an image: hidden files and sidecars are not."""
+    hidden = any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
+    return not hidden and path.suffix.lower() not in _SIDECARS
+
+
+def printable(name: str) -> str:
+    """Names that are not valid UTF-8 still become unique, storable keys."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def class_of_path(relative: PurePosixPath) -> str | None:
+    """The class that a path states."""
+    parent = relative.parent.as_posix()
+    return None if parent == "." else printable(parent)
+
+
+def encoded(path: str) -> bytes:
+    """File names need not be valid UTF-8, and columns of text must be."""
+    return path.encode("utf-8", "surrogateescape")
+
+
+def decoded(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

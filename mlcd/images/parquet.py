@@ -1,0 +1,139 @@
+"""A column of images in parquet files."""
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.entries import Entry, constant
+from mlcd.images.faults import refuse_fault
+from mlcd.images.names import decoded, encoded, printable
+from mlcd.images.shard_index import Listing, list_once
+from mlcd.images.source import FilesSource, Problem
+
+_IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
+_CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
+_BATCH_ROWS: Final = 64
+_BUFFER_BYTES: Final = 1 << 20
+_ROW_DIGITS: Final = 8
+_ROWS: Final = pa.schema(
+    [
+        ("key", pa.large_string()),
+        ("class_name", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("group", pa.int32()),
+        ("row", pa.int32()),
+    ]
+)
+"""Of a parquet file; key: null where the row has none of its own."""
+
+
+class ParquetSource(FilesSource):
+    """A binary image column (or a struct with `bytes`, as Hugging Face writes it); one row group in memory."""
+
+    def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
+        super().__init__(location, filesystem, paths)
+        self._lock = threading.Lock()
+        self._group: tuple[tuple[str, int], Any] | None = None
+
+    def _list(self) -> Iterator[pa.Table]:
+        for path, name in self._names():
+            listing = list_once(self._filesystem, path, partial(self._list_rows, path))
+            if listing.damaged:
+                self.problems.append(Problem(name, "the parquet file is damaged or cut short"))
+                continue
+            rows = listing.members
+            numbers = pc.utf8_lpad(pa.array(np.arange(len(rows))).cast(pa.string()), _ROW_DIGITS, padding="0")
+            yield pa.table(
+                {
+                    "key": pc.coalesce(rows["key"], pc.binary_join_element_wise(name, numbers, "/")),
+                    "class_name": rows["class_name"],
+                    "size_bytes": rows["size_bytes"],
+                    "path": constant(encoded(path), len(rows)),
+                    "group": rows["group"],
+                    "row": rows["row"],
+                }
+            )
+
+    def _list_rows(self, path: str) -> Listing:
+        """The sizes belong to what tells whether a file is the same, and stand nowhere but beside the images: all of
+        these are read, a few at a time.
+        """
+        try:
+            with self._filesystem.open(path, "rb") as raw:
+                file = pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES)  # else a column's whole group is in memory
+                batches = [_listed_batch(*place) for place in _batches(file, path)]
+        except (OSError, pa.ArrowException) as error:
+            refuse_fault(path, error)
+            return Listing(_ROWS.empty_table(), damaged=True)
+        return Listing(pa.Table.from_batches(batches, schema=_ROWS), damaged=False)
+
+    def _read(self, entry: Entry) -> bytes:
+        path, (group, row) = decoded(entry.locator[0]), entry.locator[1:]
+        with self._lock:
+            if self._group is None or self._group[0] != (path, group):
+                self._group = None  # before the next one is in memory
+                try:
+                    with self._filesystem.open(path, "rb") as raw:
+                        file = pq.ParquetFile(raw)
+                        column = file.read_row_group(group, columns=[_image_column(file, path)]).column(0)
+                except (OSError, pa.ArrowException) as error:
+                    raise ImageRejected("unreadable", "the row group cannot be read") from error
+                self._group = ((path, group), _image_bytes(column))
+            return self._group[1][row].as_py() or b""
+
+
+def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
+    """(row group, first row in it, images, keys, class names) of a few rows each; None for what the file has not."""
+    columns = file.schema_arrow.names
+    image = _image_column(file, path)
+    key = "key" if "key" in columns else None
+    class_name = next((column for column in _CLASS_COLUMNS if column in columns), None)
+    wanted = [column for column in (image, key, class_name) if column is not None]
+    for group in range(file.num_row_groups):
+        start = 0
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
+            named = [None if column is None else batch.column(column) for column in (key, class_name)]
+            yield group, start, batch.column(image), *named
+            start += batch.num_rows
+
+
+def _listed_batch(group: int, start: int, images: Any, keys: Any, class_names: Any) -> pa.RecordBatch:
+    num = len(images)
+    return pa.record_batch(
+        [
+            pa.array([text or None for text in _texts(keys, num)], pa.large_string()),
+            pa.array(_texts(class_names, num), pa.string()),
+            pc.fill_null(pc.binary_length(_image_bytes(images)), 0).cast(pa.int64()),
+            pa.array(np.full(num, group), pa.int32()),
+            pa.array(np.arange(start, start + num), pa.int32()),
+        ],
+        schema=_ROWS,
+    )
+
+
+def _image_column(file: Any, path: str) -> str:
+    column = next((column for column in _IMAGE_COLUMNS if column in file.schema_arrow.names), None)
+    if column is None:
+        raise InvalidInput(
+            f"{printable(path)} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}"
+        )
+    return column
+
+
+def _texts(values: Any, num: int) -> list[str | None]:
+    return [None if value is None else str(value) for value in ([None] * num if values is None else values.to_pylist())]
+
+
+def _image_bytes(column: Any) -> Any:
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        column = pc.struct_field(column, "bytes")
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        raise InvalidInput(f"the image column holds {column.type}", remedy="it must hold the encoded files, as binary")
+    return column

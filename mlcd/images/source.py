@@ -1,0 +1,129 @@
+"""What all kinds of sources are: numbered images, each with a key that names it for ever."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from mlcd.errors import Conflict, ImageRejected, InvalidInput
+from mlcd.images.decode import DEFAULT_LIMITS
+from mlcd.images.entries import Entries, Entry
+from mlcd.images.faults import is_fault
+from mlcd.images.names import decoded, printable
+from mlcd.images.shard_index import file_state
+from mlcd.types import SampleKey
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A whole shard, or a part of it, that could not be listed."""
+
+    key: SampleKey
+    detail: str
+
+
+class Source(ABC):
+    """A numbered set of images."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.problems: list[Problem] = []
+        self.faults: list[SampleKey] = []
+        """Images that the file system would not give, in the order of reading: theirs may not be the fault."""
+
+    @cached_property
+    def entries(self) -> Entries:
+        """All images in a stable order.
+
+        Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses: what it holds would
+        be missing without a word.
+        """
+        entries = Entries.of(self._list())
+        if (key := entries.repeated_key()) is not None:
+            raise InvalidInput(f"{self.location} has two images named {key}", remedy="make the names distinct")
+        return entries
+
+    def read(self, entry: Entry) -> bytes:
+        """The encoded image; raises ImageRejected where it cannot be read. Safe to call from several threads."""
+        if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
+            limit = DEFAULT_LIMITS.max_bytes
+            raise ImageRejected("too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}")
+        try:
+            return self._read(entry)
+        except ImageRejected as rejection:
+            if is_fault(rejection.__cause__):
+                self.faults.append(entry.key)
+            raise
+
+    @abstractmethod
+    def _list(self) -> Iterator[pa.Table]:
+        """Tables for `Entries.of`, one for each file or so, so that Python objects of a part only exist at a time."""
+
+    @abstractmethod
+    def _read(self, entry: Entry) -> bytes: ...
+
+    @abstractmethod
+    def files_of(self, entries: Entries) -> list[str]:
+        """Paths of the files that hold these images; those that are not read are left out."""
+
+    def check_unchanged(self, entries: Entries) -> None:
+        """Raises Conflict naming the first file of these images that is not as it was listed."""
+        name = next(self._changed(entries), None)
+        if name is not None:
+            raise Conflict(f"{name} of {self.location} has changed since it was listed", remedy="begin again")
+
+    @abstractmethod
+    def _changed(self, entries: Entries) -> Iterator[str]:
+        """Names of the files of these images that are not as they were listed."""
+
+    def check_not_empty(self) -> None:
+        """Raises InvalidInput where there is no image, naming the first of what could not be listed."""
+        if self.entries:
+            return
+        if self.problems:
+            problem, more = self.problems[0], len(self.problems) - 1
+            others = f", and {more} more" if more else ""
+            raise InvalidInput(
+                f"no image of {self.location} can be listed: {problem.key}: {problem.detail}{others}",
+                remedy="restore the file, or give others",
+            )
+        raise InvalidInput(f"there are no images in {self.location}", remedy="is it the folder or shards you meant?")
+
+    def listing_digest(self) -> str:
+        """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
+        sha256 = hashlib.sha256()
+        for key, size_bytes in zip(self.entries.keys(), self.entries.sizes_bytes(), strict=True):
+            sha256.update(f"{key}\0{size_bytes}\0".encode())
+        return sha256.hexdigest()
+
+
+class FilesSource(Source):
+    """Of archives. paths: theirs, in the file system's own form."""
+
+    def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
+        super().__init__(location)
+        self._filesystem, self.paths = filesystem, paths
+        self._listed: dict[str, bytes | None] = {}
+
+    def files_of(self, entries: Entries) -> list[str]:
+        return list(dict.fromkeys(decoded(entry.locator[0]) for entry in entries))
+
+    def _changed(self, entries: Entries) -> Iterator[str]:
+        return (path for path in self.files_of(entries) if file_state(self._filesystem, path) != self._listed[path])
+
+    def _names(self) -> list[tuple[str, str]]:
+        """(path, the part of the path that tells the files apart, without the suffix): before they are listed."""
+        self._listed = {path: file_state(self._filesystem, path) for path in self.paths}
+        parents = [PurePosixPath(path).parent.parts for path in self.paths]
+        common = 0
+        while all(len(parts) > common and parts[common] == parents[0][common] for parts in parents):
+            common += 1
+        return [
+            (path, printable(PurePosixPath(*PurePosixPath(path).parts[common:]).with_suffix("").as_posix()))
+            for path in self.paths
+        ]

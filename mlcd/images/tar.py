@@ -1,0 +1,100 @@
+"""Tar shards."""
+
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mlcd.errors import ImageRejected
+from mlcd.images.entries import Entry, constant
+from mlcd.images.faults import refuse_fault
+from mlcd.images.names import decoded, encoded, is_candidate, printable
+from mlcd.images.shard_index import MEMBERS, Listing, list_once
+from mlcd.images.source import FilesSource, Problem
+
+_TAR_BLOCK: Final = 512
+_NOWHERE: Final = -1
+"""The offset of what stands among a shard's images and cannot be read as one."""
+
+
+class TarSource(FilesSource):
+    """Uncompressed tar shards in webdataset layout; members are read by offset, without unpacking."""
+
+    def _list(self) -> Iterator[pa.Table]:
+        for path, shard in self._names():
+            listing = list_once(self._filesystem, path, partial(self._list_members, path))
+            if listing.damaged:
+                self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
+            members = listing.members
+            yield pa.table(
+                {
+                    "key": pc.binary_join_element_wise(shard, members["name"], "/"),
+                    "class_name": members["class_name"],
+                    "size_bytes": members["size_bytes"],
+                    "path": constant(encoded(path), len(members)),
+                    "offset": members["offset"],
+                }
+            )
+
+    def _list_members(self, path: str) -> Listing:
+        names: list[PurePosixPath] = []
+        offsets: list[int] = []
+        sizes: list[int] = []
+        class_of: dict[str, str] = {}
+        target_of: dict[int, PurePosixPath] = {}
+        damaged = False
+        try:
+            with self._filesystem.open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+                for member in archive:
+                    archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all, a kilobyte each
+                    name = PurePosixPath(member.name)
+                    if member.isreg() and name.suffix == ".cls" and (text := archive.extractfile(member)):
+                        class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
+                    elif not member.isdir() and is_candidate(name):
+                        is_read = member.isreg() and ".." not in name.parts
+                        names.append(name)
+                        offsets.append(member.offset_data if is_read else _NOWHERE)
+                        sizes.append(member.size if is_read else 0)
+                        if member.islnk():
+                            target_of[len(names) - 1] = PurePosixPath(member.linkname)
+                # tarfile takes anything that is no header for the end; only zeros are.
+                raw.seek(archive.offset)
+                damaged = raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
+        except (OSError, tarfile.TarError, EOFError) as error:
+            refuse_fault(path, error)
+            damaged = True
+        if target_of:  # GNU tar writes all but the first of a file's names as hard links to it
+            place_of = {name: place for place, name in enumerate(names) if place not in target_of}
+            for place, target in target_of.items():
+                if (first := place_of.get(target)) is not None:
+                    offsets[place], sizes[place] = offsets[first], sizes[first]
+        samples = [_sample(name) for name in names]
+        num_images = Counter(samples)
+        keys = [
+            printable(sample if num_images[sample] == 1 else name.as_posix())
+            for sample, name in zip(samples, names, strict=True)
+        ]
+        class_names = [class_of.get(sample) for sample in samples]
+        return Listing(pa.table([keys, class_names, offsets, sizes], schema=MEMBERS), damaged)
+
+    def _read(self, entry: Entry) -> bytes:
+        path, offset = entry.locator
+        if offset == _NOWHERE:
+            raise ImageRejected("unreadable", "a symbolic link, a device or a name that leads out of the archive")
+        try:
+            data = cast(bytes, self._filesystem.cat_file(decoded(path), start=offset, end=offset + entry.size_bytes))
+        except OSError as error:
+            raise ImageRejected("unreadable", "the shard cannot be read") from error
+        if len(data) != entry.size_bytes:
+            raise ImageRejected("unreadable", "the shard ends inside this image")
+        return data
+
+
+def _sample(name: PurePosixPath) -> str:
+    """Webdataset's key: the path up to the first dot of its last part."""
+    return (name.parent / name.name.split(".", 1)[0]).as_posix()
