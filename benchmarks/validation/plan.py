@@ -3,8 +3,8 @@
 First every arm of clusters at the recipe's setting, seed by seed, so that an early stop leaves whole seeds. Then
 tuning, one round after the other for each arm, on a seed that is not reported and on photographs of the pre-training
 set that were held out: no evaluation set is looked at. Then every arm at its tuned setting (what the recipe's setting
-has made already is not made again); then instance discrimination, which costs twice as much; then the sweeps, on the
-first reported seed.
+has made already is not made again); then the sweep of k, which defaults rest on; then instance discrimination, which
+costs twice as much; then the other sweeps. All sweeps are on the first reported seed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,11 +46,14 @@ def _all_known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
     yield from of_clusters.runs
     for seed in tier.seeds:
         yield from (reported(tier, arm, seed, setting) for arm, setting in of_clusters.chosen.items())
+    has_sweeps = tier.sweeps and len(of_clusters.chosen) == len(CLUSTER_ARMS)
+    if has_sweeps:
+        yield from sweep_of_clusters(tier, of_clusters.chosen)
     of_instances = _tuned(tier, INSTANCE_ARMS, scores)
     yield from of_instances.runs
     for seed in tier.seeds:
         yield from (reported(tier, arm, seed, setting) for arm, setting in of_instances.chosen.items())
-    if tier.sweeps and len(of_clusters.chosen) == len(CLUSTER_ARMS):
+    if has_sweeps:
         yield from sweeps(tier, of_clusters.chosen)
 
 
@@ -101,20 +104,23 @@ def _rounds(arm: str) -> Iterator[Callable[[Setting], list[Setting]]]:
         yield lambda best: [replace(best, ratio=ratio) for ratio in values.ratios]
 
 
-def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """One change at a time to `mlcd` (and `mlc` where it tells the two apart), at the tuned setting, one seed.
-
-    With k both the tuned and the common setting: which suits it may depend on it.
+def sweep_of_clusters(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
+    """A fifth and four times as many clusters, at the tuned settings; `mlcd` at the common one, too: which suits it may
+    depend on k.
     """
+    for clusters in (tier.clusters // 5, tier.clusters * 4):
+        settings = [(arm, chosen[arm]) for arm in ("mlcd", "mlc", "cd")]
+        for arm, setting in dict.fromkeys([*settings, ("mlcd", default_setting("mlcd"))]):
+            yield RunSpec("sweep", arm, tier.seeds[0], setting, tier.steps, Variant(clusters=clusters))
+
+
+def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
+    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed."""
     seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
     def changed(arm: str = "mlcd", setting: Setting | None = None, **variant: object) -> RunSpec:
         return RunSpec("sweep", arm, seed, setting or chosen[arm], tier.steps, Variant(**variant))  # type: ignore[arg-type]
 
-    for clusters in (tier.clusters // 5, tier.clusters * 4):
-        yield from (changed(arm, clusters=clusters) for arm in ("mlcd", "mlc", "cd") if arm in chosen)
-        if common != base:
-            yield changed(clusters=clusters, setting=common)
     yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
     of_ratios = (replace(base, ratio=ratio) for ratio in (0.1, 0.3, 1.0))
     of_scales = (replace(base, scale=scale) for scale in (8.0, 16.0, 32.0, 64.0))
@@ -123,7 +129,7 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
             yield changed(setting=setting)
     yield from (changed(bias=bias) for bias in (-4.0, -8.0))
     yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
-    yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column") if arm in chosen)
+    yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column"))
     yield changed(labels=16, threshold_mean=8.0)
     yield changed(embedding_dim=1280)
     yield changed(embedding_dim=1280, kmeans_centers=True)
