@@ -4,6 +4,7 @@ What is there is left alone. A fifth of each class, by the hash of the key, is l
 of clustering and training.
 """
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,13 @@ class PretrainingData:
         return labels
 
     def labels(self, spec: RunSpec) -> Path:
-        """The labels that a run is trained on."""
+        """The labels that a run is trained on; of several runs at a time one makes them, and the others wait."""
+        self.state.mkdir(parents=True, exist_ok=True)
+        with (self.state / ".making").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._labels(spec)
+
+    def _labels(self, spec: RunSpec) -> Path:
         clusters = spec.variant.clusters or self.tier.clusters
         labels = self.prepare(clusters)
         mean = spec.variant.threshold_mean
