@@ -41,7 +41,7 @@ _TOGETHER: Final = ".together"
 def find_published(out: Path, request: Request) -> Artifact | None:
     """The finished artifact for this very request, or None where nothing stands at `out`.
 
-    Working notes that a writer left in it, killed after the rename, are removed.
+    Working notes that a writer left in it, killed right after the rename, are removed.
     Raises Conflict where something else stands there.
     """
     if out.name in ("", ".."):
@@ -59,7 +59,8 @@ def find_published(out: Path, request: Request) -> Artifact | None:
             f"{out} holds {artifact.kind} made from other input or settings",
             remedy="remove it or give another output directory",
         )
-    _clear_notes(out)
+    if (out / _REQUEST).is_file():
+        _clear_notes(out)
     return artifact
 
 
@@ -88,7 +89,7 @@ class Draft:
         with translated_os_errors(self.out):
             if not self._shared:  # whoever shares it was told a place that is there: its disk may be away
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = _lock_directory(self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
+            self._descriptor = lock_directory(self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
             try:
                 self._claim()
             except BaseException:
@@ -263,7 +264,9 @@ class Draft:
         """Who may read one file may read all: safetensors shuts everybody else out of its own."""
         mode = stat.S_IMODE((self.path / MANIFEST).stat().st_mode)
         for name in names:
-            (self.path / name).chmod(mode)
+            path = self.path / name
+            if stat.S_IMODE(path.stat().st_mode) != mode:  # only its owner may
+                path.chmod(mode)
 
     def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:
         files: dict[str, FileEntry] = {}
@@ -292,10 +295,15 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _lock_directory(path: Path, kind: int) -> int:
+def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
+    """A descriptor that holds the lock of the directory at `path`, which is made where there is none.
+
+    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another one holds it; without `make` FileNotFoundError.
+    """
     while True:
         try:
-            path.mkdir(exist_ok=True)
+            if make:
+                path.mkdir(exist_ok=True)
         except FileNotFoundError as error:  # file systems like /proc hold no files of ours
             raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -311,9 +319,9 @@ def _lock_directory(path: Path, kind: int) -> int:
 
 
 def _clear_notes(out: Path) -> None:
-    """As far as this process may, and as others who do the same leave some."""
+    """As far as this process may, and as others who do the same leave some; what tells that there are some, last."""
     with suppress(OSError):
-        for entry in out.glob(".*"):
+        for entry in sorted(out.glob(".*"), key=lambda entry: entry.name == _REQUEST):
             _remove(entry)
 
 

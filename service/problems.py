@@ -85,6 +85,13 @@ class OutsideRoots(MlcdError):
         self.param = param
 
 
+class RecordDamaged(ArtifactInvalid):
+    """What is kept of one job is not what was written; the others are sound. Its text names no file."""
+
+    def __init__(self) -> None:
+        super().__init__("the job queue holds something that is no job", remedy="DELETE of that job removes it")
+
+
 class RateExceeded(Overloaded):
     """The key has sent as many images as it may for now."""
 
@@ -128,10 +135,12 @@ STATUS: Final[dict[type[MlcdError], int]] = {
     DeadlineExceeded: 504,
     # Faults of the server's own configuration or artifacts; training's own error cannot happen here.
     ArtifactInvalid: 500,
+    RecordDamaged: 500,
     ConfigInvalid: 500,
     Diverged: 500,
     MlcdError: 500,
 }
+_RECORD_DAMAGED: Final = "job-damaged"
 _IMAGE_STATUS: Final = {"too-many-bytes": 413, "too-many-pixels": 413, "unsupported-format": 415}
 _IMAGE_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
 _UNPROCESSABLE: Final = 422
@@ -226,10 +235,13 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     if status >= _SERVER_FAULT and not isinstance(error, Unavailable):  # those are counted: load must not fill a log
         _log.error("request %s: %s (%s)", _request_id(request), error, places(error))
     # The text of a server fault names files and versions: that is for the log, not for the client.
-    detail = str(error) if status != _SERVER_FAULT else "the server is misconfigured; its log says how"
+    is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
+    detail = str(error) if is_shown else "the server is misconfigured; its log says how"
     refusal = replace(_refusal(request, status, detail), param=getattr(error, "param", None))
     if isinstance(error, TooLarge):
         refusal = replace(refusal, limit=error.limit)
+    if isinstance(error, RecordDamaged):
+        refusal = replace(refusal, name=_RECORD_DAMAGED)
     if isinstance(error, StrictBatch):
         reason = error.rejection.reason
         refusal = replace(refusal, name=reason, index=error.index, limit=_IMAGE_LIMIT.get(reason))

@@ -17,6 +17,7 @@ from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.vit import Activation, ViTConfig
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 
+_SOME_CLASSES = 500
 _MANY_CLASSES = 10_000
 _VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", "out")
 
@@ -97,7 +98,7 @@ class LossConfig(_Section):
     """Draw the l positives out of so many nearest centers, anew each time an image is seen; those not drawn count as
     negatives then, as in the authors' later code, which draws 8 of 10. None: always the nearest l."""
     scale: Annotated[float, Field(gt=0)] | None = None
-    """s. None: 64 as published, but 16 below 10,000 centers, where 64 learns nothing."""
+    """s. None: 64 as published, but 8 or 16 below 10,000 centers (`resolved_scale`), where 64 learns nothing."""
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """r, the share of classes drawn as negatives. None: 0.1 as published, but 1 below 10,000 centers."""
     margin_kind: MarginKind = "arcface"
@@ -146,7 +147,12 @@ class LossConfig(_Section):
         )
 
     def resolved_scale(self, num_classes: int) -> float:
-        return self.scale or (16.0 if num_classes < _MANY_CLASSES else 64.0)
+        """As published from 10,000 classes on; below, as measured: docs/explanation/validation.md."""
+        if self.scale is not None:
+            return self.scale
+        if num_classes >= _MANY_CLASSES:
+            return 64.0
+        return 8.0 if num_classes >= _SOME_CLASSES and self.kind in ("mlcd", "mlc") else 16.0
 
     def resolved_ratio(self, num_classes: int) -> float:
         return self.negative_ratio or (1.0 if num_classes < _MANY_CLASSES else 0.1)

@@ -37,7 +37,7 @@ class Grid:
 
 
 def default_setting(arm: str) -> Setting:
-    """The recipe's for clusters; where tuning starts, and what is taken without it."""
+    """For clusters what the recipe `small` had before this study; where tuning starts, and what is taken without it."""
     return Setting(1e-3, 16.0, 1.0) if arm in CLUSTER_ARMS else Setting(1e-3, 10.0, None)
 
 

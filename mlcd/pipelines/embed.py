@@ -30,6 +30,7 @@ from mlcd.pipelines.encoded import (
     part_slice,
     write_errors,
 )
+from mlcd.pipelines.ownership import take_over
 from mlcd.progress import Reporter
 
 
@@ -44,6 +45,7 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
         return done
     num_parts = len(embedding.sizes)
     with Draft(out, embedding.request) as draft:
+        take_over(draft.path)
         finished = next((part for part in range(num_parts) if not embedding.has(draft, part)), num_parts)
         with reporter.stage("embed", sum(embedding.sizes), done=sum(embedding.sizes[:finished])) as meter:
             for part in range(finished, num_parts):

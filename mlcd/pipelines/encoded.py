@@ -5,7 +5,7 @@ below, whatever process makes it and when.
 """
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -167,8 +167,18 @@ def merge_errors(draft: Draft, num_parts: int, source: Source) -> list[dict[str,
     return errors
 
 
-def no_usable_image(source: Source, errors: list[dict[str, str]]) -> InvalidInput:
-    return InvalidInput(
+def num_listed(errors: Path, keys: Iterable[str]) -> int:
+    """How many of the images an artifact's errors.jsonl names."""
+    listed = Counter(json.loads(line)["key"] for line in errors.read_text().splitlines())
+    return sum(listed[key] for key in keys)
+
+
+class NoUsableImage(InvalidInput):
+    """All are read, and nothing can be made of them."""
+
+
+def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableImage:
+    return NoUsableImage(
         f"none of the {len(source.entries)} files in {source.location} is a usable image",
         remedy=f"the first: {errors[0]['key']}: {errors[0]['detail']}",
     )

@@ -126,12 +126,14 @@ def _fill(collection: Collection, blocks: Iterator[list[Item]], num_items: int, 
     return collection.describe()
 
 
+def metadata_of(class_name: str | None) -> dict[str, str]:
+    """Of an image of this class, as a collection of embeddings holds it."""
+    return {} if class_name is None else {"class_name": class_name}
+
+
 def _items(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> list[Item]:
     keys, names = embeddings.keys, embeddings.class_names
-    return [
-        Item(keys[row], vector, {} if names[row] is None else {"class_name": names[row]})
-        for row, vector in enumerate(block, start)
-    ]
+    return [Item(keys[row], vector, metadata_of(names[row])) for row, vector in enumerate(block, start)]
 
 
 def _grouped(

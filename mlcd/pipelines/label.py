@@ -27,6 +27,7 @@ from mlcd.pipelines.claims import Claims
 from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source, merge_errors, no_usable_image, write_errors
 from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
 from mlcd.pipelines.label_search import ApproximateSearch, ExactSearch, LabelSearch
+from mlcd.pipelines.ownership import take_over
 from mlcd.pipelines.workers import run_workers
 from mlcd.progress import Meter, Reporter
 
@@ -74,6 +75,7 @@ def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Repor
         if (done := find_published(out, labeling.request)) is not None:
             return done
         with Draft(out, labeling.request) as draft:
+            take_over(draft.path)
             labeling.search.prepare(draft)
             _make_all(labeling, draft, workers, reporter)
             return labeling.publish(draft)

@@ -1,18 +1,27 @@
 """Whose unfinished work a directory holds: nobody goes on with another's, and nobody removes it."""
 
 import errno
+import fcntl
 import json
+import os
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
-from mlcd.errors import Conflict
+from mlcd.draft import lock_directory
+from mlcd.errors import Conflict, Unavailable
 
 OWNER: Final = ".owner.json"
 _DISCARDED: Final = ".discarded"
 _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class NotRemoved(Unavailable):
+    """What is to go stays, as the file system does not let this process remove it."""
 
 
 def owner_of(path: Path) -> Any:
@@ -50,16 +59,62 @@ def claim(path: Path, owner: str) -> None:
             shutil.rmtree(made, ignore_errors=True)
 
 
+def take_over(path: Path) -> None:
+    """What an owner began is from now on of who holds its lock: the owner neither goes on with it nor removes it."""
+    (path / OWNER).unlink(missing_ok=True)
+
+
 def discard(path: Path, owner: str) -> None:
-    """Remove what is this owner's, and what is left of a removal that was interrupted."""
+    """Remove what is this owner's, and what is left of a removal that was interrupted.
+
+    Raises Conflict where another process is at work in it, NotRemoved naming what stays.
+    """
     _finish_removal(path)
-    if owner_of(path) == owner:
-        path.rename(_leaving(path))  # at once for everybody who looks, then file by file
-        _finish_removal(path)
+    try:
+        if owner_of(path) == owner:
+            _hide(path, owner)
+    except OSError as error:
+        raise _not_removed(path, error) from error
+    _finish_removal(path)
+
+
+def give_up(path: Path, owner: str) -> None:
+    """`discard`, where something worse is to be told than that it stays."""
+    with suppress(Conflict, NotRemoved):
+        discard(path, owner)
+
+
+def _hide(path: Path, owner: str) -> None:
+    """At once for everybody who looks, before it goes file by file."""
+    try:
+        lock = lock_directory(path, fcntl.LOCK_EX, make=False)
+    except FileNotFoundError:  # somebody else was faster
+        return
+    try:
+        if owner_of(path) == owner:
+            path.rename(_leaving(path))
+    finally:
+        os.close(lock)
 
 
 def _finish_removal(path: Path) -> None:
-    shutil.rmtree(_leaving(path), ignore_errors=True)
+    """Together with who else is at it."""
+    leaving = _leaving(path)
+    shutil.rmtree(leaving, ignore_errors=True)  # all that can be removed, whatever cannot
+    while os.path.lexists(leaving):
+        try:
+            shutil.rmtree(leaving)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _not_removed(leaving, error) from error
+
+
+def _not_removed(path: Path, error: OSError) -> NotRemoved:
+    why = "no permission" if error.errno in _FORBIDDEN else "the file system refuses"
+    return NotRemoved(
+        f"{path} cannot be removed: {why}", remedy="let the user who made it write there, or remove it by hand"
+    )
 
 
 def _leaving(path: Path) -> Path:

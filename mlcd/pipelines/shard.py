@@ -20,6 +20,7 @@ from mlcd.pipelines.embed import Embedding
 from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.pipelines.label import LabelOptions, labeling_of
 from mlcd.pipelines.label_inputs import ImagesInput
+from mlcd.pipelines.ownership import NotRemoved
 from mlcd.pipelines.shard_collection import EMBEDDINGS, CollectionShards
 from mlcd.pipelines.shard_parts import InputChanged, Making, OtherSettings, OutputGone, PartShards
 
@@ -27,6 +28,7 @@ __all__ = [
     "CenterSet",
     "Equipment",
     "InputChanged",
+    "NotRemoved",
     "OtherSettings",
     "OutputGone",
     "Recipe",
@@ -85,6 +87,10 @@ class Shards(Protocol):
 
     def plan(self) -> None:
         """Begin the output. Raises Conflict where something else stands there, or is being made."""
+        ...
+
+    def check(self) -> None:
+        """What is listed now is what was planned. Raises InputChanged, OtherSettings, OutputGone."""
         ...
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
@@ -154,5 +160,8 @@ def _labeling(recipe: Recipe, rows: ImagesInput, equipment: Equipment, out: Path
 
 
 def discard(recipe: Recipe) -> None:
-    """Remove the unfinished output of this owner; one that is finished, or another's, stays."""
+    """Remove the unfinished output of this owner; one that is finished, or another's, stays.
+
+    Raises Conflict where somebody is at work in it, NotRemoved where the file system keeps it.
+    """
     ownership.discard(draft_path(Path(recipe.out)), recipe.owner)

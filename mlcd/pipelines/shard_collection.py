@@ -1,8 +1,8 @@
 """Shards of a collection: of its embeddings, which are made first and do not stay.
 
-OUT.partial/embeddings   as `mlcd embed` makes it
-OUT.partial/collection   made of it; at the end it becomes OUT, and OUT.partial goes
-OUT/errors.jsonl         of the embeddings: the images that the collection does not hold
+OUT.partial/embeddings             as `mlcd embed` makes it
+OUT.partial/attempt-…/collection   made of it; at the end it becomes OUT, and OUT.partial goes
+OUT/errors.jsonl                   of the embeddings: the images that the collection does not hold
 """
 
 import errno
@@ -16,19 +16,22 @@ from typing import Final
 
 from mlcd.artifact import draft_path
 from mlcd.collections.collection import GENERATIONS, LEDGER
-from mlcd.disk import refuse_full_disk, sync_path
+from mlcd.collections.items import check_id, encode_metadata
+from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
 from mlcd.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.images.source import Source
+from mlcd.pipelines.attempt import Attempt
 from mlcd.pipelines.embed import images_parent
-from mlcd.pipelines.encoded import OnDone
-from mlcd.pipelines.index import INDEX_STAGE, index
-from mlcd.pipelines.ownership import claim, discard, owner_of, write_owner
+from mlcd.pipelines.encoded import NoUsableImage, OnDone, num_listed
+from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
+from mlcd.pipelines.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
 EMBEDDINGS: Final = "embeddings"
 """In the draft of the collection: no name beside the output is taken but that of the draft."""
 _COLLECTION: Final = "collection"
+_SHOWN: Final = 40
 
 
 class CollectionShards:
@@ -41,21 +44,44 @@ class CollectionShards:
         self.sizes, self.damaged_files = embeddings.sizes, embeddings.damaged_files
 
     def plan(self) -> None:
+        self._check_items()
         if self._entered(begins=True):
             self._embeddings.plan()
 
+    def check(self) -> None:
+        if self._entered():
+            self._embeddings.check()
+
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        return self._embeddings.make(shard, on_done, is_last_try=is_last_try) if self._entered() else 0
+        if self._entered():
+            return self._embeddings.make(shard, on_done, is_last_try=is_last_try)
+        return num_listed(self._out / ERRORS, self._embeddings.keys(shard))
 
     def publish(self, on_done: OnDone) -> None:
         if self._entered():
             try:
                 self._embeddings.publish(lambda *_: on_done(0, 0))
-                self._collect(EmbeddingsArtifact.open(self._draft / EMBEDDINGS), on_done)
-            except InvalidInput:  # nothing in it can ever be finished
-                discard(self._draft, self._owner)
+            except NoUsableImage:
+                give_up(self._draft, self._owner)  # nothing in it can ever be finished
                 raise
+            self._collect(on_done)
         discard(self._draft, self._owner)
+
+    def _check_items(self) -> None:
+        """Raises InvalidInput naming the first image that a collection could not hold: before there is any work."""
+        entries = self._source.entries
+        seen: set[str | None] = set()
+        for key, class_name in zip(entries.keys(), entries.class_names(), strict=True):
+            try:
+                check_id(key)
+                if class_name not in seen:
+                    seen.add(class_name)
+                    encode_metadata(key, metadata_of(class_name))
+            except InvalidInput as error:
+                raise InvalidInput(
+                    f"a collection cannot hold {_shown(key)} of {self._source.location}",
+                    remedy=f"shorten its name or class, or leave it out ({error.remedy})",
+                ) from error
 
     def _entered(self, *, begins: bool = False) -> bool:
         """Whether there still is something to do. Raises Conflict where something else stands there, OutputGone."""
@@ -78,23 +104,36 @@ class CollectionShards:
             raise Conflict(f"{self._out} exists", remedy="give another output directory")
         return True
 
-    def _collect(self, embeddings: EmbeddingsArtifact, on_done: OnDone) -> None:
-        """A collection of these rows at its place, all of them or none."""
-        building = self._draft / _COLLECTION
+    def _collect(self, on_done: OnDone) -> None:
+        """A collection of all rows at its place, all of them or none."""
+        on_done(0, 0)  # who lost the work meanwhile stops here, before the attempt of who has it goes
+        with translated_os_errors(self._out), Attempt(self._draft) as attempt:
+            try:
+                building = attempt.path / _COLLECTION
+                self._build(building, on_done)
+                on_done(0, 0)
+                attempt.check()
+                building.rename(self._out)
+                sync_path(self._out.parent)
+            except OSError as error:
+                refuse_full_disk(error, self._out)
+                is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+                if not (is_taken and self._published()):  # by another one at the same work
+                    raise
+
+    def _build(self, building: Path, on_done: OnDone) -> None:
+        embeddings = EmbeddingsArtifact.open(self._draft / EMBEDDINGS)
         told = _Told(on_done, images=sum(self.sizes), rows=embeddings.num_rows)
         source = images_parent(self._source, self._out / GENERATIONS / "0")
-        try:
-            index(embeddings, building, told, recall=None, source=source)
-            shutil.copyfile(embeddings.artifact.file(ERRORS), building / ERRORS)
-            sync_path(building / ERRORS)
-            write_owner(building, self._owner)
-            building.rename(self._out)
-            sync_path(self._out.parent)
-        except OSError as error:
-            refuse_full_disk(error, self._out)
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise Conflict(f"{self._out} appeared meanwhile", remedy="give another output directory") from error
-            raise
+        index(embeddings, building, told, recall=None, source=source)
+        shutil.copyfile(embeddings.artifact.file(ERRORS), building / ERRORS)
+        sync_path(building / ERRORS)
+        write_owner(building, self._owner)
+
+
+def _shown(key: str) -> str:
+    """Both ends of a long one: they tell it from others."""
+    return key if len(key) <= 2 * _SHOWN else f"{key[:_SHOWN]}…{key[-_SHOWN:]}"
 
 
 @dataclass(frozen=True)

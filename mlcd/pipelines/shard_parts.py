@@ -1,7 +1,7 @@
 """Shards of an artifact that is made in parts of images: embeddings, labels."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,11 +9,13 @@ from typing import Any, Protocol
 from mlcd.artifact import Artifact, Request, draft_path
 from mlcd.disk import refuse_full_disk
 from mlcd.draft import Draft, find_published
-from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, Unavailable
+from mlcd.embeddings import ERRORS
+from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
-from mlcd.pipelines.encoded import OnDone, num_errors
-from mlcd.pipelines.ownership import OWNER, discard, owner_of
+from mlcd.pipelines.encoded import NoUsableImage, OnDone, num_errors, num_listed
+from mlcd.pipelines.ownership import OWNER, give_up, owner_of
+from mlcd.types import SampleKey
 
 
 class InputChanged(Conflict):
@@ -67,13 +69,13 @@ class PartShards:
         self.damaged_files = len(images.source.problems)
 
     def plan(self) -> None:
-        if not self._published():
+        if self._published() is None:
             with self._entered(begins=True):
                 pass
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        if self._published():
-            return 0
+        if (artifact := self._published()) is not None:
+            return num_listed(artifact.file(ERRORS), self.keys(shard))
         with self._entered() as draft:
             self._make(draft, shard, on_done, is_last_try=is_last_try)
             return num_errors(draft, shard)
@@ -84,7 +86,7 @@ class PartShards:
             self._making.make(draft, shard, self._checking(shard, on_done, is_last_try=is_last_try))
 
     def publish(self, on_done: OnDone) -> None:
-        if self._published():
+        if self._published() is not None:
             return
         try:
             with self._entered() as draft:
@@ -92,17 +94,32 @@ class PartShards:
                     on_done(0, 0)
                     self._make(draft, shard, on_done, is_last_try=True)
                 self._making.publish(draft)
-        except InvalidInput:
-            discard(draft_path(self._out), self._owner)  # nothing in it can ever be finished
+        except NoUsableImage:
+            give_up(draft_path(self._out), self._owner)  # nothing in it can ever be finished
             raise
 
-    def _published(self) -> bool:
-        return find_published(self._out, self._making.request) is not None
+    def check(self) -> None:
+        if self._published() is None:
+            draft = self._draft()
+            if owner_of(draft.path) != self._owner:
+                raise OutputGone.of(draft.path)
+
+    def keys(self, shard: int) -> Iterable[SampleKey]:
+        """Of the images of a shard."""
+        return self._images.entries(shard).keys()
+
+    def _published(self) -> Artifact | None:
+        return find_published(self._out, self._making.request)
+
+    def _draft(self) -> Draft:
+        """Raises InputChanged or OtherSettings where it was begun otherwise."""
+        draft = Draft(self._out, self._making.request, shared=True)
+        self._check_begun(draft)
+        return draft
 
     @contextmanager
     def _entered(self, *, begins: bool = False) -> Iterator[Draft]:
-        draft = Draft(self._out, self._making.request, shared=True)
-        self._check_begun(draft)
+        draft = self._draft()
         if not begins and owner_of(draft.path) != self._owner:
             raise OutputGone.of(draft.path)
         try:

@@ -80,7 +80,7 @@ class JobsClient:
         in_vain = 0
         while True:
             try:
-                for number, job in self._stream(job_id, last):
+                for number, job in self._changes(job_id, last):
                     last, in_vain = number, 0
                     yield job
                     if job["ended"] is not None:
@@ -90,13 +90,17 @@ class JobsClient:
                     raise
             time.sleep(_PAUSE_S)
 
-    def _stream(self, job_id: str, last: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _changes(self, job_id: str, last: str | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+        """Of one stream; where the server has no more, the job as it stands."""
         headers = {"Accept": "text/event-stream", **({} if last is None else {"Last-Event-ID": last})}
         try:
             with self._http.stream("GET", f"/v1/jobs{_path(job_id)}/events", headers=headers) as response:
                 if not response.is_success:
                     response.read()
                     raise refused(response, request_id="")
+                if response.status_code == httpx.codes.NO_CONTENT:
+                    yield None, self.show(job_id)
+                    return
                 data = number = ""
                 for line in response.iter_lines():
                     name, _, value = line.partition(": ")

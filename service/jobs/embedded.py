@@ -21,7 +21,6 @@ from service.jobs.embedded_file import EmbeddedFile
 from service.jobs.job import Event, Failure, JobState
 from service.jobs.record import (
     Record,
-    RecordDamaged,
     failure_from_json,
     failure_to_json,
     job_from_json,
@@ -30,6 +29,7 @@ from service.jobs.record import (
     record_to_json,
 )
 from service.jobs.records import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
+from service.problems import RecordDamaged
 
 SCHEMA: Final = 3
 """1 knew no failures, and no jobs by their end; 2 knew no models of workers: they are brought up."""

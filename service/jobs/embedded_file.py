@@ -4,6 +4,7 @@ Write-ahead log: who reads never waits for who writes. synchronous=FULL: a trans
 returns.
 """
 
+import logging
 import sqlite3
 import threading
 import time
@@ -18,9 +19,12 @@ _LOOK_S: Final = 0.5
 """Within SQLite no signal is heard: it waits for so long, and is asked again."""
 _PATIENCE_S: Final = 3.0
 """For a turn to write, which each process has for milliseconds."""
+_TELL_EVERY_S: Final = 60.0
+"""Where the file is and what SQLite calls its fault: clients are not told, and requests must not fill a log."""
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _Answer = TypeVar("_Answer")
+_log = logging.getLogger("mlcd.jobs")
 
 
 class EmbeddedFile:
@@ -29,6 +33,7 @@ class EmbeddedFile:
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
         """prepare: makes or checks what is in the file, as often as it is asked to."""
         self._path = path
+        self._told_s: float | None = None
         with self._translated():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = _Connection(path, prepare)
@@ -59,13 +64,27 @@ class EmbeddedFile:
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError as error:
+            self._tell(error)
+            raise Unavailable(
+                "the job queue was removed",
+                remedy="put it back; or end all servers and workers and start them with an empty one",
+            ) from None
         except (sqlite3.Error, OSError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
                 raise ArtifactInvalid(f"{self._path} is damaged", remedy="restore it, or move it away") from error
+            self._tell(error)
             raise Unavailable(
                 "the job queue cannot be read or written now",
-                remedy=f"is there space at {self._path}, and may this user write there?",
+                remedy="is there space, and may the server write there? its log says where",
             ) from error
+
+    def _tell(self, error: Exception) -> None:
+        """Now and then."""
+        if self._told_s is None or time.monotonic() - self._told_s >= _TELL_EVERY_S:
+            self._told_s = time.monotonic()
+            fault = getattr(error, "sqlite_errorname", type(error).__name__)
+            _log.warning("the job queue at %s cannot be read or written: %s", self._path, fault)
 
 
 class _Connection:
@@ -101,15 +120,11 @@ class _Connection:
         self._connection = connection
 
     def _follow(self) -> None:
-        """Where the file was replaced, as by a copy that was kept; of one that was removed nobody else sees a word."""
-        try:
-            same = _identity(self._path) == self._file
-        except FileNotFoundError:
-            raise Unavailable(
-                f"the job queue at {self._path} was removed",
-                remedy="put it back; or end all servers and workers and start them with an empty one",
-            ) from None
-        if not same:
+        """Where the file was replaced, as by a copy that was kept.
+
+        Raises FileNotFoundError where it was removed: nobody else would see a word.
+        """
+        if _identity(self._path) != self._file:
             before = self._connection
             self._open()
             before.close()

@@ -2,17 +2,22 @@
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
+from mlcd.artifact import draft_path
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
 from service.jobs import transitions
 from service.jobs.job import Census, Event, Failure, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
 from service.jobs.names import check_output_free, hold_output, let_go, name_of_key, with_key
-from service.jobs.record import Record, RecordDamaged
+from service.jobs.printable import printable
+from service.jobs.record import Record
 from service.jobs.records import Ended, Records, Transaction
+from service.problems import RecordDamaged
 
 _ID_DIGITS: Final = 14
 """Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""
@@ -22,6 +27,8 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _LEASE_BYTES: Final = 8
 _SWEPT: Final = 100
 """At most, by one call: each is a transaction, and others wait for their turn."""
+_LOOK_AGAIN_S: Final = 60.0
+"""At a job whose record could not be read: it may have been repaired."""
 _LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
 _log = logging.getLogger("mlcd.jobs")
 
@@ -31,8 +38,8 @@ class Queue:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._damaged: set[str] = set()
-        """Jobs whose records cannot be read: they are passed over."""
+        self._damaged: dict[str, float] = {}
+        """Jobs whose records cannot be read, and when that was last found: for a while they are passed over."""
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
         """Of each state, the job at which the next look begins, from the newest on."""
 
@@ -73,8 +80,8 @@ class Queue:
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         events = self._records.events(job_id, after) if _is_id(job_id) else []
-        if not events:
-            self._read(job_id)
+        if not events and self._read(job_id).version < after:
+            return self._records.events(job_id, 0)[-1:]
         return events
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
@@ -105,12 +112,15 @@ class Queue:
     def claim(
         self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
     ) -> Work | None:
-        for job_id in self._records.due(fingerprints, lease_s=lease_s, leaving={*leaving, *self._damaged}):
+        for job_id in self._records.due(fingerprints, lease_s=lease_s, leaving={*leaving, *self._passed_over}):
             try:
-                if (work := self._give(job_id, worker, lease_s=lease_s)) is not None:
-                    return work
+                work = self._give(job_id, worker, lease_s=lease_s)
             except RecordDamaged:
                 self._pass_over(job_id)
+                continue
+            self._damaged.pop(job_id, None)
+            if work is not None:
+                return work
         return None
 
     def renew(self, work: Work, *, lease_s: float, done: int = 0) -> bool:
@@ -134,14 +144,15 @@ class Queue:
         self._report(work, lambda record, _: transitions.give_back(record, work, refusal=problem))
 
     def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
-        def step(transaction: Transaction) -> None:
+        def step(transaction: Transaction) -> bool:
             record = transaction.record(work.job_id)
             if record is not None and work.lease in record.leases:
                 transaction.set_sizes(work.job_id, sizes)
                 after = transitions.cut(record, work, sizes, now_s=transaction.now_s, damaged_files=damaged_files)
                 self._keep(transaction, record, after)
+            return record is not None
 
-        self._unless_damaged(work, step)
+        self._hear(work, step)
 
     def completed(self, work: Work, *, failed_items: int = 0) -> None:
         self._report(
@@ -157,7 +168,8 @@ class Queue:
 
     def sweep(self, *, longer_than_s: float, more_than: int) -> int:
         found = self._records.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
-        return sum(self._forget(ended) for ended in found if ended.job_id not in self._damaged)
+        left = self._passed_over
+        return sum(self._forget(ended) for ended in found if ended.job_id not in left)
 
     def note_served(self) -> None:
         models = set(self._records.beating().values())
@@ -170,7 +182,7 @@ class Queue:
                     self._note(job.id, served=served)
 
     def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
-        return self._records.pending(fingerprints, leaving={*leaving, *self._damaged})
+        return self._records.pending(fingerprints, leaving={*leaving, *self._passed_over})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         self._records.beat(worker, fingerprint, lease_s=lease_s)
@@ -225,18 +237,25 @@ class Queue:
             return False
 
     def _report(self, work: Work, change: Callable[[Record, float], Record]) -> None:
-        def step(transaction: Transaction) -> None:
-            if (record := transaction.record(work.job_id)) is not None:
-                self._keep(transaction, record, change(record, transaction.now_s))
+        def step(transaction: Transaction) -> bool:
+            if (record := transaction.record(work.job_id)) is None:
+                return False
+            self._keep(transaction, record, change(record, transaction.now_s))
+            return True
 
-        self._unless_damaged(work, step)
+        self._hear(work, step)
 
-    def _unless_damaged(self, work: Work, step: Callable[[Transaction], None]) -> None:
-        """What a worker tells of a job that cannot be read any more has no effect."""
+    def _hear(self, work: Work, step: Callable[[Transaction], bool]) -> None:
+        """What a worker tells of a job that cannot be read any more, or is not there, has no effect."""
         try:
-            self._records.transact(step)
+            is_there = self._records.transact(step)
         except RecordDamaged:
             self._pass_over(work.job_id)
+            return
+        if not is_there:  # who learns it by `renew` gives the piece back: it is said once
+            draft = printable(str(draft_path(Path(work.spec.output))))
+            message = "job %s is not in the queue any more; what it has written so far stays at %s"
+            _log.warning(message, work.job_id, draft)
 
     def _note(self, job_id: str, *, served: bool) -> None:
         def step(transaction: Transaction) -> None:
@@ -246,10 +265,16 @@ class Queue:
 
         self._records.transact(step)
 
+    @property
+    def _passed_over(self) -> set[str]:
+        """Damaged jobs at which it is not time to look again."""
+        since_s = time.monotonic() - _LOOK_AGAIN_S
+        return {job_id for job_id, found_s in list(self._damaged.items()) if found_s > since_s}
+
     def _pass_over(self, job_id: str) -> None:
         if job_id not in self._damaged:
-            self._damaged.add(job_id)
             _log.error("the record of job %s cannot be read: it is passed over; DELETE removes it", job_id)
+        self._damaged[job_id] = time.monotonic()
 
     def _change(self, job_id: str, change: Callable[[Record, float], Record]) -> Job:
         def step(transaction: Transaction) -> Job:

@@ -7,15 +7,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from mlcd.errors import ArtifactInvalid
 from service.jobs.job import Failure, Job, JobSpec, JobState, Problem, Stage
-
-
-class RecordDamaged(ArtifactInvalid):
-    """What is kept of one job is not what was written; the others are sound."""
-
-    def __init__(self) -> None:
-        super().__init__("the job queue holds something that is no job", remedy="DELETE of that job removes it")
+from service.problems import RecordDamaged
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from typing import Final, Protocol, Self, TypeVar
 
 from mlcd.types import Fingerprint
 from service.jobs.job import LONGEST_PAUSE_S, Event, Failure, Job, JobState
-from service.jobs.record import Record, RecordDamaged, record_from_json
+from service.jobs.record import Record, record_from_json
+from service.problems import RecordDamaged
 
 Result = TypeVar("Result")
 KEPT_EVENTS: Final = 32

@@ -23,7 +23,6 @@ from service.jobs.clock import Clock
 from service.jobs.job import Event, Failure, JobState
 from service.jobs.record import (
     Record,
-    RecordDamaged,
     failure_from_json,
     failure_to_json,
     job_from_json,
@@ -33,6 +32,7 @@ from service.jobs.record import (
 )
 from service.jobs.records import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
 from service.jobs.redis_keys import Keys
+from service.problems import RecordDamaged
 
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
 _CONNECT_TIMEOUT_S: Final = 2.0

@@ -100,7 +100,8 @@ class Roots:
         if os.path.lexists(draft):
             raise Conflict(
                 f"unfinished work stands at the output, as {draft.name}",
-                remedy="name another; what is left of a canceled job goes as soon as a worker is there",
+                remedy="name another; what is left of a canceled job goes as soon as a worker is there;"
+                f" otherwise finish it with `mlcd label` or `mlcd embed`, or remove {draft.name}",
             )
         if out.suffix == _DRAFT:
             raise InvalidInput(f"the output ends with {_DRAFT}", remedy="that is what unfinished outputs are called")

@@ -39,7 +39,9 @@ class JobStore(Protocol):
         ...
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
-        """Those with an id above `after`, oldest first; of old ones only the last few are kept. Raises NotFound."""
+        """Those with an id above `after`, oldest first; of old ones only the last few are kept. The last where the job
+        has not come to `after`: an older queue was put back. Raises NotFound.
+        """
         ...
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:

@@ -131,7 +131,10 @@ def fail(record: Record, work: Work, problem: Problem, *, now_s: float, fatal: b
     if fatal and lease.stage != "discard":
         record = replace(record, again=(*record.again, lease.piece))
         return record if record.state == "failed" else replace(record, state="failed", ended_s=now_s, problem=problem)
-    pause_s = min(FIRST_PAUSE_S * PAUSE_GROWTH ** (lease.attempt - 1), LONGEST_PAUSE_S)
+    if lease.stage == "discard":
+        record = replace(record, problem=problem)
+    growth = PAUSE_GROWTH ** min(lease.attempt - 1, MAX_ATTEMPTS)  # far enough for the longest
+    pause_s = min(FIRST_PAUSE_S * growth, LONGEST_PAUSE_S)
     return _advanced(_struck(record, lease, problem, rest_until_s=now_s + pause_s), now_s)
 
 
@@ -155,7 +158,7 @@ def retry(record: Record, *, now_s: float) -> Record:
     was_canceled = record.state == "canceled"
     record = replace(record, state="queued", ended_s=None, problem=None, refusal=None)
     if was_canceled:
-        return record if record.stage == "discard" else _anew(record)
+        return replace(record, rests={}) if record.stage == "discard" else _anew(record)
     held = {lease.piece for lease in record.leases.values()}
     attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece in held}
     record = replace(record, again=(*record.again, *record.failed), rests={}, failed=(), attempts=attempts)
@@ -212,8 +215,8 @@ def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
 
 
 def _struck(record: Record, lease: Lease, problem: Problem, *, rest_until_s: float | None) -> Record:
-    """An attempt came to nothing."""
-    if lease.attempt < MAX_ATTEMPTS:
+    """An attempt came to nothing. To clear away what a canceled job has left is tried as often as it takes."""
+    if lease.attempt < MAX_ATTEMPTS or lease.stage == "discard":
         rests = record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
         return replace(record, again=(*record.again, lease.piece), rests=rests)
     return replace(record, failed=(*record.failed, lease.piece), problem=problem)
@@ -230,8 +233,8 @@ def _advanced(record: Record, now_s: float) -> Record:
         return record
     if any(lease.stage == record.stage for lease in record.leases.values()):
         return record
-    if record.stage == "discard":  # left undone, if it failed: the job has ended all the same
-        return _anew(record) if record.state == "queued" else replace(record, stage=None)
+    if record.stage == "discard":
+        return _anew(record) if record.state == "queued" else replace(record, stage=None, problem=None)
     if record.failed:
         return replace(record, state="failed", ended_s=now_s)
     if record.stage == "shard":

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Final
 
 from mlcd.errors import NotFound
-from service.jobs.job import Stage, Work
+from service.jobs.job import MAX_ATTEMPTS, Stage, Work
 from service.jobs.store import JobStore
 from service.jobs.worker_faults import (
     EngineDown,
@@ -78,7 +78,7 @@ class Worker:
         """computing: has a single thread, in which the equipment of `pieces` was opened."""
         self._store, self._pieces, self._computing = store, pieces, computing
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
-        self._stopping = False
+        self._stopping, self._drains = False, False
         self.last_resort = threading.Timer(_END_S, os._exit, (1,))
         """Ends the process after a signal, whatever hangs; to be cancelled by who goes on after `run`."""
         self.last_resort.daemon = True
@@ -92,7 +92,8 @@ class Worker:
         self._told_of_others = False
 
     def run(self, *, drain: bool) -> None:
-        """Until a signal; with `drain` until no job of this model is left."""
+        """Until a signal; with `drain` until no job of this model is left, but for what cannot be cleared away."""
+        self._drains = drain
         for number in STOPS:
             signal.signal(number, self._told_to_stop)
         while not self._stopping:
@@ -254,6 +255,8 @@ class Worker:
         facts = {"job": work.job_id, "attempt": work.attempt, "code": problem.code}
         _log.error("%s failed: %s (%s)", _name(work), reason_of(error), places(error), extra={"fields": facts})
         fatal = is_fatal(error, work.stage)
+        if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
+            self._left[work.job_id] = work.stage  # there is no end to it
         self._report(lambda: self._store.failed(work, problem, fatal=fatal))
         self._pause(_AFTER_FAILURE_S)
 

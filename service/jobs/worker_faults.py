@@ -4,7 +4,7 @@ import sys
 from typing import Final
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
-from mlcd.pipelines.shard import InputChanged, OtherSettings, OutputGone
+from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
 from service.jobs.job import Problem, Stage
 from service.jobs.printable import printable
 from service.jobs.roots import OtherRoots, PlaceMoved
@@ -30,6 +30,7 @@ class OtherCenters(ConfigInvalid):
 
 _CODES: Final[dict[type[MlcdError], str]] = {
     InputChanged: "input-changed",
+    NotRemoved: "not-removed",
     OtherCenters: "other-centers",
     OtherRoots: "other-roots",
     PlaceMoved: "place-moved",

@@ -126,7 +126,10 @@ class Pieces:
             self._opened = None
             self._check_centers(work)
             self._roots.check_archives(recipe.source)
-            self._opened = work.job_id, open_shards(recipe, self._equipment, check_files=self._roots.check_files)
+            shards = open_shards(recipe, self._equipment, check_files=self._roots.check_files)
+            if work.stage != "plan":
+                shards.check()
+            self._opened = work.job_id, shards
         return self._opened[1]
 
     def _check_centers(self, work: Work) -> None:

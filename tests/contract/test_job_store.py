@@ -266,13 +266,16 @@ def test_discard_does_not_wait_for_a_worker_that_is_gone(store):
     assert claim(store).stage == "discard"
 
 
-def test_a_discard_that_keeps_failing_leaves_the_job_canceled(store):
+def test_a_discard_that_keeps_failing_is_tried_again_and_tells_why(store):
     job_id = planned(store, [10])
     store.cancel(job_id)
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS + 2):
         store.failed(claim(store), BROKEN)
-    assert claim(store) is None
-    assert store.get(job_id).state == "canceled"
+    left = store.get(job_id)
+    assert (left.state, left.stage, left.problem) == ("canceled", "discard", BROKEN)
+    store.completed(claim(store))
+    cleared = store.get(job_id)
+    assert (cleared.state, cleared.stage, cleared.problem) == ("canceled", None, None)
 
 
 @pytest.mark.parametrize("cleared", [True, False])

@@ -80,6 +80,61 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
     assert all(any(job_id in line for line in told) for job_id in (ids[0], ids[2]))
 
 
+def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_once(store, damage, caplog, monkeypatch):
+    monkeypatch.setattr("service.jobs.queue._LOOK_AGAIN_S", SHORT_S)
+    job_id, other = submitted(store), submitted(store, 1)
+    kept = {each: store._records.read(each) for each in (job_id, other)}
+    for each in kept:
+        damage["record"](each)
+    assert claim(store) is None
+    assert not store.pending([MODEL])
+    pass_away()
+    assert claim(store) is None
+    assert len(caplog.records) == 2
+    store._records.transact(lambda transaction: transaction.save(kept[job_id]))
+    assert claim(store) is None  # it is not looked at with every claim
+    pass_away()
+    assert claim(store).job_id == job_id
+    store.cancel(job_id)
+    assert len(caplog.records) == 2
+    damage["record"](job_id)  # once more
+    store.page(limit=5)
+    assert len(caplog.records) == 3
+
+
+def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(store, where, request, caplog):
+    planned(store, [10, 10])
+    lost, done = claim(store), claim(store)
+    if "redis_url" in where:
+        request.getfixturevalue("redis").ask("FLUSHALL")
+    else:
+        for table in ("jobs", "names"):
+            execute(where, f"DELETE FROM {table}")
+    assert not store.renew(lost, lease_s=LONG_S)
+    store.release(lost)
+    store.completed(done)
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2
+    for line in told:
+        assert f"job {lost.job_id} is not in the queue any more" in line
+        assert line.endswith("stays at /out/0.partial")
+    submitted(store)
+    plan = claim(store)
+    store._records.transact(lambda transaction: transaction.wipe(plan.job_id))
+    store.planned(plan, [10])
+    assert len(caplog.records) == 3
+
+
+def test_after_an_event_that_a_job_has_not_come_to_is_its_last_one(store):
+    """As where an older queue was put back, under who has watched the newer one."""
+    job_id = submitted(store)
+    store.planned(claim(store), [10])
+    events = store.events(job_id)
+    assert len(events) > 1
+    assert store.events(job_id, events[-1].id + 1) == store.events(job_id, 2**40) == events[-1:]
+    assert store.events(job_id, events[-1].id) == []
+
+
 def test_many_records_that_cannot_be_read_keep_no_job_waiting_for_ever(store, damage):
     for number in range(40):
         damage["record"](submitted(store, number))
@@ -265,7 +320,7 @@ def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatc
 
 
 @embedded
-def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(where, store, opened, tmp_path):
+def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(where, store, tmp_path, caplog):
     job_id = submitted(store)
     store.close()
     with contextlib.closing(open_queue(read_settings(where))) as running:
@@ -273,13 +328,31 @@ def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(where
         submitted(running, 1)
         file_of(where).unlink()
         for ask in (lambda: running.page(limit=5), lambda: submitted(running, 2), lambda: claim(running)):
-            with pytest.raises(Unavailable, match="was removed"):
+            with pytest.raises(Unavailable, match="was removed") as told:
                 ask()
+            assert str(tmp_path) not in str(told.value)
+        (record,) = caplog.records
+        assert str(file_of(where)) in record.message
         for suffix in ("-wal", "-shm"):
             file_of(where).with_name(f"queue.sqlite{suffix}").unlink(missing_ok=True)
         (tmp_path / "kept").replace(file_of(where))
         assert [job.id for job in running.page(limit=5).jobs] == [job_id]
         assert claim(running).job_id == job_id
+
+
+@embedded
+def test_only_the_log_knows_where_a_file_is_that_cannot_be_written_and_not_by_every_request(
+    where, store, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("service.jobs.embedded_file._PATIENCE_S", 0.0)
+    job_id = submitted(store)
+    with held(where):
+        for _ in range(3):
+            with pytest.raises(Unavailable) as told:
+                store.cancel(job_id)
+            assert str(tmp_path) not in str(told.value)
+    message = f"the job queue at {file_of(where)} cannot be read or written: SQLITE_BUSY"
+    assert [record.message for record in caplog.records] == [message]
 
 
 @pytest.mark.redis

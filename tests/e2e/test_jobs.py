@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlcd.artifact import draft_path, open_artifact
+from mlcd.collections.collection import Collection
 from mlcd.images.sources import open_source
 from mlcd.labels.table import LabelTable
 from service.dispatch.fake import FakeEncoder
@@ -288,6 +290,36 @@ def test_a_worker_whose_engine_hangs_ends_and_another_takes_its_shard(few, tmp_p
         while taken.shard != 0:
             taken = until(lambda: setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60))
         assert taken.attempt == 2
+
+
+def freeze(process, queue):
+    """Not while it writes to the queue: nobody else could."""
+    with contextlib.closing(sqlite3.connect(queue, timeout=0, isolation_level=None)) as other:
+        process.send_signal(signal.SIGSTOP)
+        while not locked(other):
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.001)
+            process.send_signal(signal.SIGSTOP)
+
+
+def test_an_index_is_built_whoever_is_frozen_at_it(few, tmp_path):
+    """And who wakes up when all is done leaves nothing."""
+    out = tmp_path / "out"
+    with slow(tmp_path, 1) as setting:
+        job_id = setting.queue.submit(replace(setting.spec(few, "out"), kind="index"))[0].id
+        frozen = setting.start()
+        until(lambda: any(draft_path(out).glob("attempt-*")))
+        freeze(frozen, tmp_path / "state" / "jobs" / "queue.sqlite")
+        assert not out.exists()
+        setting.work()
+        assert setting.queue.get(job_id).state == "succeeded"
+        frozen.send_signal(signal.SIGCONT)
+        frozen.send_signal(signal.SIGTERM)
+        output, _ = frozen.communicate(timeout=30)
+        assert (frozen.returncode, "Traceback" in output) == (0, False), output
+    with Collection.open(out, background=False) as collection:
+        assert len(collection) == 4 * SHARD_IMAGES
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
 
 
 @pytest.mark.slow

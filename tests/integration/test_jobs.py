@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import threading
 import time
@@ -299,9 +300,58 @@ def test_a_stream_goes_on_after_the_last_event_that_was_seen(place):
     last = everything[-1][0]
     ended = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
     assert (ended.status_code, ended.content) == (204, b"")
+    assert read_events(place, job_id, last=last + 1) == everything[-1:]  # of a queue that was put back: as of none
     for bad in ("x", "-1", str(2**60)):
         refused = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": bad})
         assert refused.status_code == 400
+
+
+def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
+    job_id = place.submitted()
+    with contextlib.closing(sqlite3.connect(place.store._records._path)) as database:
+        database.execute("UPDATE jobs SET record = '{}' WHERE id = ?", (job_id,))
+        database.commit()
+    for method, path in (("GET", ""), ("GET", "/failures"), ("POST", "/retry"), ("GET", "/events")):
+        headers = {"Last-Event-ID": "99"} if path == "/events" else {}
+        answer = place.client.request(method, f"/v1/jobs/{job_id}{path}", headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (500, "urn:mlcd:problem:job-damaged"), path
+        detail = "the job queue holds something that is no job: DELETE of that job removes it"
+        assert answer.json()["detail"] == detail
+    told = command(place, "show", job_id)
+    assert (told.returncode, told.stdout, "DELETE of that job removes it" in told.stderr) == (2, "", True)
+    assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 404
+    assert place.client.get(f"/v1/jobs/{job_id}").status_code == 404
+
+
+def test_a_watcher_hears_of_a_job_whose_queue_was_put_back_and_clients_never_where_it_is(tmp_path):
+    write_digits(tmp_path / "root" / "images", 3)
+    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
+    state, kept = tmp_path / "state", tmp_path / "kept"
+    file = state / "jobs" / "queue.sqlite"
+    given = {"state_dir": state, "jobs__roots": tmp_path / "root"}
+    server = Server("pixels", **given).wait_ready()
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        job_id = client.post("/v1/jobs", json=asked).json()["id"]
+        with contextlib.closing(sqlite3.connect(file)) as database, contextlib.closing(sqlite3.connect(kept)) as copy:
+            database.backup(copy)
+        watcher = start_mlcd("jobs", "--url", server.url, "watch", job_id, "--json")
+        model = [client.get("/v1/info").json()["fingerprint"]]
+        with contextlib.closing(open_queue(read_settings({"model": "hog", "state_dir": str(state)}))) as store:
+            store.planned(store.claim("hand", model, lease_s=LEASE_S), [1] * 9)
+            for _ in range(5):
+                store.completed(store.claim("hand", model, lease_s=LEASE_S))
+        until(lambda: '"done": 5' in watcher.stdout.readline(), 30)
+        file.unlink()
+        for suffix in ("-wal", "-shm"):
+            file.with_name(f"{file.name}{suffix}").unlink(missing_ok=True)
+        refused = client.get(f"/v1/jobs/{job_id}")
+        assert (refused.status_code, "was removed" in refused.text, str(tmp_path) in refused.text) == (503, True, False)
+        kept.replace(file)
+        assert client.delete(f"/v1/jobs/{job_id}").json()["state"] == "canceled"
+        output, _ = watcher.communicate(timeout=30)
+        assert (watcher.returncode, json.loads(output.splitlines()[-1])["state"]) == (1, "canceled")
+    _, output = server.stop()
+    assert f"the job queue at {file} cannot be read or written" in output
 
 
 def test_the_queue_is_in_the_metrics(place):

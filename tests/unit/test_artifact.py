@@ -189,9 +189,12 @@ def test_what_a_kill_after_the_rename_leaves_goes_when_the_artifact_is_found(tmp
     out = tmp_path / "out"
     with Draft(out, REQUEST) as draft:
         draft.publish()
-    for name in (".note", ".folder"):
-        (out / name).mkdir()
+    (out / ".user").mkdir()  # nobody was killed: it is none of ours
+    assert find_published(out, REQUEST).request() == REQUEST
+    assert (out / ".user").is_dir()
+    (out / ".note").mkdir()
     (out / ".note" / "inside").touch()
+    (out / ".request.json").touch()
     assert find_published(out, REQUEST).request() == REQUEST
     assert [path.name for path in out.iterdir()] == ["manifest.json"]
 

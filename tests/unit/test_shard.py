@@ -141,7 +141,7 @@ def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_p
         assert held.keys() == set(expected.keys)
         assert all((held[key] == row).all() for key, row in zip(expected.keys, expected.load(), strict=True))
         shards.publish(nothing)  # by somebody who could not know, while another has it open
-        assert shards.make(0, nothing) == 0
+        assert shards.make(0, nothing) == 1
     assert (tmp_path / "out" / "errors.jsonl").read_bytes() == (tmp_path / "embeddings" / "errors.jsonl").read_bytes()
     assert '"3/0003.png"' in (tmp_path / "out" / "errors.jsonl").read_text()
     findings = list(verify(tmp_path / "out"))
@@ -237,7 +237,7 @@ def test_who_begins_at_the_very_end_of_an_index_leaves_nothing(images, equipment
     monkeypatch.setattr("mlcd.pipelines.shard_collection.claim", claim_after_the_end)
     late.plan()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
-    assert late.make(0, nothing) == 0
+    assert late.make(0, nothing) == 1
 
 
 def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipment, tmp_path):
@@ -296,7 +296,7 @@ def test_who_writes_after_the_end_leaves_nothing(images, equipment, tmp_path):
     assert not draft_path(tmp_path / "out").exists()
     assert sorted(path.name for path in (tmp_path / "out").glob(".*")) == []
     assert open_artifact(tmp_path / "out").digest == by_command(wanted, equipment, tmp_path / "undisturbed")
-    assert late.make(0, nothing) == 0
+    assert late.make(0, nothing) == 1
 
 
 def test_a_draft_that_is_removed_while_a_file_is_written_is_told(tmp_path):

@@ -1,6 +1,5 @@
 """Faults that pass, and disks that go away: neither may cost a job an image, or lead it to another place."""
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -9,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mlcd.artifact import draft_path
+from mlcd.artifact import draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
-from mlcd.errors import Unavailable
-from mlcd.pipelines.shard import Equipment, OutputGone, Recipe, open_shards
+from mlcd.errors import InvalidInput, Unavailable
+from mlcd.pipelines.shard import Equipment, InputChanged, OtherSettings, OutputGone, Recipe, open_shards
 from tests.conftest import write_digits
+from tests.unit.nobody import nobody
 
 
 @pytest.fixture
@@ -35,17 +35,6 @@ def recipe(folder):
     (folder / "outs").mkdir(mode=0o777)
     (folder / "outs").chmod(0o777)
     return Recipe("embed", str(folder / "images"), str(folder / "outs" / "out"), "job", part_entries=10)
-
-
-@contextlib.contextmanager
-def nobody():
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 def nothing(done, errors):
@@ -94,3 +83,50 @@ def test_an_output_whose_disk_went_away_is_not_begun_anew_elsewhere(recipe, equi
     assert shards.make(1, nothing) == 0
     shards.publish(nothing)
     assert out.is_dir()
+
+
+def test_what_another_user_made_does_not_keep_from_publishing_and_nothing_of_it_is_lost(recipe):
+    with nobody():
+        shards = open_shards(recipe, equipment=Equipment(PixelsEncoder(), None, num_threads=2))
+        shards.plan()
+        for shard in (0, 1):
+            shards.make(shard, nothing)
+    if os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    part = draft_path(Path(recipe.out)) / "part-00000.npy"
+    os.chown(part, 0, 0)
+    part.chmod(0o640)
+    os.chown(part, 0, 65534)
+    with nobody(), pytest.raises(InvalidInput, match="no permission"):
+        shards.publish(nothing)
+    assert part.is_file()
+    part.chmod(0o644)  # as the manifest: nothing is to be changed
+    with nobody():
+        shards.publish(nothing)
+    assert open_artifact(Path(recipe.out)).files["part-00000.npy"].size_bytes > 0
+
+
+def test_who_lists_other_shards_is_told_before_any_is_made(recipe, equipment, folder):
+    open_shards(recipe, equipment).plan()
+    open_shards(recipe, equipment).check()
+    with pytest.raises(OtherSettings):
+        open_shards(replace(recipe, part_entries=20), equipment).check()
+    shutil.rmtree(folder / "images" / "0")
+    with pytest.raises(InputChanged):
+        open_shards(recipe, equipment).check()
+    shutil.rmtree(draft_path(Path(recipe.out)))
+    with pytest.raises(OutputGone):
+        open_shards(recipe, equipment).check()
+
+
+@pytest.mark.parametrize("kind", ["embed", "index"])
+def test_images_without_a_result_are_counted_when_the_output_is_there_already(recipe, equipment, folder, kind):
+    (folder / "images" / "0" / "0000.png").write_bytes(b"no image")
+    wanted = replace(recipe, kind=kind)
+    shards = open_shards(wanted, equipment)
+    shards.plan()
+    found = [shards.make(shard, nothing) for shard in (0, 1)]
+    shards.publish(nothing)
+    again = open_shards(wanted, equipment)
+    again.check()
+    assert [again.make(shard, nothing) for shard in (0, 1)] == found == [1, 0]

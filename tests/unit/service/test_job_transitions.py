@@ -14,8 +14,8 @@ from service.jobs.transitions import cancel, complete, cut, extend, fail, give, 
 
 SPEC = JobSpec("label", "/in", "/out", "f" * 64)
 PROBLEM, MISFIT = Problem("broken", "…"), Problem("misfit", "…")
-PAUSES_S = (4.0, 16.0)
-"""After the first and the second failure."""
+PAUSES_S = (4.0, 16.0, 60.0)
+"""After the first, the second, and every later failure."""
 LEASE_S = 10.0
 PICK = st.integers(0, 1000)
 
@@ -89,7 +89,8 @@ class Jobs(RuleBasedStateMachine):
         assert (work.stage, piece in free) == (self.model.stage, True)
         self.model.pieces[piece].where = "leased"
         self.model.pieces[piece].attempts += 1
-        assert work.attempt == self.model.pieces[piece].attempts <= MAX_ATTEMPTS
+        assert work.attempt == self.model.pieces[piece].attempts
+        assert work.attempt <= MAX_ATTEMPTS or work.stage == "discard"
         self.model.touched = True
         if self.model.stage != "discard":
             self.model.state = "running"
@@ -120,7 +121,9 @@ class Jobs(RuleBasedStateMachine):
         elif how == "fatal" and held.work.stage != "discard":
             piece.where, self.model.state = "waits", "failed"
         elif how in ("failed", "fatal"):
-            self.strike(held.piece, PAUSES_S[min(piece.attempts, 2) - 1])
+            self.strike(held.piece, PAUSES_S[min(piece.attempts, 3) - 1])
+            if held.work.stage == "discard":
+                assert self.record.problem == PROBLEM
         elif held.work.stage == "plan":
             self.model.stage, self.model.pieces, self.model.left = "shard", [Piece() for _ in self.sizes], False
         else:
@@ -155,6 +158,7 @@ class Jobs(RuleBasedStateMachine):
         self.model.left = False
         if self.model.state == "canceled":
             self.model.state = "queued"
+            self.model.pieces[0].rests_until_s = 0.0
             if self.model.stage is None:
                 self.anew()
             return
@@ -216,7 +220,7 @@ class Jobs(RuleBasedStateMachine):
         if self.model.state == "succeeded":
             assert (job.done, job.shards_done, job.problem) == (sum(self.sizes), len(self.sizes), None)
         assert (job.ended_s is None) == (job.state in ("queued", "running"))
-        assert (job.problem is None) or job.state in ("running", "failed", "canceled")
+        assert (job.problem is None) or job.state in ("running", "failed") or job.stage == "discard"
 
     def teardown(self):
         """Whatever has happened, the job can be brought to its end."""
@@ -262,7 +266,8 @@ class Jobs(RuleBasedStateMachine):
     def strike(self, number, pause_s=0.0):
         piece = self.model.pieces[number]
         piece.rests_until_s = self.now_s + pause_s if pause_s else 0.0
-        piece.where = "waits" if piece.attempts < MAX_ATTEMPTS else "failed"
+        again = piece.attempts < MAX_ATTEMPTS or self.model.stage == "discard"
+        piece.where = "waits" if again else "failed"
         self.advance()
 
     def advance(self):
@@ -287,6 +292,26 @@ class Jobs(RuleBasedStateMachine):
 
 TestJobs = Jobs.TestCase
 TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_what_a_canceled_job_has_left_is_tried_for_ever():
+    record = cancel(give(Record("j", SPEC, "queued", 0.0), "w", lease="", **giving(0.0))[0], now_s=0.0)
+    now_s = LEASE_S
+    pauses = []
+    for number in range(2000):
+        record, work = give(record, "w", lease=str(number), **giving(now_s))
+        record = fail(record, work, PROBLEM, now_s=now_s)
+        assert (record.stage, record.job.problem) == ("discard", PROBLEM)
+        pauses.append(record.due_s - now_s)
+        now_s = record.due_s
+    assert (pauses[:4], set(pauses[4:])) == ([4.0, 16.0, 60.0, 60.0], {LONGEST_PAUSE_S})
+    record, work = give(record, "w", lease="last", **giving(now_s))
+    record = complete(record, work, now_s=now_s)
+    assert (record.state, record.stage, record.job.problem) == ("canceled", None, None)
+
+
+def giving(now_s):
+    return {"now_s": now_s, "lease_s": LEASE_S, "images_of": lambda _: 1}
 
 
 def test_the_pace_leaves_out_the_time_without_workers():

@@ -12,7 +12,15 @@ from service import problems
 from service.api.schemas.cohere import EmbedRequest
 from service.api.schemas.kserve import InferRequest
 from service.api.schemas.openai import EmbeddingsRequest
-from service.problems import STATUS, StrictBatch, TooLarge, bad_field, handle_mlcd_error, handle_unexpected
+from service.problems import (
+    STATUS,
+    RecordDamaged,
+    StrictBatch,
+    TooLarge,
+    bad_field,
+    handle_mlcd_error,
+    handle_unexpected,
+)
 
 SECRET = "SECRET-OF-THE-CLIENT"
 
@@ -56,6 +64,15 @@ def test_each_dialect_speaks_its_own_shape():
     }
     assert answer("/v1/labels", error) == (404, "application/problem+json", own)
     assert answer("/embeddingsx", error)[1] == "application/problem+json"
+
+
+def test_of_the_servers_own_faults_a_client_is_told_of_a_damaged_job_alone():
+    _, _, problem = answer("/v1/jobs/1", RecordDamaged())
+    assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:job-damaged")
+    assert problem["detail"] == "the job queue holds something that is no job: DELETE of that job removes it"
+    _, _, problem = answer("/v1/jobs/1", mlcd.errors.ArtifactInvalid(f"{SECRET} is damaged"))
+    assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:internal-error")
+    assert SECRET not in problem["detail"]
 
 
 def test_limit_and_index_are_named_where_they_apply():

@@ -175,8 +175,9 @@ def test_an_output_is_no_part_of_what_is_made_or_was(roots, place):
     for inside in ("a.partial/out", "a.partial/sub/out", "made/out"):
         with pytest.raises(InvalidInput, match="another step makes"):
             free(roots, root / inside)
-    with pytest.raises(Conflict, match=r"unfinished work stands at the output, as a\.partial"):
+    with pytest.raises(Conflict, match=r"unfinished work stands at the output, as a\.partial") as told:
         free(roots, root / "a")
+    assert told.value.remedy.endswith("otherwise finish it with `mlcd label` or `mlcd embed`, or remove a.partial")
 
 
 @pytest.mark.parametrize("pattern", ["*", "ou*", "**/out", "[o]ut*", "?ut.partial"])

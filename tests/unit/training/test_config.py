@@ -105,7 +105,9 @@ def test_an_unknown_recipe_lists_the_known_ones():
 def test_scale_and_ratio_follow_the_number_of_classes():
     loss = LossConfig()
     assert (loss.resolved_scale(100), loss.resolved_ratio(100)) == (16.0, 1.0)
+    assert (loss.resolved_scale(1000), loss.resolved_ratio(1000)) == (8.0, 1.0)
     assert (loss.resolved_scale(10**6), loss.resolved_ratio(10**6)) == (64.0, 0.1)
+    assert LossConfig(kind="cd").resolved_scale(1000) == 16.0
     assert LossConfig(scale=8).resolved_scale(10**6) == 8
 
 

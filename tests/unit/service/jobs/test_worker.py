@@ -173,18 +173,22 @@ def test_a_job_for_other_centers_is_left_to_other_workers(queue, images, tmp_pat
     assert "left to other workers: this worker has other centers" in caplog.records[0].message
 
 
-def test_a_worker_with_other_settings_leaves_a_job_to_those_that_it_was_begun_with(queue, images, tmp_path, caplog):
+@pytest.mark.parametrize("others", [5, 20])
+def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(queue, images, tmp_path, caplog, others):
     job = queue.submit(spec(images, tmp_path))[0]
     queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    held = [queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60) for _ in range(3)]
     other = queue.submit(spec(images, tmp_path, output=str(tmp_path / "other")))[0]
     with caplog.at_level(logging.WARNING):
-        work(queue, tmp_path, shard_images=5)
+        work(queue, tmp_path, shard_images=others)  # of 20 the input has no fourth shard
     left = queue.get(job.id)
     assert (left.state, left.problem.code, left.shards_done) == ("running", "other-settings", 0)
     assert [record.message.split(":")[0] for record in caplog.records] == ["a job is left to other workers"]
     assert "part_entries 8" in left.problem.message
-    assert "part_entries 5" in left.problem.message
+    assert f"part_entries {others}" in left.problem.message
     assert queue.get(other.id).state == "succeeded"  # nothing waits behind what was left
+    for piece in held:
+        queue.release(piece)
     work(queue, tmp_path, shard_images=8)
     assert (queue.get(job.id).state, queue.get(job.id).problem) == ("succeeded", None)
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 40
@@ -554,3 +558,49 @@ def test_a_lease_that_cannot_be_renewed_ends_the_work(queue, images, tmp_path, h
         worker._do(piece)
     assert queue.get(job.id).shards_done == 0
     assert not list(draft_path(tmp_path / "out").glob("part-*"))
+
+
+@pytest.mark.parametrize("kind", ["embed", "index"])
+def test_an_output_that_was_finished_before_the_cancel_stays_and_a_retry_finds_it(queue, images, tmp_path, kind):
+    """As where a worker is killed between the last rename and its report."""
+    job = queue.submit(spec(images, tmp_path, kind=kind))[0]
+    with working(queue, tmp_path) as worker:
+        complete = queue.completed
+
+        def canceled_in_the_moment(piece, **facts):
+            if piece.stage == "publish":
+                queue.cancel(job.id)
+            complete(piece, **facts)
+
+        queue.completed = canceled_in_the_moment
+        worker.run(drain=True)
+    queue.completed = complete
+    assert (queue.get(job.id).state, queue.get(job.id).stage) == ("canceled", None)
+    left = list_files(tmp_path / "out")
+    assert left
+    queue.retry(job.id)
+    work(queue, tmp_path)
+    assert queue.get(job.id).state == "succeeded"
+    assert list_files(tmp_path / "out") == left
+
+
+def list_files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_worker_whose_job_is_gone_from_the_queue_says_so_once_and_leaves_its_parts(queue, images, tmp_path, caplog):
+    job = queue.submit(spec(images, tmp_path, SLOW))[0]
+
+    def lose():
+        until(lambda: queue.get(job.id).shards_done >= 1)
+        queue._records.transact(lambda transaction: transaction.wipe(job.id))
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    with caplog.at_level(logging.WARNING):
+        work(queue, tmp_path, model=SLOW)
+    losing.join()
+    (record,) = caplog.records
+    assert record.message.startswith(f"job {job.id} is not in the queue any more")
+    assert record.message.endswith(f"stays at {draft_path(tmp_path / 'out')}")
+    assert draft_path(tmp_path / "out").is_dir()

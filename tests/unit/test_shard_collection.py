@@ -1,0 +1,212 @@
+"""An index job after its images: nothing finished is thrown away, and who was thought dead does no harm."""
+
+import contextlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlcd.artifact import draft_path
+from mlcd.collections.collection import Collection
+from mlcd.encoders.pixels import PixelsEncoder
+from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
+from mlcd.pipelines.attempt import Attempt
+from mlcd.pipelines.shard import Equipment, Recipe, discard, open_shards
+from tests.conftest import write_digits
+from tests.unit.nobody import nobody
+
+NUM_IMAGES = 40
+
+
+@pytest.fixture
+def equipment():
+    return Equipment(PixelsEncoder(), None, num_threads=1)
+
+
+@pytest.fixture
+def folder():
+    """Where others than its owner may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        (Path(name) / "outs").mkdir()
+        (Path(name) / "outs").chmod(0o777)
+        yield Path(name)
+
+
+@pytest.fixture
+def recipe(folder):
+    images = write_digits(folder / "images", NUM_IMAGES)
+    return Recipe("index", str(images), str(folder / "outs" / "out"), "job", part_entries=20)
+
+
+@pytest.fixture
+def planned(recipe, equipment):
+    shards = open_shards(recipe, equipment)
+    shards.plan()
+    return shards
+
+
+def nothing(done, errors):
+    del done, errors
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "outs").iterdir())
+
+
+def assert_complete(out):
+    with Collection.open(out, background=False) as collection:
+        assert (len(collection), collection.describe().indexed) == (NUM_IMAGES, NUM_IMAGES)
+    assert sorted(path.name for path in out.glob("*")) == [
+        ".owner.json",
+        "errors.jsonl",
+        "index",
+        "items.sqlite",
+        "lock",
+    ]
+
+
+def test_embeddings_stay_when_the_collection_cannot_be_put_in_its_place(recipe, equipment, folder):
+    with nobody():
+        shards = open_shards(recipe, equipment)
+        shards.plan()
+    (folder / "outs").chmod(0o555)
+    with nobody(), pytest.raises(InvalidInput, match="out cannot be written: no permission"):
+        shards.publish(nothing)
+    assert names(folder) == ["out.partial"]
+    assert sorted(path.name for path in draft_path(Path(recipe.out)).iterdir()) == [".owner.json", "embeddings"]
+    (folder / "outs").chmod(0o777)
+    (folder / "images" / "0" / "0000.png").write_bytes(b"it is not read again")
+    with nobody():
+        shards.publish(nothing)
+    assert_complete(Path(recipe.out))
+    assert names(folder) == ["out"]
+
+
+def test_embeddings_go_where_no_image_could_be_used(recipe, equipment, folder):
+    for path in (folder / "images").rglob("*.png"):
+        path.write_bytes(b"no image")
+    shards = open_shards(recipe, equipment)
+    shards.plan()
+    with pytest.raises(InvalidInput, match="none of the 40 files"):
+        shards.publish(nothing)
+    assert names(folder) == []
+
+
+def test_a_key_that_no_item_can_have_is_told_before_there_is_any_work(recipe, equipment, folder):
+    deep = folder / "images" / Path(*("a" * 200,) * 6)
+    deep.mkdir(parents=True)
+    (deep / "last.png").touch()
+    with pytest.raises(InvalidInput, match=r"cannot hold a{40}…a{31}/last\.png of .*: shorten its name .*1024 bytes"):
+        open_shards(recipe, equipment).plan()
+    assert names(folder) == []
+    open_shards(replace(recipe, kind="embed"), equipment).plan()
+
+
+def test_a_class_that_no_item_can_have_is_told_before_there_is_any_work(recipe, equipment, folder):
+    data = next((folder / "images").rglob("*.png")).read_bytes()
+    table = pa.table({"key": ["a", "b"], "image": [data, data], "label": ["short", "long" * 5000]})
+    pq.write_table(table, folder / "images.parquet")
+    with pytest.raises(InvalidInput, match=r"cannot hold b of .*images\.parquet: shorten its name or class"):
+        open_shards(replace(recipe, source=str(folder / "images.parquet")), equipment).plan()
+    assert names(folder) == []
+
+
+def finish(recipe, equipment):
+    open_shards(recipe, equipment).publish(nothing)
+
+
+def discard_all(recipe, equipment):
+    del equipment
+    discard(recipe)
+
+
+def begin_anew(recipe, equipment):
+    """As a job that was canceled and retried: of the same owner, at the same place."""
+    discard(recipe)
+    open_shards(recipe, equipment).plan()
+
+
+LEFT = {finish: ["out"], discard_all: [], begin_anew: ["out.partial"]}
+
+
+def frozen(shards, folder, meanwhile, on_done=nothing):
+    """It goes on to its end, or is told; what the others left is as they left it."""
+    with contextlib.suppress(Conflict, ArtifactInvalid):
+        shards.publish(on_done)
+    assert names(folder) == LEFT[meanwhile]
+    if meanwhile is finish:
+        assert_complete(folder / "outs" / "out")
+    if meanwhile is begin_anew:
+        partial = folder / "outs" / "out.partial"
+        assert sorted(path.name for path in partial.iterdir()) == [".owner.json", "embeddings.partial"]
+        assert list(partial.rglob("part-*")) == []
+
+
+@pytest.mark.parametrize("meanwhile", LEFT)
+@pytest.mark.parametrize("call", [1, 25, 44, 46, 48, 49])
+def test_who_is_frozen_and_wakes_does_no_harm(planned, recipe, equipment, folder, meanwhile, call):
+    """At images, and at each step after them, when it tells of it."""
+    calls = 0
+
+    def told(done, errors):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            meanwhile(recipe, equipment)
+
+    frozen(planned, folder, meanwhile, told)
+    assert calls >= call
+
+
+@pytest.mark.parametrize("meanwhile", LEFT)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "mlcd.pipelines.shard_collection.Attempt",
+        "mlcd.pipelines.shard_collection.index",
+        "mlcd.collections.collection._write_empty",
+        "mlcd.collections.collection.write_generation",
+        "mlcd.collections.generation.Draft",
+        "mlcd.collections.generation._write_vectors",
+        "mlcd.pipelines.shard_collection.write_owner",
+        "mlcd.pipelines.attempt.Attempt.check",
+    ],
+)
+def test_who_is_frozen_between_two_steps_and_wakes_does_no_harm(
+    planned, recipe, equipment, folder, meanwhile, place, monkeypatch
+):
+    owner, name = place.rsplit(".", 1)
+    found = Attempt if owner.endswith(".Attempt") else __import__(owner, fromlist=[name])
+    step = getattr(found, name)
+    steps = []
+
+    def first_others(*arguments, **options):
+        steps.append(place)
+        if len(steps) == 1:
+            meanwhile(recipe, equipment)
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(place, first_others)
+    frozen(planned, folder, meanwhile)
+    assert steps
+
+
+def test_what_a_killed_attempt_left_goes_when_the_next_one_begins(planned, recipe, folder):
+    partial = draft_path(Path(recipe.out))
+    (partial / "attempt-0123" / "collection").mkdir(parents=True)
+
+    def stop(done, errors):
+        if done:
+            assert len(list(partial.glob("attempt-*"))) == 1
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        planned.publish(stop)
+    assert list(partial.glob("attempt-*")) == []
+    planned.publish(nothing)
+    assert_complete(Path(recipe.out))
+    assert names(folder) == ["out"]
