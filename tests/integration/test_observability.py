@@ -140,8 +140,19 @@ def test_the_caller_decides_what_is_traced(collector, photo):
     assert ids == {"01"}
 
 
-def test_every_answer_of_every_route_says_what_it_was_made_with(client, journey):
+@pytest.fixture
+def own_client(journey, new_state):
+    """Of a server that may lose its collection."""
+    with (
+        serving(journey / "model", state_dir=new_state()) as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
+        yield client
+
+
+def test_every_answer_of_every_route_says_what_it_was_made_with(own_client):
     """By the API document, so that no route is forgotten; whether the answer is a refusal or not."""
+    client = own_client
     info = client.get("/v1/info").json()
     asked = 0
     for path, item in client.get("/openapi.json").json()["paths"].items():
