@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
+from mlcd.disk import sync_path
 from mlcd.errors import ConfigInvalid, NotFound
 
 Scope = Literal["embed", "search", "write", "jobs", "admin"]
@@ -173,17 +174,9 @@ def _write(path: Path, keys: KeySet) -> None:
             file.flush()
             os.fsync(descriptor)
         draft.rename(path)
-        _sync(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         raise _unwritable(path) from error
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(path: Path) -> ConfigInvalid:

@@ -16,6 +16,7 @@ from mlcd.errors import ImageRejected, InvalidInput, NotFound, Unavailable
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
+from tests.unit.nobody import nobody
 
 
 def png(value):
@@ -169,19 +170,9 @@ def test_all_names_of_a_file_in_a_tar_are_images_and_what_is_none_is_listed(tmp_
 def closed():
     """A folder that anybody may enter, in which what has mode 0 is closed to this process, which is nobody's."""
     with tempfile.TemporaryDirectory() as name:
-        folder, user = Path(name), os.geteuid()
+        folder = Path(name)
         folder.chmod(0o777)
-
-        @contextlib.contextmanager
-        def enter():
-            if user == 0:
-                os.seteuid(65534)
-            try:
-                yield
-            finally:
-                os.seteuid(user)
-
-        yield folder, enter
+        yield folder, nobody
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.zip", "a.parquet", "sub"])

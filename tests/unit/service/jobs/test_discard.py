@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,7 @@ from mlcd.artifact import draft_path
 from mlcd.errors import Conflict
 from mlcd.pipelines.shard import Equipment
 from service.dispatch.fake import FakeEncoder
-from service.jobs.embedded import EmbeddedRecords
 from service.jobs.job import JobSpec
-from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.worker import Worker
 from service.jobs.worker_faults import problem_of
@@ -28,20 +25,10 @@ MODEL = "fake:"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for name in ("_AFTER_FAILURE_S", "_IDLE_S"):
         monkeypatch.setattr(f"service.jobs.worker.{name}", 0.02)
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 0.1)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def queue(tmp_path):
-    with contextlib.closing(Queue(EmbeddedRecords(tmp_path / "queue.sqlite"))) as opened:
-        yield opened
 
 
 @pytest.fixture

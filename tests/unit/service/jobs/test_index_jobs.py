@@ -1,7 +1,6 @@
 """An index job in this process, on a real queue, in the phase after its images."""
 
 import contextlib
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,7 @@ from mlcd.artifact import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.pipelines.shard import Equipment
 from service.dispatch.fake import FakeEncoder
-from service.jobs.embedded import EmbeddedRecords
 from service.jobs.job import JobSpec
-from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.worker import Worker
 from service.jobs.worker_piece import Pieces
@@ -27,21 +24,11 @@ NUM_IMAGES = 40
 @pytest.fixture(autouse=True)
 def slowly_in_small_steps(monkeypatch):
     """As with millions of images: some steps of adding, and of indexing, between which the worker may be told."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr("service.jobs.worker._RENEWAL_S", 0.02)
     monkeypatch.setattr("service.jobs.worker._IDLE_S", 0.02)
     monkeypatch.setattr("mlcd.pipelines.index._BLOCK_ROWS", 4)
     add = Collection.add
     monkeypatch.setattr(Collection, "add", lambda self, items: (time.sleep(0.1), add(self, items))[1])
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def queue(tmp_path):
-    with contextlib.closing(Queue(EmbeddedRecords(tmp_path / "queue.sqlite"))) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -24,9 +24,7 @@ from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Conflict, Overloaded, Unavailable
 from mlcd.pipelines.shard import Equipment
 from service.dispatch.fake import FakeEncoder
-from service.jobs.embedded import EmbeddedRecords
 from service.jobs.job import JobSpec
-from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.worker import Worker
 from service.jobs.worker_faults import problem_of
@@ -39,25 +37,11 @@ SLOW = "fake:latency_ms=100"
 
 
 @pytest.fixture(autouse=True)
-def signals_as_they_were():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
     for name in ("_AFTER_FAILURE_S", "_IDLE_S", "_ENGINE_PAUSE_S"):
         monkeypatch.setattr(f"service.jobs.worker.{name}", 0.05)
     monkeypatch.setattr("service.jobs.worker_link._FIRST_WAIT_S", 0.02)
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.05)
-
-
-@pytest.fixture
-def queue(tmp_path):
-    with contextlib.closing(Queue(EmbeddedRecords(tmp_path / "queue.sqlite"))) as opened:
-        yield opened
 
 
 @pytest.fixture
