@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import tempfile
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -13,3 +15,11 @@ def nobody():
         yield
     finally:
         os.seteuid(user)
+
+
+@contextlib.contextmanager
+def open_folder():
+    """Where others than its owner may enter, as they may not in pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name)

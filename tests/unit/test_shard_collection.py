@@ -1,7 +1,6 @@
 """An index job after its images: nothing finished is thrown away, and who was thought dead does no harm."""
 
 import contextlib
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 from mlcd.pipelines.attempt import Attempt
 from mlcd.pipelines.shard import Equipment, Recipe, discard, open_shards
 from tests.conftest import write_digits
-from tests.unit.nobody import nobody
+from tests.unit.nobody import nobody, open_folder
 
 NUM_IMAGES = 40
 
@@ -28,12 +27,10 @@ def equipment():
 
 @pytest.fixture
 def folder():
-    """Where others than its owner may enter."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        (Path(name) / "outs").mkdir()
-        (Path(name) / "outs").chmod(0o777)
-        yield Path(name)
+    with open_folder() as opened:
+        (opened / "outs").mkdir()
+        (opened / "outs").chmod(0o777)
+        yield opened
 
 
 @pytest.fixture

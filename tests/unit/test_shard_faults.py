@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import InvalidInput, Unavailable
 from mlcd.pipelines.shard import Equipment, InputChanged, OtherSettings, OutputGone, Recipe, open_shards
 from tests.conftest import write_digits
-from tests.unit.nobody import nobody
+from tests.unit.nobody import nobody, open_folder
 
 
 @pytest.fixture
@@ -23,10 +22,8 @@ def equipment():
 
 @pytest.fixture
 def folder():
-    """Where others than its owner may enter."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        yield Path(name)
+    with open_folder() as opened:
+        yield opened
 
 
 @pytest.fixture

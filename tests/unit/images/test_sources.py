@@ -3,9 +3,7 @@ import hashlib
 import io
 import os
 import tarfile
-import tempfile
 import zipfile
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +14,7 @@ from mlcd.errors import ImageRejected, InvalidInput, NotFound, Unavailable
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
-from tests.unit.nobody import nobody
+from tests.unit.nobody import nobody, open_folder
 
 
 def png(value):
@@ -169,9 +167,7 @@ def test_all_names_of_a_file_in_a_tar_are_images_and_what_is_none_is_listed(tmp_
 @pytest.fixture
 def closed():
     """A folder that anybody may enter, in which what has mode 0 is closed to this process, which is nobody's."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o777)
+    with open_folder() as folder:
         yield folder, nobody
 
 
