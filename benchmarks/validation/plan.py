@@ -115,7 +115,7 @@ def sweep_of_clusters(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[Run
 
 
 def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed."""
+    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm trained for longer."""
     seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
     def changed(arm: str = "mlcd", setting: Setting | None = None, **variant: object) -> RunSpec:
@@ -133,3 +133,4 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     yield changed(labels=16, threshold_mean=8.0)
     yield changed(embedding_dim=1280)
     yield changed(embedding_dim=1280, kmeans_centers=True)
+    yield from (RunSpec("sweep", arm, seed, chosen[arm], 4 * tier.steps) for arm in CLUSTER_ARMS)

@@ -216,9 +216,9 @@ def sweep_table(numbers: Numbers) -> str:
     if not any(rows[0]["stage"] == "sweep" for rows in runs.values()):
         return _NOT_RUN
     lines = [["arm", "changed", "mean k-NN", "mean probe", "fashion mAP"]]
-    for rows in runs.values():
+    for rows in sorted(runs.values(), key=lambda rows: CLUSTER_ARMS.index(rows[0]["arm"])):
         means = [_mean_of(rows, metric) for metric in _METRICS]
-        lines.append([rows[0]["arm"], _changes(rows[0], settings), *means])
+        lines.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means])
     return _table(lines)
 
 
@@ -264,7 +264,7 @@ def run_facts(numbers: Numbers) -> str:
     for stage in ("report", "tune", "sweep"):
         of_stage = [row for row in rows if row["stage"] == stage and row["arm"] != UNTRAINED]
         if of_stage:
-            steps = "/".join(sorted({str(row["steps"]) for row in of_stage}))
+            steps = "/".join(map(str, sorted({row["steps"] for row in of_stage})))
             lines.append(
                 [stage, str(len(of_stage)), steps, *(_minutes(of_stage, name) for name in ("train_cpu_s", "train_s"))]
             )
@@ -301,11 +301,12 @@ def _mean_of(rows: Sequence[dict[str, Any]], metric: str) -> str:
     return f"{100 * statistics.mean(values):.1f}" if values else ""
 
 
-def _changes(row: dict[str, Any], settings: dict[str, Setting]) -> str:
+def _changes(row: dict[str, Any], tier: Tier, settings: dict[str, Setting]) -> str:
     plain, setting = asdict(Variant()), asdict(settings[row["arm"]])
     variant = {name: value for name, value in json.loads(row["variant"]).items() if value != plain[name]}
     changed = {name: value for name, value in json.loads(row["setting"]).items() if value != setting[name]}
-    return ", ".join(f"{name} {value}" for name, value in {**changed, **variant}.items()) or "nothing"
+    steps = {} if row["steps"] == tier.steps else {"steps": row["steps"]}
+    return ", ".join(f"{name} {value}" for name, value in {**changed, **variant, **steps}.items()) or "nothing"
 
 
 def _num_seeds(by_task: dict[Task, dict[int, float]]) -> str:

@@ -77,6 +77,15 @@ def test_only_names_of_different_runs_differ():
     assert len({spec.name for spec in specs}) == len(specs) == len(set(specs))
 
 
+def test_every_sweep_changes_something_of_a_reported_run():
+    specs = list(known(TIER, everything(by_rate)))
+    reported = {(spec.arm, spec.setting, spec.steps, spec.variant) for spec in specs if spec.stage == "report"}
+    sweeps = [spec for spec in specs if spec.stage == "sweep"]
+    assert not reported & {(spec.arm, spec.setting, spec.steps, spec.variant) for spec in sweeps}
+    assert {spec.seed for spec in sweeps} == {TIER.seeds[0]}
+    assert {spec.arm for spec in sweeps if spec.steps > TIER.steps} == set(CLUSTER_ARMS)
+
+
 def test_paired_interval_is_that_of_the_t_test():
     first, second = {1: 0.31, 2: 0.30, 3: 0.35, 4: 0.33}, {4: 0.30, 2: 0.29, 1: 0.32, 3: 0.31, 9: 0.9}
     found = paired_difference(first, second)
