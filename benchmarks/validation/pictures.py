@@ -8,15 +8,14 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from benchmarks.validation.statistics import Interval
+from benchmarks.validation.numbers import Curve, Differences
 
 mpl.use("agg")
 
 _COLORS: Final = ("#1f5f99", "#b3541e", "#3d7a3d", "#7a3d7a", "#8a7a1e")
-Curve = Sequence[tuple[float, float, float]]
 
 
-def draw_differences(found: Mapping[str, Mapping[str, Interval]], path: Path) -> None:
+def draw_differences(found: Differences, path: Path) -> None:
     """MLCD minus each opponent with its interval, in points; pairs that have none yet are left out."""
     titles = list(found)
     figure, axes = plt.subplots(figsize=(7, 0.42 * len(titles) + 1))

@@ -1,0 +1,143 @@
+"""The raw numbers of a tier, by arm, task and seed; and what pairs of arms differ by."""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, Setting, default_setting
+from benchmarks.validation.plan import tuning
+from benchmarks.validation.statistics import Interval, Values, paired_difference
+from benchmarks.validation.table import read
+from benchmarks.validation.tiers import Tier
+
+PRETRAIN: Final = "pretrain"
+METRICS: Final = {"knn": "k-NN", "linear_probe": "probe", "map": "mAP"}
+_OPPONENTS: Final = ("cd", "per_column", "mlc", *INSTANCE_ARMS)
+_TITLES: Final = {
+    "tiny_imagenet_30": "Tiny ImageNet, 30 classes",
+    "cifar10_jpg": "CIFAR-10",
+    "caltech101_20": "Caltech-101, 20 classes",
+    "fashion_products": "fashion",
+}
+
+Task = tuple[str, str, str]
+"""set, task, metric."""
+Runs = Mapping[Task, Mapping[int, float]]
+"""Of one arm at one setting: values by task and seed."""
+Differences = Mapping[str, Mapping[str, Interval]]
+"""By title of the task, or of the mean of some, and by what is subtracted or from what."""
+Curve = list[tuple[float, float, float]]
+"""(step, positive cosine, negative cosine)."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The rows of a tier's table."""
+
+    tier: Tier
+    rows: Sequence[dict[str, Any]]
+    curves: Sequence[dict[str, Any]]
+
+    @classmethod
+    def read(cls, tier: Tier, folder: Path) -> "Numbers":
+        return cls(tier, read(folder / f"{tier.name}.parquet"), read(folder / f"{tier.name}-curves.parquet"))
+
+    def tasks(self) -> list[Task]:
+        """In a fixed order; the pre-training set is no evaluation."""
+        found = {(row["set"], row["task"], row["metric"]) for row in self.rows if row["set"] != PRETRAIN}
+        order = list(METRICS)
+        return sorted(found, key=lambda task: (order.index(task[2]), list(_TITLES).index(task[0]), task[1]))
+
+    def reported(self, arm: str, setting: Setting | None) -> dict[Task, dict[int, float]]:
+        """Of the reported runs of an arm at a setting (None: whatever it is), by task and seed."""
+        found: dict[Task, dict[int, float]] = defaultdict(dict)
+        for row in self.rows:
+            if row["stage"] in ("report", "reference") and row["arm"] == arm and _has(row, setting):
+                found[row["set"], row["task"], row["metric"]][row["seed"]] = row["value"]
+        return found
+
+    def tuned(self, arm: str) -> Setting | None:
+        """What tuning chose; None before it is finished."""
+        scores = {row["run"]: row["value"] for row in self.rows if row["set"] == PRETRAIN}
+        return tuning(self.tier, arm, scores)[1]
+
+    def settings(self) -> dict[str, Setting]:
+        """Of each arm that trains: the tuned one once every seed of every arm of clusters has it, else the recipe's."""
+        arms = (*CLUSTER_ARMS, *INSTANCE_ARMS)
+        tuned = {arm: self.tuned(arm) for arm in arms}
+        ready = all(self._has_every_seed(arm, tuned[arm]) for arm in CLUSTER_ARMS)
+        return {arm: (tuned[arm] if ready else None) or default_setting(arm) for arm in arms}
+
+    def _has_every_seed(self, arm: str, setting: Setting | None) -> bool:
+        return setting is not None and count_seeds(self.reported(arm, setting)) == {len(self.tier.seeds)}
+
+    def cosines(self) -> dict[str, list[Curve]]:
+        """Of MLC and MLCD: a curve for every reported seed."""
+        settings = self.settings()
+        arm_of_run = {
+            row["run"]: row["arm"]
+            for row in self.rows
+            if row["stage"] == "report" and row["arm"] in ("mlc", "mlcd") and _has(row, settings[row["arm"]])
+        }
+        curves: dict[str, Curve] = defaultdict(list)
+        for point in self.curves:
+            if point["run"] in arm_of_run:
+                curves[point["run"]].append((point["step"], point["positive_cosine"], point["negative_cosine"]))
+        found: dict[str, list[Curve]] = defaultdict(list)
+        for run in sorted(curves):
+            found[arm_of_run[run]].append(sorted(curves[run]))
+        return dict(sorted(found.items()))
+
+
+def title(task: Task) -> str:
+    images, column, metric = task
+    name = _TITLES[images] if images != "fashion_products" else f"fashion, {column}"
+    return f"{name}, {METRICS[metric]}"
+
+
+def count_seeds(runs: Runs) -> set[int]:
+    """How many seeds the tasks have; empty where nothing was run."""
+    return {len(values) for values in runs.values()}
+
+
+def differences(numbers: Numbers, settings: Mapping[str, Setting]) -> Differences:
+    """MLCD minus each opponent that has run."""
+    ours = numbers.reported("mlcd", settings["mlcd"])
+    others = {arm: numbers.reported(arm, settings[arm]) for arm in _OPPONENTS if arm in settings}
+    return paired(numbers.tasks(), {arm: (ours, theirs) for arm, theirs in others.items()})
+
+
+def paired(tasks: Sequence[Task], pairs: Mapping[str, tuple[Runs, Runs]]) -> Differences:
+    """First minus second of each pair: the means over tasks of a metric, then every task. Empty before there is one."""
+    pairs = {name: pair for name, pair in pairs.items() if all(pair)}
+    found: dict[str, dict[str, Interval]] = {}
+    if not pairs:
+        return found
+    for metric in ("knn", "linear_probe"):
+        of_metric = [task for task in tasks if task[2] == metric]
+        found[f"mean of {len(of_metric)} tasks, {METRICS[metric]}"] = {
+            name: paired_difference(_mean(first, of_metric), _mean(second, of_metric))
+            for name, (first, second) in pairs.items()
+        }
+    for task in tasks:
+        found[title(task)] = {
+            name: paired_difference(first.get(task, {}), second.get(task, {}))
+            for name, (first, second) in pairs.items()
+        }
+    return found
+
+
+def _has(row: dict[str, Any], setting: Setting | None) -> bool:
+    return setting is None or json.loads(row["setting"]) == asdict(setting)
+
+
+def _mean(by_task: Runs, tasks: Sequence[Task]) -> Values:
+    """By seed, over the tasks, of the seeds that have all of them."""
+    if not tasks:
+        return {}
+    seeds = set.intersection(*(set(by_task.get(task, {})) for task in tasks))
+    return {seed: statistics.mean(by_task[task][seed] for task in tasks) for seed in seeds}
