@@ -11,7 +11,8 @@ class Stopwatch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.wall_s, self.cpu_s = json.loads(path.read_text()) if path.is_file() else (0.0, 0.0)
+        before: tuple[float, float] = json.loads(path.read_text()) if path.is_file() else (0.0, 0.0)
+        self.wall_s, self.cpu_s = before
 
     def __enter__(self) -> Self:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
