@@ -1,8 +1,9 @@
 """Run the study, or go on with it; then write its numbers.
 
-    python -m benchmarks.validation --tier smoke|cpu|gpu --data DIR [--out DIR] [--only ARM:SEED] [--max-runs N]
+    python -m benchmarks.validation --tier smoke|cpu|gpu --data DIR [--out DIR] [--only RUN] [--max-runs N]
                                    [--minutes M] [--jobs N] [--references]
 
+RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a command for each.
 Every run is a process of its own; finished ones are never repeated, an interrupted one goes on at its last checkpoint
 (one of instance discrimination starts anew). After each call the raw numbers of all finished runs are written to
 RESULTS/TIER.parquet and RESULTS/TIER-curves.parquet; `python -m benchmarks.validation.report` draws from these.
@@ -20,14 +21,14 @@ from pathlib import Path
 
 from benchmarks.validation.arms import RunSpec
 from benchmarks.validation.data import require
-from benchmarks.validation.plan import due, known
+from benchmarks.validation.plan import due
 from benchmarks.validation.references import perform_references
 from benchmarks.validation.run import Study, perform
 from benchmarks.validation.sets import FASHION, SINGLE_LABEL
 from benchmarks.validation.table import RESULTS, gather
 from benchmarks.validation.tiers import TIERS
 from mlcd.cores import available_cores
-from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError
+from mlcd.errors import InvalidInput, MlcdError
 from training.signals import Preempted
 
 
@@ -39,13 +40,13 @@ def main() -> int:
             require(study.data, ["tiny_imagenet_pretrain", *SINGLE_LABEL, FASHION])
         if options.run is not None:
             with suppress(Preempted):  # it has saved, and goes on when it is run again
-                perform(study, _named(study, options.run), _command(options.tier, options.run))
+                perform(study, RunSpec.parse(options.run))
             return 0
         study.prepare()
         if not options.references:
             _run_all(study, options)
         if study.tier.references and (options.references or next(due(study.tier, study.scores()), None) is None):
-            perform_references(study, _command(options.tier))
+            perform_references(study)
         gather(study, options.results)
     except MlcdError as error:
         print(error, file=sys.stderr)
@@ -59,7 +60,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path(), help="the folder of the data sets; not of a packed tier")
     parser.add_argument("--out", type=Path, default=Path("validation"), help="state; default: validation/")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the numbers are written")
-    parser.add_argument("--only", action="append", metavar="ARM:SEED", help="reported runs of this arm and seed")
+    parser.add_argument("--only", action="append", metavar="RUN", help="only the run of this name; may be repeated")
     parser.add_argument("--max-runs", type=int, help="stop after so many")
     parser.add_argument("--minutes", type=float, help="then save what is running, and stop")
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; default: one for each core, or GPU")
@@ -105,20 +106,8 @@ def _wanted(study: Study, only: list[str] | None) -> Iterator[RunSpec]:
     if only is None:
         yield from due(study.tier, study.scores())
         return
-    scores = study.scores()
-    wanted = {name: [spec for spec in known(study.tier, scores) if _is(spec, name)] for name in only}
-    for name, specs in wanted.items():
-        if not specs:
-            raise ConfigInvalid(f"there is no reported run {name}", remedy="is its arm tuned? run without --only first")
-        yield from (spec for spec in specs if spec.name not in scores)
-
-
-def _is(spec: RunSpec, name: str) -> bool:
-    return spec.stage == "report" and f"{spec.arm}:{spec.seed}" == name
-
-
-def _named(study: Study, name: str) -> RunSpec:
-    return next(spec for spec in known(study.tier, study.scores()) if spec.name == name)
+    specs = [RunSpec.parse(name) for name in dict.fromkeys(only)]
+    yield from (spec for spec in specs if not study.is_done(spec))
 
 
 def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: float) -> int:
@@ -131,15 +120,6 @@ def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: f
         except subprocess.TimeoutExpired:
             process.terminate()
             return process.wait()
-
-
-def _command(tier: str, run: str | None = None) -> str:
-    """What makes this run again, without places."""
-    command = f"python -m benchmarks.validation --tier {tier}"
-    if run is None or not run.startswith("report/"):
-        return command
-    arm, _, rest = run.removeprefix("report/").partition("-seed")
-    return f"{command} --only {arm}:{rest.partition('-')[0]}"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,26 @@
 """What is compared: the arms, what is tuned for each, and one run of the study."""
 
+import ast
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Final, Literal
+from typing import Any, Final, Literal, Self
+
+from mlcd.errors import ConfigInvalid
 
 Stage = Literal["tune", "report", "sweep"]
 
 CLUSTER_ARMS: Final = ("cd", "per_column", "mlc", "mlcd")
 INSTANCE_ARMS: Final = ("instance_softmax", "instance_sigmoid")
 UNTRAINED: Final = "untrained"
+_ARMS: Final = (*CLUSTER_ARMS, *INSTANCE_ARMS, UNTRAINED)
+
+_NUMBER: Final = r"\d+(?:\.\d+)?(?:e-\d+)?"
+_NAME: Final = re.compile(
+    rf"(?P<stage>tune|report|sweep)/(?P<arm>{'|'.join(_ARMS)})-seed(?P<seed>\d+)"
+    rf"-lr(?P<lr>{_NUMBER})-s(?P<scale>{_NUMBER})(?:-r(?P<ratio>{_NUMBER}))?-steps(?P<steps>\d+)(?P<variant>(?:-\w+=.+)?)"
+)
+_CHANGE: Final = re.compile(r"-(\w+)=(.+?)(?=-\w+=|$)")
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,8 @@ class Variant:
 
     clusters: int | None = None
     """None: the tier's."""
+    features: str | None = None
+    """Cluster the features of this built-in encoder; None: of the tier's."""
     labels: int = 8
     drawn_from: int | None = None
     """`labels` of so many nearest centers, drawn anew each time an image is seen; None: always the nearest."""
@@ -70,6 +85,16 @@ class Variant:
         changed = [entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default]
         return "".join(f"-{name}={getattr(self, name)}" for name in changed)
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """What `str` wrote."""
+        changed: dict[str, Any] = {}
+        for name, value in _CHANGE.findall(text):
+            changed[name] = value
+            with suppress(ValueError, SyntaxError):  # it is a word
+                changed[name] = ast.literal_eval(value)
+        return cls(**changed)
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -85,6 +110,21 @@ class RunSpec:
     @property
     def name(self) -> str:
         return f"{self.stage}/{self.arm}-seed{self.seed}-{self.setting}-steps{self.steps}{self.variant}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """The run of that name. Raises ConfigInvalid where no run has it."""
+        found = _NAME.fullmatch(name)
+        with suppress(TypeError):  # a change that no variant has
+            if found is not None and (found["ratio"] is not None) == (found["arm"] in CLUSTER_ARMS):
+                ratio = None if found["ratio"] is None else float(found["ratio"])
+                setting = Setting(float(found["lr"]), float(found["scale"]), ratio)
+                stage: Any = found["stage"]
+                variant = Variant.parse(found["variant"])
+                spec = cls(stage, found["arm"], int(found["seed"]), setting, int(found["steps"]), variant)
+                if spec.name == name:
+                    return spec
+        raise ConfigInvalid(f"no run is called {name}", remedy="names stand in the column `run` of the results")
 
     @property
     def num_labels(self) -> int:

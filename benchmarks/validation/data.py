@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.validation.archive import pack_photographs
-from benchmarks.validation.arms import RunSpec
+from benchmarks.validation.arms import RunSpec, Variant
 from benchmarks.validation.tiers import Tier
 from mlcd.artifact import MANIFEST
 from mlcd.errors import InvalidInput, NotFound
@@ -40,30 +40,35 @@ class PretrainingData:
         """Of a tier that travels."""
         return self.state / "photographs.zip"
 
-    @property
-    def encoder(self) -> str:
+    def encoder(self, variant: Variant) -> str:
         """What `mlcd embed --model` takes."""
-        return str(self.root / self.tier.encoder) if self.tier.encoder.endswith(".onnx") else self.tier.encoder
+        name = variant.features or self.tier.encoder
+        return str(self.root / name) if name.endswith(".onnx") else name
 
-    @property
-    def embeddings(self) -> Path:
-        return self.state / "embeddings"
+    def embeddings(self, variant: Variant) -> Path:
+        return self.state / ("embeddings" if variant.features is None else f"embeddings-{variant.features}")
 
-    def centers(self, clusters: int) -> Path:
-        return self.state / f"centers-{clusters}"
+    def centers(self, variant: Variant) -> Path:
+        return self.state / f"centers-{self._clustering(variant)}"
 
-    def prepare(self, clusters: int) -> Path:
+    def _clustering(self, variant: Variant) -> str:
+        clusters = str(variant.clusters or self.tier.clusters)
+        return clusters if variant.features is None else f"{clusters}-{variant.features}"
+
+    def prepare(self, variant: Variant) -> Path:
         """Labels of all photographs, `stored_labels` each; the path of the artifact."""
-        labels, centers = self.state / f"labels-{clusters}", self.centers(clusters)
+        labels, centers = self.state / f"labels-{self._clustering(variant)}", self.centers(variant)
+        embeddings = self.embeddings(variant)
         if (labels / MANIFEST).is_file():
             return labels
         self.state.mkdir(parents=True, exist_ok=True)
         if self.tier.packed_per_class is not None and not self.photographs.is_file():
             pack_photographs(str(self.root / self.tier.shards), self.photographs, self.tier.packed_per_class)
-        make(self.embeddings, "embed", self.images, self.embeddings, "--model", self.encoder)
+        make(embeddings, "embed", self.images, embeddings, "--model", self.encoder(variant))
+        clusters = variant.clusters or self.tier.clusters
         options = ("--clusters", clusters, "--subtract-mean", "--hold-out", HELD_OUT_FRACTION)
-        make(centers, "cluster", self.embeddings, centers, *options)
-        make(labels, "label", self.embeddings, labels, "--centers", centers, "--top", self.tier.stored_labels)
+        make(centers, "cluster", embeddings, centers, *options)
+        make(labels, "label", embeddings, labels, "--centers", centers, "--top", self.tier.stored_labels)
         return labels
 
     def labels(self, spec: RunSpec) -> Path:
@@ -74,15 +79,14 @@ class PretrainingData:
             return self._labels(spec)
 
     def _labels(self, spec: RunSpec) -> Path:
-        clusters = spec.variant.clusters or self.tier.clusters
-        labels = self.prepare(clusters)
+        labels = self.prepare(spec.variant)
         mean = spec.variant.threshold_mean
         if mean is None:
             return labels
-        out = self.state / f"labels-{clusters}-threshold-{mean:g}"
+        out = self.state / f"labels-{self._clustering(spec.variant)}-threshold-{mean:g}"
         threshold = _threshold(LabelTable.open(labels), mean)
         options = ("--top", self.tier.stored_labels, "--threshold", threshold)
-        make(out, "label", self.embeddings, out, "--centers", self.centers(clusters), *options)
+        make(out, "label", self.embeddings(spec.variant), out, "--centers", self.centers(spec.variant), *options)
         return out
 
 

@@ -83,6 +83,23 @@ def measure(images: EvaluationSet, rows: Rows) -> Iterator[Measurement]:
         yield Measurement(images.name, "attributes", "map", found["multilabel_map"])
 
 
+def measure_majority(images: EvaluationSet) -> Iterator[Measurement]:
+    """What no image has to be seen for: the class that most known images have; equal scores for every attribute, whose
+    average precision is the share of test images that have it.
+    """
+    none = np.empty((len(images.keys), 0), np.float32)
+    for task in images.tasks:
+        samples = images.samples(task, none)
+        test = split_samples(samples.splits, HELD_OUT_FRACTION).test
+        most_frequent = np.bincount(samples.classes[~test]).argmax()
+        value = float((samples.classes[test] == most_frequent).mean())
+        yield Measurement(images.name, task, "knn", value)
+        yield Measurement(images.name, task, "linear_probe", value)
+    if images.name == FASHION:
+        _, tags = images.tags()
+        yield Measurement(images.name, "attributes", "map", float(tags[images.test].mean()))
+
+
 def linear_probe(samples: LabeledRows) -> float:
     """Accuracy of logistic regression on the test images; C chosen on a fifth of the others, then fitted to all."""
     split = split_samples(samples.splits, HELD_OUT_FRACTION)

@@ -15,6 +15,8 @@ from benchmarks.validation.table import read
 from benchmarks.validation.tiers import Tier
 
 PRETRAIN: Final = "pretrain"
+HELD_OUT: Final = (PRETRAIN, "class", "knn")
+"""What settings are chosen by: no evaluation, of the classes that were trained on."""
 METRICS: Final = {"knn": "k-NN", "linear_probe": "probe", "map": "mAP"}
 _OPPONENTS: Final = ("cd", "per_column", "mlc", *INSTANCE_ARMS)
 _TITLES: Final = {
@@ -22,6 +24,7 @@ _TITLES: Final = {
     "cifar10_jpg": "CIFAR-10",
     "caltech101_20": "Caltech-101, 20 classes",
     "fashion_products": "fashion",
+    PRETRAIN: "pre-training's classes, photographs held out",
 }
 
 Task = tuple[str, str, str]
@@ -104,6 +107,14 @@ def count_seeds(runs: Runs) -> set[int]:
     return {len(values) for values in runs.values()}
 
 
+def pairs_of_arms(numbers: Numbers) -> Differences:
+    """Each arm minus each one before it, at their own settings."""
+    arms = {arm: numbers.reported(arm, setting) for arm, setting in numbers.settings().items()}
+    names = list(arms)
+    pairs = [(first, second) for place, first in enumerate(names) for second in names[:place]]
+    return paired(numbers.tasks(), {f"{first} - {second}": (arms[first], arms[second]) for first, second in pairs})
+
+
 def differences(numbers: Numbers, settings: Mapping[str, Setting]) -> Differences:
     """MLCD minus each opponent that has run."""
     ours = numbers.reported("mlcd", settings["mlcd"])
@@ -112,7 +123,9 @@ def differences(numbers: Numbers, settings: Mapping[str, Setting]) -> Difference
 
 
 def paired(tasks: Sequence[Task], pairs: Mapping[str, tuple[Runs, Runs]]) -> Differences:
-    """First minus second of each pair: the means over tasks of a metric, then every task. Empty before there is one."""
+    """First minus second of each pair: the means over tasks of a metric, then every task, and what settings are chosen
+    by. Empty before there is one.
+    """
     pairs = {name: pair for name, pair in pairs.items() if all(pair)}
     found: dict[str, dict[str, Interval]] = {}
     if not pairs:
@@ -123,7 +136,7 @@ def paired(tasks: Sequence[Task], pairs: Mapping[str, tuple[Runs, Runs]]) -> Dif
             name: paired_difference(_mean(first, of_metric), _mean(second, of_metric))
             for name, (first, second) in pairs.items()
         }
-    for task in tasks:
+    for task in (*tasks, HELD_OUT):
         found[title(task)] = {
             name: paired_difference(first.get(task, {}), second.get(task, {}))
             for name, (first, second) in pairs.items()

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
+from benchmarks.validation.arms import Variant
 from benchmarks.validation.run import Study
 from benchmarks.validation.tiers import TIERS
 from mlcd.errors import InvalidInput, MlcdError
@@ -36,7 +37,7 @@ def main() -> int:
 def pack(study: Study, file: Path) -> int:
     """Prepare the study, write the tar by rename, return its size. Raises InvalidInput above MAX_BYTES."""
     study.prepare()
-    labels = study.pretraining.prepare(study.tier.clusters)
+    labels = study.pretraining.prepare(Variant())
     tables = sorted(path for path in (study.state / "sets").iterdir() if path.suffix in (".json", ".zip"))
     written = file.with_name(file.name + ".partial")
     with tarfile.open(written, "w") as archive:

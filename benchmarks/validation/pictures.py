@@ -9,6 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from benchmarks.validation.numbers import Curve, Differences
+from benchmarks.validation.statistics import MIN_PAIRS
 
 mpl.use("agg")
 
@@ -16,12 +17,12 @@ _COLORS: Final = ("#1f5f99", "#b3541e", "#3d7a3d", "#7a3d7a", "#8a7a1e")
 
 
 def draw_differences(found: Differences, path: Path) -> None:
-    """MLCD minus each opponent with its interval, in points; pairs that have none yet are left out."""
+    """MLCD minus each opponent with its interval, in points; pairs without one are left out."""
     titles = list(found)
     figure, axes = plt.subplots(figsize=(7, 0.42 * len(titles) + 1))
     arms = list(next(iter(found.values())))
     for number, (arm, color) in enumerate(zip(arms, _COLORS, strict=False)):
-        places = [row for row, title in enumerate(titles) if found[title][arm].n > 1]
+        places = [row for row, title in enumerate(titles) if found[title][arm].n >= MIN_PAIRS]
         shown = [found[titles[row]][arm] for row in places]
         axes.errorbar(
             [100 * each.mean for each in shown],

@@ -109,13 +109,15 @@ def sweep_of_clusters(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[Run
     depend on k.
     """
     for clusters in (tier.clusters // 5, tier.clusters * 4):
-        settings = [(arm, chosen[arm]) for arm in ("mlcd", "mlc", "cd")]
+        settings = [(arm, chosen[arm]) for arm in ("mlcd", "mlc", "cd", "per_column")]
         for arm, setting in dict.fromkeys([*settings, ("mlcd", default_setting("mlcd"))]):
             yield RunSpec("sweep", arm, tier.seeds[0], setting, tier.steps, Variant(clusters=clusters))
 
 
 def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm trained for longer."""
+    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm on features without
+    supervision, and every arm trained for longer.
+    """
     seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
     def changed(arm: str = "mlcd", setting: Setting | None = None, **variant: object) -> RunSpec:
@@ -123,8 +125,9 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
 
     yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
     of_ratios = (replace(base, ratio=ratio) for ratio in (0.1, 0.3, 1.0))
-    of_scales = (replace(base, scale=scale) for scale in (8.0, 16.0, 32.0, 64.0))
-    for setting in (*of_ratios, *of_scales):
+    of_scales = (replace(base, scale=scale) for scale in (4.0, 8.0, 16.0, 32.0, 64.0))
+    of_a_million_classes = replace(base, scale=64.0, ratio=0.1)
+    for setting in (*of_ratios, *of_scales, of_a_million_classes):
         if setting not in (base, common):  # reported ones
             yield changed(setting=setting)
     yield from (changed(bias=bias) for bias in (-4.0, -8.0))
@@ -133,4 +136,5 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     yield changed(labels=16, threshold_mean=8.0)
     yield changed(embedding_dim=1280)
     yield changed(embedding_dim=1280, kmeans_centers=True)
+    yield from (changed(arm, features="hog") for arm in CLUSTER_ARMS)
     yield from (RunSpec("sweep", arm, seed, chosen[arm], 4 * tier.steps) for arm in CLUSTER_ARMS)

@@ -1,4 +1,6 @@
-"""Floors and ceilings: raw pixels, the features that were clustered, and on CIFAR a network trained on CIFAR itself."""
+"""Floors and ceilings: the most frequent class, raw pixels, the features that were clustered, and on CIFAR a network
+trained on CIFAR itself.
+"""
 
 import json
 import shutil
@@ -11,12 +13,13 @@ import numpy as np
 
 from benchmarks.validation.data import make
 from benchmarks.validation.hardware import origin
-from benchmarks.validation.measure import encode_reference, measure
+from benchmarks.validation.measure import Measurement, encode_reference, measure, measure_majority
 from benchmarks.validation.run import RESULT, Study
 from benchmarks.validation.sets import EvaluationSet
 from benchmarks.validation.tiers import MOBILENET
 from mlcd.embeddings import EmbeddingsArtifact
 
+MAJORITY: Final = "majority"
 _RESNET: Final = "encoders/resnet_cifar10/resnet20.onnx"
 _CIFAR: Final = "cifar10_jpg"
 # Its provenance: RGB / 255 normalized with ImageNet's statistics, 32 px.
@@ -34,19 +37,24 @@ _RESNET_INPUT: Final = {
 }
 
 
-def perform_references(study: Study, command: str) -> None:
+def perform_references(study: Study) -> None:
     """Measure those that are not measured yet."""
-    for name, model in _models(study).items():
+    models = _models(study)
+    for name in (MAJORITY, *models):
         for images in study.evaluation_sets():
             result = _folder(study) / name / images.name / RESULT
             if result.is_file() or (name == "resnet20" and images.name != _CIFAR):
                 continue
             result.parent.mkdir(parents=True, exist_ok=True)
-            rows = _embedded(study, name, model, images)
-            measured = [asdict(each) for each in measure(images, encode_reference(rows, images.test))]
+            found = measure_majority(images) if name == MAJORITY else _measured(study, name, models[name], images)
             written = result.with_suffix(".partial")
-            written.write_text(json.dumps(_record(name, images, command, measured), indent=1) + "\n")
+            written.write_text(json.dumps(_record(name, images, [asdict(each) for each in found]), indent=1) + "\n")
             written.rename(result)
+
+
+def _measured(study: Study, name: str, model: str, images: EvaluationSet) -> Iterator[Measurement]:
+    rows = _embedded(study, name, model, images)
+    return measure(images, encode_reference(rows, images.test))
 
 
 def references(study: Study) -> Iterator[dict[str, Any]]:
@@ -77,7 +85,7 @@ def _embedded(study: Study, name: str, model: str, images: EvaluationSet) -> np.
     return stored.load()[[row_of_key[key] for key in images.keys]]
 
 
-def _record(name: str, images: EvaluationSet, command: str, measured: list[dict[str, Any]]) -> dict[str, Any]:
+def _record(name: str, images: EvaluationSet, measured: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": f"reference/{name}/{images.name}",
         "stage": "reference",
@@ -91,6 +99,5 @@ def _record(name: str, images: EvaluationSet, command: str, measured: list[dict[
         "train_cpu_s": 0.0,
         "evaluation_s": 0.0,
         "origin": origin().to_dict(),
-        "command": command,
         "measurements": measured,
     }

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, Setting, Variant, default_setting
 from benchmarks.validation.numbers import (
+    HELD_OUT,
     METRICS,
     PRETRAIN,
     Differences,
@@ -26,15 +27,19 @@ from benchmarks.validation.numbers import (
     count_seeds,
     differences,
     paired,
+    pairs_of_arms,
     title,
 )
 from benchmarks.validation.pictures import draw_cosines, draw_differences
-from benchmarks.validation.statistics import in_points, interval
+from benchmarks.validation.references import MAJORITY
+from benchmarks.validation.statistics import in_points
 from benchmarks.validation.table import RESULTS
 from benchmarks.validation.tiers import TIERS, Tier
 
 _DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-_REFERENCES: Final = ("pixels", "mobilenet_v2", "resnet20")
+_REFERENCES: Final = (MAJORITY, "pixels", "mobilenet_v2", "resnet20")
+_LAST_POINTS: Final = 5
+"""Of a curve, which has one for every tenth step: a single batch is too few to tell its end by."""
 _NOT_RUN: Final = "Not run yet."
 
 
@@ -58,6 +63,7 @@ def filled(page: str, numbers: Numbers) -> str:
     blocks: dict[str, Callable[[Numbers], str]] = {
         "accuracy": accuracy_table,
         "differences": difference_table,
+        "pairs": pairs_table,
         "common": common_table,
         "untrained": untrained_table,
         "own": own_table,
@@ -79,7 +85,9 @@ def accuracy_table(numbers: Numbers) -> str:
     by_arm = {arm: numbers.reported(arm, settings.get(arm)) for arm in arms}
     header = ["", *(arm.replace("_", " ") for arm in arms)]
     seeds = ["seeds", *(_num_seeds(by_arm[arm]) for arm in arms)]
-    rows = [[title(task), *(_percent(by_arm[arm].get(task, {})) for arm in arms)] for task in numbers.tasks()]
+    rows = [
+        [title(task), *(_percent(by_arm[arm].get(task, {})) for arm in arms)] for task in (*numbers.tasks(), HELD_OUT)
+    ]
     return _table([header, seeds, *rows])
 
 
@@ -88,6 +96,16 @@ def difference_table(numbers: Numbers) -> str:
     found = differences(numbers, numbers.settings())
     picture = "![MLCD minus each other arm, with intervals](../assets/validation-differences.png)"
     return f"{_difference_rows(found, 'mlcd - {}')}\n\n{picture}" if found else _NOT_RUN
+
+
+def pairs_table(numbers: Numbers) -> str:
+    """Every arm against every other, in the means only."""
+    found = pairs_of_arms(numbers)
+    if not found:
+        return _NOT_RUN
+    titles = [title for title in found if title.startswith("mean of") or title.endswith(METRICS["map"])]
+    rows = [[name, *(in_points(found[title][name]) for title in titles)] for name in found[titles[0]]]
+    return _table([["", *titles], *rows])
 
 
 def common_table(numbers: Numbers) -> str:
@@ -118,9 +136,9 @@ def _difference_rows(found: Differences, header: str) -> str:
         return _NOT_RUN
     names = list(next(iter(found.values())))
     rows = [[task, *(in_points(by_name[name]) for name in names)] for task, by_name in found.items()]
-    counts = sorted({str(interval.n) for by_name in found.values() for interval in by_name.values()})
     table = _table([["", *map(header.format, names)], *rows])
-    return f"{table}\n\nn = {' or '.join(counts)} pairs of runs; bold: zero is outside, of four or more."
+    most = max(interval.n for by_name in found.values() for interval in by_name.values())
+    return f"{table}\n\n{most} pairs of runs where no n is given. Bold: zero is outside."
 
 
 def tuning_table(numbers: Numbers) -> str:
@@ -140,19 +158,21 @@ def tuning_table(numbers: Numbers) -> str:
 
 
 def sweep_table(numbers: Numbers) -> str:
-    """Every sweep, beside the reported runs of the same seed that it changes."""
+    """Every sweep, beside the reported runs of the same seed that it changes, and the untrained tower."""
+    arms = (UNTRAINED, *CLUSTER_ARMS)
     runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     settings = numbers.settings()
     for row in numbers.rows:
-        standing = row["stage"] == "report" and row["arm"] in CLUSTER_ARMS and row["seed"] == numbers.tier.seeds[0]
+        standing = row["stage"] == "report" and row["arm"] in arms and row["seed"] == numbers.tier.seeds[0]
         if row["stage"] == "sweep" or standing:
             runs[row["run"]].append(row)
     if not any(rows[0]["stage"] == "sweep" for rows in runs.values()):
         return _NOT_RUN
-    lines = [["arm", "changed", "mean k-NN", "mean probe", "fashion mAP"]]
-    for rows in sorted(runs.values(), key=lambda rows: CLUSTER_ARMS.index(rows[0]["arm"])):
-        means = [_mean_of(rows, metric) for metric in METRICS]
-        lines.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means])
+    lines = [["arm", "changed", "mean k-NN", "mean probe", "fashion mAP", "held out, k-NN"]]
+    for rows in sorted(runs.values(), key=lambda rows: arms.index(rows[0]["arm"])):
+        means = [_mean_of([row for row in rows if row["set"] != PRETRAIN], metric) for metric in METRICS]
+        held_out = _mean_of([row for row in rows if row["set"] == PRETRAIN], "knn")
+        lines.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means, held_out])
     return _table(lines)
 
 
@@ -163,9 +183,9 @@ def cosine_table(numbers: Numbers) -> str:
         return _NOT_RUN
     lines = [["arm", "steps", "cos+", "cos-"]]
     for arm, curves in found.items():
-        last = [curve[-1] for curve in curves]
+        last = [point for curve in curves for point in curve[-_LAST_POINTS:]]
         means = [statistics.mean(point[index] for point in last) for index in (1, 2)]
-        lines.append([arm, str(int(last[0][0])), *(f"{mean:+.3f}" for mean in means)])
+        lines.append([arm, f"{last[0][0]:.0f} to {last[-1][0]:.0f}", *(f"{mean:+.3f}" for mean in means)])
     picture = "![Mean cosine of positives and negatives over the steps](../assets/validation-cosines.png)"
     return f"{_table(lines)}\n\n{picture}"
 
@@ -175,26 +195,28 @@ def run_facts(numbers: Numbers) -> str:
     rows = list({row["run"]: row for row in numbers.rows}.values())
     if not rows:
         return _NOT_RUN
-    reported = [row for row in rows if row["stage"] == "report" and row["arm"] != UNTRAINED]
-    lines = [["stage", "runs", "steps", "minutes of one core each, training", "minutes by the clock"]]
+    timed = ("train_cpu_s", "train_s", "evaluation_s")
+    lines = [["stage", "runs", "steps", "training, minutes of a core", "by the clock", "evaluation, by the clock"]]
     for stage in ("report", "tune", "sweep"):
-        of_stage = [row for row in rows if row["stage"] == stage and row["arm"] != UNTRAINED]
-        if of_stage:
-            steps = "/".join(map(str, sorted({row["steps"] for row in of_stage})))
-            lines.append(
-                [stage, str(len(of_stage)), steps, *(_minutes(of_stage, name) for name in ("train_cpu_s", "train_s"))]
-            )
-    machines = sorted({f"{row['cpu']}, {row['cores']} cores, torch {row['torch']}" for row in reported})
-    commits = sorted({row["commit"] for row in reported})
+        for arms, named in ((CLUSTER_ARMS, "clusters"), (INSTANCE_ARMS, "instances")):
+            chosen = [row for row in rows if row["stage"] == stage and row["arm"] in arms]
+            if chosen:
+                steps = "/".join(map(str, sorted({row["steps"] for row in chosen})))
+                minutes = (_minutes(chosen, name) for name in timed)
+                lines.append([f"{stage}, {named}", str(len(chosen)), steps, *minutes])
+    machines = sorted({f"{row['cpu']}, {row['cores']} cores, torch {row['torch']}" for row in rows})
+    commits = sorted({row["commit"] for row in rows})
     return _table(lines) + f"\n\nHardware: {'; '.join(machines)}. Commits: {', '.join(commits)} (+: with changes)."
 
 
 def _mean_of(rows: Sequence[dict[str, Any]], metric: str) -> str:
-    values = [row["value"] for row in rows if row["metric"] == metric and row["set"] != PRETRAIN]
+    values = [row["value"] for row in rows if row["metric"] == metric]
     return f"{100 * statistics.mean(values):.1f}" if values else ""
 
 
 def _changes(row: dict[str, Any], tier: Tier, settings: dict[str, Setting]) -> str:
+    if row["arm"] == UNTRAINED:
+        return ""
     plain, setting = asdict(Variant()), asdict(settings[row["arm"]])
     variant = {name: value for name, value in json.loads(row["variant"]).items() if value != plain[name]}
     changed = {name: value for name, value in json.loads(row["setting"]).items() if value != setting[name]}
@@ -209,9 +231,7 @@ def _num_seeds(runs: Runs) -> str:
 def _percent(by_seed: Mapping[int, float]) -> str:
     if not by_seed:
         return ""
-    found = interval(list(by_seed.values()))
-    digits = 1 if found.half_width < 0.02 else 0
-    return f"{100 * found.mean:.{digits}f}"
+    return f"{100 * statistics.mean(by_seed.values()):.1f}"
 
 
 def _minutes(rows: Sequence[dict[str, Any]], name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec
+from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant
 from benchmarks.validation.data import PretrainingData
 from benchmarks.validation.hardware import origin
 from benchmarks.validation.instance import METRICS, InstanceKind, initial_model, train_instances
@@ -40,7 +40,7 @@ class Study:
 
     def prepare(self) -> None:
         """Everything that runs share, before they start side by side."""
-        self.pretraining.prepare(self.tier.clusters)
+        self.pretraining.prepare(Variant())
         for images in (self.pretraining_set(), *self.evaluation_sets()):
             pixels(images, self.state, self.tier.image_size)
 
@@ -66,7 +66,7 @@ class Study:
         return [json.loads(path.read_text()) for path in paths]
 
 
-def perform(study: Study, spec: RunSpec, command: str) -> None:
+def perform(study: Study, spec: RunSpec) -> None:
     """Train, evaluate, write result.json; what is finished is left alone, what was interrupted goes on."""
     if study.is_done(spec):
         return
@@ -88,7 +88,6 @@ def perform(study: Study, spec: RunSpec, command: str) -> None:
         "train_cpu_s": training.cpu_s,
         "evaluation_s": evaluation.wall_s,
         "origin": origin().to_dict(),
-        "command": command,
         "measurements": measured,
         "curves": _curves(folder / "run"),
     }
@@ -128,7 +127,7 @@ def config_of(study: Study, spec: RunSpec) -> RunConfig:
     if variant.drawn_from is not None:
         overrides.append(f"loss.drawn_from={variant.drawn_from}")
     if variant.kmeans_centers:
-        overrides.append(f"data.centers={study.pretraining.centers(variant.clusters or tier.clusters)}")
+        overrides.append(f"data.centers={study.pretraining.centers(variant)}")
     return load_config("small", overrides)
 
 

@@ -1,4 +1,4 @@
-"""Paired differences over seeds, and how many digits they support."""
+"""Paired differences over seeds, and how they are written."""
 
 import math
 import statistics
@@ -8,7 +8,8 @@ from typing import Final
 
 from scipy.stats import t
 
-_MIN_PAIRS: Final = 4
+MIN_PAIRS: Final = 4
+"""Fewer have no interval that is shown: two that happen to be alike would seem the surest of all."""
 
 Values = Mapping[int, float]
 """By seed."""
@@ -24,8 +25,8 @@ class Interval:
 
     @property
     def is_clear(self) -> bool:
-        """Whether zero is outside; never of fewer than four pairs, where equal differences are chance."""
-        return self.n >= _MIN_PAIRS and abs(self.mean) > self.half_width
+        """Whether zero is outside; never of fewer than MIN_PAIRS."""
+        return self.n >= MIN_PAIRS and abs(self.mean) > self.half_width
 
 
 def paired_difference(first: Values, second: Values) -> Interval:
@@ -44,13 +45,11 @@ def interval(values: list[float]) -> Interval:
 
 
 def in_points(found: Interval) -> str:
-    """Percentage points, with a decimal only where the interval supports one."""
+    """Percentage points."""
     if found.n == 0:
         return "not run"
-    half_width = 100 * found.half_width
-    digits = 1 if half_width < 2 else 0
-    mean = round(100 * found.mean, digits) + 0.0  # no minus before a zero
-    if math.isnan(half_width):
-        return f"{mean:+.0f} (n = 1)"
-    text = f"{mean:+.{digits}f} ± {half_width:.{digits}f}"
+    mean = round(100 * found.mean, 1) + 0.0  # no minus before a zero
+    if found.n < MIN_PAIRS:
+        return f"{mean:+.1f} (n = {found.n})"
+    text = f"{mean:+.1f} ± {100 * found.half_width:.1f}"
     return f"**{text}**" if found.is_clear else text

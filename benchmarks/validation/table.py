@@ -17,7 +17,7 @@ def gather(study: Study, folder: Path) -> None:
     """Write TIER.parquet and TIER-curves.parquet of everything that is finished."""
     folder.mkdir(parents=True, exist_ok=True)
     results = study.results()
-    rows = [row for result in [*results, *references(study)] for row in _rows(result)]
+    rows = [row for result in [*results, *references(study)] for row in _rows(study, result)]
     curves = [
         {"run": result["name"], "step": int(point["step"]), **{name: _number(point[name]) for name in CURVES}}
         for result in results
@@ -34,7 +34,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(study: Study, result: dict[str, Any]) -> list[dict[str, Any]]:
+    what = "--references" if result["stage"] == "reference" else f"--only {result['name']}"
     common = {
         "run": result["name"],
         "stage": result["stage"],
@@ -48,7 +49,7 @@ def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
         "train_cpu_s": round(result["train_cpu_s"], 1),
         "evaluation_s": round(result["evaluation_s"], 1),
         **result["origin"],
-        "command": result["command"],
+        "command": f"python -m benchmarks.validation --tier {study.tier.name} {what}",
     }
     return [{**common, **measured} for measured in result["measurements"]]
 

@@ -11,6 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {
+    "mlc": "lr0.001-s16-r1-steps12",
+    "mlcd": "lr0.001-s16-r1-steps12",
+    "instance_sigmoid": "lr0.001-s10-steps12",
+    "untrained": "lr0.001-s10-steps0",
+}
 SET_UP = {"tiny_imagenet_30", "cifar10_jpg", "caltech101_20", "fashion_products", "pretrain"}
 
 
@@ -19,12 +25,15 @@ def study(module, *arguments):
     return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False)
 
 
+def name_of(arm):
+    return f"report/{arm}-seed1-{SETTINGS[arm]}"
+
+
 @pytest.fixture(scope="module")
 def finished(shared_data, tmp_path_factory):
     """Seed 1 of two arms of clusters, of one of instances and of the untrained tower."""
     folder = tmp_path_factory.mktemp("study")
-    arms = ("mlc", "mlcd", "instance_sigmoid", "untrained")
-    only = [word for arm in arms for word in ("--only", f"{arm}:1")]
+    only = [word for arm in SETTINGS for word in ("--only", name_of(arm))]
     result = study("", "--data", shared_data, "--out", folder, "--results", folder / "results", *only)
     assert result.returncode == 0, result.stderr
     return folder
@@ -32,12 +41,12 @@ def finished(shared_data, tmp_path_factory):
 
 def test_every_run_states_what_made_it(finished):
     rows = pq.read_table(finished / "results" / "toy.parquet").to_pylist()
-    assert {row["arm"] for row in rows} == {"mlc", "mlcd", "instance_sigmoid", "untrained"}
+    assert {row["run"] for row in rows} == {name_of(arm) for arm in SETTINGS}
     assert {row["set"] for row in rows} == SET_UP
     assert {row["metric"] for row in rows} == {"knn", "linear_probe", "map"}
     for row in rows:
         assert 0 <= row["value"] <= 1
-        assert row["command"] == f"python -m benchmarks.validation --tier toy --only {row['arm']}:1"
+        assert row["command"] == f"python -m benchmarks.validation --tier toy --only {row['run']}"
         assert row["cpu"]
         assert row["cores"] >= 1
         assert row["commit"]
@@ -55,7 +64,7 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
     lost = next(path for path in results if "/mlcd-" in str(path))
     shutil.rmtree(lost.parent)
     places = ("--data", shared_data, "--out", finished, "--results", finished / "results")
-    result = study("", *places, "--only", "mlcd:1", "--only", "mlc:1")
+    result = study("", *places, "--only", name_of("mlcd"), "--only", name_of("mlc"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["finished", f"report/{lost.parent.name}"]
     before, after = json.loads(results.pop(lost)), json.loads(lost.read_text())
@@ -66,7 +75,7 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
 
 def test_report_fills_its_blocks_and_draws(finished, tmp_path):
     page = tmp_path / "page.md"
-    blocks = ("accuracy", "differences", "tuning", "sweeps", "cosines", "runs")
+    blocks = ("accuracy", "differences", "pairs", "tuning", "sweeps", "cosines", "runs")
     page.write_text(
         "".join(f"before\n<!-- validation: {name} -->\nstale\n<!-- /validation -->\nafter\n" for name in blocks)
     )
@@ -82,6 +91,13 @@ def test_report_fills_its_blocks_and_draws(finished, tmp_path):
     again = study(".report", *places)
     assert again.returncode == 0, again.stderr
     assert page.read_text() == text
+
+
+def test_wrong_name_is_refused_in_one_line(finished, shared_data):
+    result = study("", "--data", shared_data, "--out", finished, "--results", finished / "results", "--only", "mlcd:1")
+    assert result.returncode == 2
+    assert result.stderr.startswith("no run is called mlcd:1: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_wrong_folder_is_refused_in_one_line(tmp_path):

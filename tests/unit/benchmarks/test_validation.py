@@ -7,12 +7,14 @@ import pytest
 import torch
 from scipy.stats import ttest_rel
 
-from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, default_setting, grid
+from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, default_setting, grid
 from benchmarks.validation.instance import InstanceLoss
+from benchmarks.validation.measure import measure_majority
 from benchmarks.validation.plan import due, known, tuning
 from benchmarks.validation.sets import EvaluationSet, split_of
 from benchmarks.validation.statistics import in_points, interval, paired_difference
 from benchmarks.validation.tiers import TIERS
+from mlcd.errors import ConfigInvalid
 from mlcd.keys import HELD_OUT_FRACTION, held_out
 
 TIER = TIERS["cpu"]
@@ -77,6 +79,43 @@ def test_only_names_of_different_runs_differ():
     assert len({spec.name for spec in specs}) == len(specs) == len(set(specs))
 
 
+def test_every_run_is_told_by_its_name():
+    for spec in known(TIER, everything(by_rate)):
+        assert RunSpec.parse(spec.name) == spec
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlcd:1",
+        "report/mlcd-seed1",
+        "report/none-seed1-lr0.001-s8-r1-steps480",
+        "report/mlcd-seed1-lr0.0010-s8-r1-steps480",
+        "report/mlcd-seed1-lr0.001-s8-r1-steps480-labels=8",
+        "sweep/mlcd-seed1-lr0.001-s8-r1-steps480-colors=3",
+        "sweep/mlcd-seed1-lr0.001-s8-r1-steps480-labels",
+        "report/mlcd-seed1-lr0.001-s8-steps480",
+        "report/instance_softmax-seed1-lr0.001-s8-r1-steps480",
+        "report/mlcd-seed1-lr1.2.3-s8-r1-steps480",
+        "",
+    ],
+)
+def test_other_names_are_refused(name):
+    with pytest.raises(ConfigInvalid, match="no run is called"):
+        RunSpec.parse(name)
+
+
+def test_majority_needs_no_image():
+    images = set_of(400)
+    classes, known = np.array(images.columns["class"]), ~images.test
+    names, counts = np.unique(classes[known], return_counts=True)
+    expected = (classes[images.test] == names[counts.argmax()]).mean()
+    assert [(each.metric, each.value) for each in measure_majority(images)] == [
+        ("knn", pytest.approx(expected)),
+        ("linear_probe", pytest.approx(expected)),
+    ]
+
+
 def test_every_sweep_changes_something_of_a_reported_run():
     specs = list(known(TIER, everything(by_rate)))
     reported = {(spec.arm, spec.setting, spec.steps, spec.variant) for spec in specs if spec.stage == "report"}
@@ -99,17 +138,18 @@ def test_paired_interval_is_that_of_the_t_test():
 def test_one_pair_has_no_interval():
     found = interval([0.02])
     assert math.isnan(found.half_width)
-    assert in_points(found) == "+2 (n = 1)"
+    assert in_points(found) == "+2.0 (n = 1)"
     assert not found.is_clear
 
 
-def test_digits_are_those_that_the_interval_supports():
+def test_differences_are_written_in_points():
     assert in_points(interval([0.010, 0.012, 0.011, 0.011])) == "**+1.1 ± 0.1**"
-    assert in_points(interval([0.05, -0.02, 0.01])) == "+1 ± 9"
-    assert in_points(interval([0.01, -0.02, 0.009])) == "+0 ± 4"
+    assert in_points(interval([0.05, -0.02, 0.01, 0.0])) == "+1.0 ± 4.7"
+    assert in_points(interval([-0.0001] * 4)) == "**+0.0 ± 0.0**"
 
 
-def test_two_equal_differences_are_not_called_clear():
+def test_two_equal_differences_are_no_interval():
+    assert in_points(interval([0.01, 0.01])) == "+1.0 (n = 2)"
     assert not interval([0.01, 0.01]).is_clear
     assert interval([0.01] * 4).is_clear
 
