@@ -114,17 +114,20 @@ class RunSpec:
     @classmethod
     def parse(cls, name: str) -> Self:
         """The run of that name. Raises ConfigInvalid where no run has it."""
+        unknown = ConfigInvalid(f"no run is called {name}", remedy="names stand in the column `run` of the results")
         found = _NAME.fullmatch(name)
-        with suppress(TypeError):  # a change that no variant has
-            if found is not None and (found["ratio"] is not None) == (found["arm"] in CLUSTER_ARMS):
-                ratio = None if found["ratio"] is None else float(found["ratio"])
-                setting = Setting(float(found["lr"]), float(found["scale"]), ratio)
-                stage: Any = found["stage"]
-                variant = Variant.parse(found["variant"])
-                spec = cls(stage, found["arm"], int(found["seed"]), setting, int(found["steps"]), variant)
-                if spec.name == name:
-                    return spec
-        raise ConfigInvalid(f"no run is called {name}", remedy="names stand in the column `run` of the results")
+        if found is None or (found["ratio"] is not None) != (found["arm"] in CLUSTER_ARMS):
+            raise unknown
+        try:
+            variant = Variant.parse(found["variant"])
+        except TypeError:  # a change that no variant has
+            raise unknown from None
+        setting = Setting(float(found["lr"]), float(found["scale"]), found["ratio"] and float(found["ratio"]))
+        stage: Any = found["stage"]
+        spec = cls(stage, found["arm"], int(found["seed"]), setting, int(found["steps"]), variant)
+        if spec.name != name:  # the same number written in another way
+            raise unknown
+        return spec
 
     @property
     def num_labels(self) -> int:
