@@ -122,7 +122,8 @@ class RunSpec:
             variant = Variant.parse(found["variant"])
         except TypeError:  # a change that no variant has
             raise unknown from None
-        setting = Setting(float(found["lr"]), float(found["scale"]), found["ratio"] and float(found["ratio"]))
+        ratio = None if found["ratio"] is None else float(found["ratio"])
+        setting = Setting(float(found["lr"]), float(found["scale"]), ratio)
         stage: Any = found["stage"]
         spec = cls(stage, found["arm"], int(found["seed"]), setting, int(found["steps"]), variant)
         if spec.name != name:  # the same number written in another way
