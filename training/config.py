@@ -98,7 +98,7 @@ class LossConfig(_Section):
     """Draw the l positives out of so many nearest centers, anew each time an image is seen; those not drawn count as
     negatives then, as in the authors' later code, which draws 8 of 10. None: always the nearest l."""
     scale: Annotated[float, Field(gt=0)] | None = None
-    """s. None: 64 as published, but 8 or 16 below 10,000 centers (`resolved_scale`), where 64 learns nothing."""
+    """s. None: 64, the authors' for a million centers, but 8 or 16 below 10,000 (`resolved_scale`)."""
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """r, the share of classes drawn as negatives. None: 0.1 as published, but 1 below 10,000 centers."""
     margin_kind: MarginKind = "arcface"
@@ -147,7 +147,7 @@ class LossConfig(_Section):
         )
 
     def resolved_scale(self, num_classes: int) -> float:
-        """As published from 10,000 classes on; below, as measured: docs/explanation/validation.md."""
+        """From 10,000 classes on the authors' for a million; below that see docs/explanation/validation.md."""
         if self.scale is not None:
             return self.scale
         if num_classes >= _MANY_CLASSES:
