@@ -115,8 +115,8 @@ def sweep_of_clusters(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[Run
 
 
 def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm on features without
-    supervision, and every arm trained for longer.
+    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm trained for longer, and
+    on features without supervision.
     """
     seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
@@ -136,5 +136,5 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     yield changed(labels=16, threshold_mean=8.0)
     yield changed(embedding_dim=1280)
     yield changed(embedding_dim=1280, kmeans_centers=True)
+    yield from (RunSpec("sweep", arm, seed, chosen[arm], 3 * tier.steps) for arm in CLUSTER_ARMS)
     yield from (changed(arm, features="hog") for arm in CLUSTER_ARMS)
-    yield from (RunSpec("sweep", arm, seed, chosen[arm], 4 * tier.steps) for arm in CLUSTER_ARMS)
