@@ -1,22 +1,26 @@
 """Where and from what a result comes: machine, versions, commit."""
 
+import json
 import platform
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from mlcd.cores import available_cores
 
+THEN: Final = " then "
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SOURCES = ("mlcd", "training", "benchmarks/validation")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """commit ends in `+` where the sources that decide results differ from it."""
+    """commit ends in `+` where the sources that decide results differ from it; of a run that went on at another one
+    both are told, see THEN.
+    """
 
     cpu: str
     cores: int
@@ -31,6 +35,18 @@ class Origin:
 
 def origin() -> Origin:
     return Origin(_cpu(), available_cores(), _device(), torch.__version__, platform.python_version(), _commit())
+
+
+def origin_so_far(path: Path) -> Origin:
+    """Of a run that begins now, or goes on: taken when its process starts, and kept in the file."""
+    now = origin()
+    if path.is_file():
+        commits = json.loads(path.read_text())["commit"]
+        now = replace(now, commit=commits if commits.endswith(now.commit) else f"{commits}{THEN}{now.commit}")
+    written = path.with_suffix(".partial")
+    written.write_text(json.dumps(now.to_dict()))
+    written.rename(path)
+    return now
 
 
 def _device() -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, Setting, Variant, default_setting
+from benchmarks.validation.hardware import THEN
 from benchmarks.validation.numbers import (
     HELD_OUT,
     METRICS,
@@ -205,7 +206,7 @@ def run_facts(numbers: Numbers) -> str:
                 minutes = (_minutes(chosen, name) for name in timed)
                 lines.append([f"{stage}, {named}", str(len(chosen)), steps, *minutes])
     machines = sorted({f"{row['cpu']}, {row['cores']} cores, torch {row['torch']}" for row in rows})
-    commits = sorted({row["commit"] for row in rows})
+    commits = sorted({commit for row in rows for commit in row["commit"].split(THEN)})
     return _table(lines) + f"\n\nHardware: {'; '.join(machines)}. Commits: {', '.join(commits)} (+: with changes)."
 
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant
 from benchmarks.validation.data import PretrainingData
-from benchmarks.validation.hardware import origin
+from benchmarks.validation.hardware import origin_so_far
 from benchmarks.validation.instance import METRICS, InstanceKind, initial_model, train_instances
 from benchmarks.validation.measure import Measurement, encode, measure, measure_neighbors
 from benchmarks.validation.sets import EvaluationSet, open_pretraining, open_sets, pixels
@@ -72,6 +72,7 @@ def perform(study: Study, spec: RunSpec) -> None:
         return
     folder = study.folder(spec)
     folder.mkdir(parents=True, exist_ok=True)
+    origin = origin_so_far(folder / "origin.json")
     config = config_of(study, spec)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     training, evaluation = Stopwatch(folder / "training.json"), Stopwatch(folder / "evaluation.json")
@@ -87,7 +88,7 @@ def perform(study: Study, spec: RunSpec) -> None:
         "train_s": training.wall_s,
         "train_cpu_s": training.cpu_s,
         "evaluation_s": evaluation.wall_s,
-        "origin": origin().to_dict(),
+        "origin": origin.to_dict(),
         "measurements": measured,
         "curves": _curves(folder / "run"),
     }

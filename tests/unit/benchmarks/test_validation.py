@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import ttest_rel
 
+from benchmarks.validation import hardware
 from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, default_setting, grid
 from benchmarks.validation.instance import InstanceLoss
 from benchmarks.validation.measure import measure_majority
@@ -103,6 +104,14 @@ def test_every_run_is_told_by_its_name():
 def test_other_names_are_refused(name):
     with pytest.raises(ConfigInvalid, match="no run is called"):
         RunSpec.parse(name)
+
+
+def test_a_run_names_every_commit_that_worked_on_it(tmp_path, monkeypatch):
+    told = []
+    for commit in ("one", "one", "two", "two"):
+        monkeypatch.setattr(hardware, "_commit", lambda commit=commit: commit)
+        told.append(hardware.origin_so_far(tmp_path / "origin.json").commit)
+    assert told == ["one", "one", "one then two", "one then two"]
 
 
 def test_majority_needs_no_image():
