@@ -25,7 +25,7 @@ from sklearn.linear_model import LogisticRegression as Peer
 from threadpoolctl import threadpool_limits
 
 from mlcd.embeddings import EmbeddingsArtifact
-from training.evaluation.logistic_regression import LogisticRegression
+from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
 
 Rows = tuple[NDArray[np.float64], NDArray[np.int64]]
 
@@ -83,7 +83,7 @@ def compare(features: NDArray[np.float64], classes: NDArray[np.int64], c: float,
 
 def ours(features: NDArray[np.float64], classes: NDArray[np.int64], c: float) -> float:
     rows, labels = torch.from_numpy(features), torch.from_numpy(classes)
-    return LogisticRegression(rows, labels, int(classes.max()) + 1).fit(c).objective
+    return LogisticRegression(PrincipalRows(rows), labels, int(classes.max()) + 1).fit(c).objective
 
 
 def theirs(features: NDArray[np.float64], classes: NDArray[np.int64], peer: Peer) -> float:

@@ -19,7 +19,7 @@ from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.types import unit_rows
 from training.evaluation.knn import knn
-from training.evaluation.logistic_regression import LogisticRegression
+from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
 from training.evaluation.multilabel_probe import best_c, multilabel_probe
 from training.evaluation.representations import LabeledRows
 from training.evaluation.scores import score
@@ -107,7 +107,7 @@ def linear_probe(samples: LabeledRows) -> float:
     num_classes = len(set(samples.class_names))
     features, classes = torch.from_numpy(samples.rows.astype(np.float64)), torch.from_numpy(samples.classes)
     train, validation = torch.from_numpy(split.train), torch.from_numpy(split.validation)
-    problem = LogisticRegression(features[train], classes[train], num_classes)
+    problem = LogisticRegression(PrincipalRows(features[train]), classes[train], num_classes)
 
     def scored(c: float) -> float:
         predicted = problem.fit(c).predict(features[validation])
@@ -115,5 +115,5 @@ def linear_probe(samples: LabeledRows) -> float:
 
     best = best_c(scored)
     known = train | validation
-    final = LogisticRegression(features[known], classes[known], num_classes).fit(best)
+    final = LogisticRegression(PrincipalRows(features[known]), classes[known], num_classes).fit(best)
     return score(final.predict(features[torch.from_numpy(split.test)]).numpy(), samples.classes[split.test], "accuracy")

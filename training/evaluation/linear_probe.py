@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.logistic_regression import LogisticRegression, Solution
+from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
 from training.evaluation.representations import LabeledRows
 from training.evaluation.scores import Metric, score
 from training.evaluation.splits import check_probe_split, split_samples
@@ -85,7 +85,9 @@ def linear_probe(
     validation = _Rows.of(samples, split.validation, world, place)
     chosen, start = choose_c(train, validation, num_classes, metric, world)
     known = _Rows.of(samples, split.train | split.validation, world, place)
-    final = LogisticRegression(known.features, known.classes, num_classes, world=world).fit(start.c, start=start)
+    final = LogisticRegression(PrincipalRows(known.features, world), known.classes, num_classes).fit(
+        start.c, start=start
+    )
     name = f"linear_probe_{metric.replace('-', '_')}"
     yield name, _Rows.of(samples, split.test, world, place).score(final, metric, world)
     yield f"validation_{metric.replace('-', '_')}", chosen
@@ -99,7 +101,7 @@ def linear_probe(
 
 def choose_c(train: _Rows, validation: _Rows, num_classes: int, metric: Metric, world: World) -> tuple[float, Solution]:
     """The best validation score of the search, and the solution on `train` that has it."""
-    problem = LogisticRegression(train.features, train.classes, num_classes, world=world)
+    problem = LogisticRegression(PrincipalRows(train.features, world), train.classes, num_classes)
     solutions: dict[int, Solution] = {}
     scores: dict[int, float] = {}
 

@@ -55,24 +55,39 @@ class _Point:
     probability: Tensor
 
 
-class LogisticRegression:
-    """One problem for any C: rows are centered and rotated to their principal axes once.
+class PrincipalRows:
+    """Features that were centered and rotated to their principal axes, for any number of problems on them.
 
-    Neither changes the minimum, for the intercept is free and the penalty does not depend on the axes; both make the
+    Neither changes a minimum, for the intercept is free and the penalty does not depend on the axes; both make the
     Hessian nearly diagonal, so that its diagonal is a good preconditioner.
     """
 
-    def __init__(self, features: Tensor, classes: Tensor, num_classes: int, *, world: World | None = None) -> None:
-        """features: float64 [N, D] and classes: int64 [N] in 0..num_classes-1, this process's rows, perhaps none."""
-        self._world = world or World()
-        self._num_rows = int(self._world.sum(torch.tensor(len(features), device=features.device)))
-        self._mean_D = self._world.sum(features.sum(dim=0)) / self._num_rows
-        centered_ND = features - self._mean_D
-        self._axes_DD = self._principal_axes(centered_ND)
-        self._x_NE = torch.cat([centered_ND @ self._axes_DD, torch.ones_like(features[:, :1])], dim=1)
+    def __init__(self, features: Tensor, world: World | None = None) -> None:
+        """features: float64 [N, D], this process's rows, perhaps none."""
+        self.world = world or World()
+        self.num_rows = int(self.world.sum(torch.tensor(len(features), device=features.device)))
+        self.mean_D = self.world.sum(features.sum(dim=0)) / self.num_rows
+        centered_ND = features - self.mean_D
+        self.axes_DD = self._principal_axes(centered_ND)
+        self.x_NE = torch.cat([centered_ND @ self.axes_DD, torch.ones_like(features[:, :1])], dim=1)
+
+    def _principal_axes(self, centered_ND: Tensor) -> Tensor:
+        moment_DD = self.world.sum(centered_ND.T @ centered_ND) / self.num_rows
+        axes_DD = torch.linalg.eigh(moment_DD).eigenvectors
+        # Signs and equal eigenvalues leave a choice: all take that of the first process.
+        return self.world.sum(axes_DD if self.world.rank == 0 else torch.zeros_like(axes_DD))
+
+
+class LogisticRegression:
+    """One problem for any C."""
+
+    def __init__(self, rows: PrincipalRows, classes: Tensor, num_classes: int) -> None:
+        """classes: int64 [N] in 0..num_classes-1, of this process's rows."""
+        self._world, self._num_rows = rows.world, rows.num_rows
+        self._mean_D, self._axes_DD, self._x_NE = rows.mean_D, rows.axes_DD, rows.x_NE
         self._classes = classes
         self._num_logits = 1 if num_classes == 2 else num_classes
-        self._target_NM = functional.one_hot(classes, num_classes)[:, -self._num_logits :].to(features.dtype)
+        self._target_NM = functional.one_hot(classes, num_classes)[:, -self._num_logits :].to(self._x_NE.dtype)
 
     def fit(self, c: float, *, start: Solution | None = None) -> Solution:
         """The minimum for this C, to 1e-9 of its value; `start`: a guess, which changes the way and not the goal."""
@@ -92,12 +107,6 @@ class LogisticRegression:
         weight_MD = w_ME[:, :-1] @ self._axes_DD.T
         bias_M = w_ME[:, -1] - weight_MD @ self._mean_D
         return Solution(weight_MD, bias_M, c, point.value * c * self._num_rows, gap)
-
-    def _principal_axes(self, centered_ND: Tensor) -> Tensor:
-        moment_DD = self._world.sum(centered_ND.T @ centered_ND) / self._num_rows
-        axes_DD = torch.linalg.eigh(moment_DD).eigenvectors
-        # Signs and equal eigenvalues leave a choice: all take that of the first process.
-        return self._world.sum(axes_DD if self._world.rank == 0 else torch.zeros_like(axes_DD))
 
     def _rotated(self, start: Solution | None) -> Tensor:
         if start is None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from mlcd.errors import InvalidInput
-from training.evaluation.logistic_regression import LogisticRegression, Solution
+from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
 from training.evaluation.scores import average_precision
 from training.evaluation.splits import split_samples
 
@@ -62,7 +62,7 @@ def multilabel_probe(
 
 
 def _problems(features: torch.Tensor, tags: NDArray[np.bool_], mask: NDArray[np.bool_]) -> list[LogisticRegression]:
-    chosen = features[torch.from_numpy(mask)]
+    chosen = PrincipalRows(features[torch.from_numpy(mask)])
     return [
         LogisticRegression(chosen, torch.from_numpy(tags[mask, column].astype(np.int64)), 2)
         for column in range(tags.shape[1])

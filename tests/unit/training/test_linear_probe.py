@@ -14,7 +14,7 @@ from mlcd.errors import InvalidInput
 from mlcd.keys import split_positions
 from tests.unit.training import evaluating
 from training.evaluation.linear_probe import NUM_STEPS, coarse_to_fine, grid_c, linear_probe
-from training.evaluation.logistic_regression import LogisticRegression
+from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
 from training.evaluation.representations import LabeledRows
 from training.evaluation.scores import score
 from training.evaluation.splits import split_samples
@@ -31,7 +31,9 @@ def data_set(name):
 
 
 def problem(features, classes):
-    return LogisticRegression(torch.from_numpy(features), torch.from_numpy(classes), int(classes.max()) + 1)
+    return LogisticRegression(
+        PrincipalRows(torch.from_numpy(features)), torch.from_numpy(classes), int(classes.max()) + 1
+    )
 
 
 def objective(weight, bias, features, classes, c):
