@@ -41,6 +41,7 @@ _DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 _REFERENCES: Final = (MAJORITY, "pixels", "mobilenet_v2", "resnet20")
 _LAST_POINTS: Final = 5
 """Of a curve, which has one for every tenth step: a single batch is too few to tell its end by."""
+_NOTHING: Final = "nothing"
 _NOT_RUN: Final = "Not run yet."
 
 
@@ -170,11 +171,12 @@ def sweep_table(numbers: Numbers) -> str:
     if not any(rows[0]["stage"] == "sweep" for rows in runs.values()):
         return _NOT_RUN
     lines = [["arm", "changed", "mean k-NN", "mean probe", "fashion mAP", "held out, k-NN"]]
-    for rows in sorted(runs.values(), key=lambda rows: arms.index(rows[0]["arm"])):
+    found = []
+    for rows in runs.values():
         means = [_mean_of([row for row in rows if row["set"] != PRETRAIN], metric) for metric in METRICS]
         held_out = _mean_of([row for row in rows if row["set"] == PRETRAIN], "knn")
-        lines.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means, held_out])
-    return _table(lines)
+        found.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means, held_out])
+    return _table([*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))])
 
 
 def cosine_table(numbers: Numbers) -> str:
@@ -222,7 +224,13 @@ def _changes(row: dict[str, Any], tier: Tier, settings: dict[str, Setting]) -> s
     variant = {name: value for name, value in json.loads(row["variant"]).items() if value != plain[name]}
     changed = {name: value for name, value in json.loads(row["setting"]).items() if value != setting[name]}
     steps = {} if row["steps"] == tier.steps else {"steps": row["steps"]}
-    return ", ".join(f"{name} {value}" for name, value in {**changed, **variant, **steps}.items()) or "nothing"
+    return ", ".join(f"{name} {value}" for name, value in {**changed, **variant, **steps}.items()) or _NOTHING
+
+
+def _by_number(changes: str) -> list[tuple[bool, str | float]]:
+    """What sorts changes by what is changed, and by its value; nothing goes first."""
+    words = [] if changes == _NOTHING else changes.replace(",", " ,").split()
+    return [(True, float(word)) if re.fullmatch(r"-?[\d.]+", word) else (False, word) for word in words]
 
 
 def _num_seeds(runs: Runs) -> str:
