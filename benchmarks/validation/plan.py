@@ -49,7 +49,7 @@ def _all_known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
     has_sweeps = tier.sweeps and len(of_clusters.chosen) == len(CLUSTER_ARMS)
     if has_sweeps:
         yield from sweep_of_clusters(tier, of_clusters.chosen)
-    of_instances = _tuned(tier, INSTANCE_ARMS, scores)
+    of_instances = _tuned(tier, INSTANCE_ARMS if tier.instances else (), scores)
     yield from of_instances.runs
     for seed in tier.seeds:
         yield from (reported(tier, arm, seed, setting) for arm, setting in of_instances.chosen.items())

@@ -10,8 +10,9 @@ class Tier:
 
     overrides: of the recipe `small`. encoder: an .onnx file below the data directory, or a built-in encoder's name.
     num_threads: of each run; with it and its seed a run is bit-identical on one kind of CPU. tune_steps 0: every
-    arm takes its default setting. known_per_class, test_per_class: caps by hash of the key. packed_per_class: the
-    study stands on a copy of so many photographs of each class and of small evaluation images, which travels.
+    arm takes its default setting. instances: instance discrimination, too, at twice the cost of a step.
+    known_per_class, test_per_class: caps by hash of the key. packed_per_class: the study stands on a copy of
+    so many photographs of each class and of small evaluation images, which travels.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Tier:
     seeds: tuple[int, ...]
     sweeps: bool
     references: bool
+    instances: bool
     num_threads: int
     device: str = "cpu"
     tune_seed: int = 0
@@ -67,6 +69,7 @@ TIERS: Final = {
             seeds=(1, 2),
             sweeps=False,
             references=False,
+            instances=True,
             num_threads=1,
             known_per_class=12,
             test_per_class=4,
@@ -78,7 +81,7 @@ TIERS: Final = {
             checkpoint_steps=6,
         ),
         Tier(
-            name="smoke",  # 20 minutes on 2 cores
+            name="smoke",  # 15 minutes on 2 cores
             shards=_ALL_SHARDS,
             encoder=MOBILENET,
             overrides=(),
@@ -89,6 +92,7 @@ TIERS: Final = {
             seeds=(1, 2),
             sweeps=False,
             references=False,
+            instances=False,
             num_threads=1,
         ),
         Tier(
@@ -103,6 +107,7 @@ TIERS: Final = {
             seeds=(1, 2, 3, 4),
             sweeps=True,
             references=True,
+            instances=True,
             num_threads=1,
         ),
         Tier(
@@ -126,6 +131,7 @@ TIERS: Final = {
             seeds=(1, 2, 3, 4, 5, 6, 7, 8),
             sweeps=False,
             references=False,
+            instances=True,
             num_threads=0,
             device="cuda",
             known_per_class=40,
