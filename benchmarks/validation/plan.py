@@ -130,11 +130,11 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     for setting in (*of_ratios, *of_scales, of_a_million_classes):
         if setting not in (base, common):  # reported ones
             yield changed(setting=setting)
-    yield from (changed(bias=bias) for bias in (-4.0, -8.0))
-    yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
-    yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column"))
-    yield changed(labels=16, threshold_mean=8.0)
     yield changed(embedding_dim=1280)
     yield changed(embedding_dim=1280, kmeans_centers=True)
+    yield changed(labels=16, threshold_mean=8.0)
+    yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column"))
+    yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
+    yield from (changed(bias=bias) for bias in (-4.0, -8.0))
     yield from (RunSpec("sweep", arm, seed, chosen[arm], 3 * tier.steps) for arm in CLUSTER_ARMS)
     yield from (changed(arm, features="hog") for arm in CLUSTER_ARMS)
