@@ -14,7 +14,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -42,9 +42,10 @@ def main() -> int:
             with suppress(Preempted):  # it has saved, and goes on when it is run again
                 perform(study, RunSpec.parse(options.run))
             return 0
+        only = None if options.only is None else [RunSpec.parse(name) for name in dict.fromkeys(options.only)]
         study.prepare()
         if not options.references:
-            _run_all(study, options)
+            _run_all(study, options, only)
         if study.tier.references and (options.references or next(due(study.tier, study.scores()), None) is None):
             perform_references(study)
         gather(study, options.results)
@@ -69,7 +70,7 @@ def _parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run_all(study: Study, options: argparse.Namespace) -> None:
+def _run_all(study: Study, options: argparse.Namespace, only: Sequence[RunSpec] | None) -> None:
     """Start what is due while there is any. Raises InvalidInput where a run fails, after the others have ended."""
     jobs = options.jobs or (1 if study.tier.device == "cuda" else available_cores())
     left = options.max_runs if options.max_runs is not None else sys.maxsize
@@ -79,7 +80,7 @@ def _run_all(study: Study, options: argparse.Namespace) -> None:
     with ThreadPoolExecutor(jobs) as pool:
         while True:
             under_way = {spec.name for spec in running.values()}
-            waiting = [spec for spec in _wanted(study, options.only) if spec.name not in under_way]
+            waiting = [spec for spec in _wanted(study, only) if spec.name not in under_way]
             while waiting and left > 0 and len(running) < jobs and not failed and time.monotonic() < deadline:
                 spec = waiting.pop(0)
                 running[pool.submit(_start, study, options, spec, deadline)] = spec
@@ -102,12 +103,10 @@ def _outcome(study: Study, spec: RunSpec, status: int, deadline: float) -> str:
     return "interrupted" if time.monotonic() >= deadline or status == 0 else "failed"
 
 
-def _wanted(study: Study, only: list[str] | None) -> Iterator[RunSpec]:
+def _wanted(study: Study, only: Sequence[RunSpec] | None) -> Iterator[RunSpec]:
     if only is None:
-        yield from due(study.tier, study.scores())
-        return
-    specs = [RunSpec.parse(name) for name in dict.fromkeys(only)]
-    yield from (spec for spec in specs if not study.is_done(spec))
+        return due(study.tier, study.scores())
+    return (spec for spec in only if not study.is_done(spec))
 
 
 def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: float) -> int:
