@@ -7,6 +7,7 @@ import pytest
 
 from service.jobs.embedded import EmbeddedRecords
 from service.jobs.queue import Queue
+from tests.conftest import write_digits
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +22,16 @@ def signals_as_they_were():
 def queue(tmp_path):
     with contextlib.closing(Queue(EmbeddedRecords(tmp_path / "queue.sqlite"))) as opened:
         yield opened
+
+
+@pytest.fixture
+def short_pauses(monkeypatch):
+    for name in ("_AFTER_FAILURE_S", "_IDLE_S", "_ENGINE_PAUSE_S"):
+        monkeypatch.setattr(f"service.jobs.worker.{name}", 0.05)
+    monkeypatch.setattr("service.jobs.worker_link._FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_digits(tmp_path / "images", 40)
