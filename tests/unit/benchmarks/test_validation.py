@@ -1,6 +1,8 @@
 """The study's decisions: which runs are due, what a pair of arms differs by, which images are judged."""
 
+import json
 import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.validation import hardware
 from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, default_setting, grid
 from benchmarks.validation.instance import InstanceLoss
 from benchmarks.validation.measure import measure_majority
+from benchmarks.validation.numbers import Numbers, differences, pairs_of_arms
 from benchmarks.validation.plan import due, known, tuning
 from benchmarks.validation.sets import EvaluationSet, split_of
 from benchmarks.validation.statistics import in_points, interval, paired_difference
@@ -161,6 +164,32 @@ def test_two_equal_differences_are_no_interval():
     assert in_points(interval([0.01, 0.01])) == "+1.0 (n = 2)"
     assert not interval([0.01, 0.01]).is_clear
     assert interval([0.01] * 4).is_clear
+
+
+def row_of(arm, seed, setting, value, images="cifar10_jpg", metric="knn"):
+    stated = {"arm": arm, "seed": seed, "setting": json.dumps(asdict(setting)), "stage": "report", "value": value}
+    task = {"set": images, "task": "class" if images == "pretrain" else "label", "metric": metric}
+    return {"run": f"{arm}-{seed}-{setting}", **stated, **task}
+
+
+def test_arms_are_paired_at_one_setting_and_held_out_photographs_are_no_evaluation():
+    common, other = default_setting("mlcd"), replace(default_setting("mlcd"), scale=8.0)
+    rows = [
+        row_of(arm, seed, common, value + seed / 100, images=images)
+        for arm, value in (("mlcd", 0.5), ("cd", 0.3))
+        for images, value in (("cifar10_jpg", value), ("pretrain", value / 2))
+        for seed in (1, 2, 3, 4)
+    ]
+    numbers = Numbers(TIER, [*rows, *(row_of("mlcd", seed, other, 0.9) for seed in (1, 2, 3, 4))], [])
+    assert numbers.tasks() == [("cifar10_jpg", "label", "knn")]
+    assert numbers.settings()["mlcd"] == common  # nothing is tuned
+    found = differences(numbers, dict.fromkeys(CLUSTER_ARMS, common))
+    assert {name: round(by_arm["cd"].mean, 9) for name, by_arm in found.items() if by_arm["cd"].n} == {
+        "mean of 1 tasks, k-NN": 0.2,
+        "CIFAR-10, k-NN": 0.2,
+        "pre-training's classes, photographs held out, k-NN": 0.1,
+    }
+    assert list(pairs_of_arms(numbers)["CIFAR-10, k-NN"]) == ["mlcd - cd"]
 
 
 def set_of(num, test_share=0.3):
