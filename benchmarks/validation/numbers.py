@@ -3,13 +3,21 @@
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, Setting, default_setting
-from benchmarks.validation.plan import tuning
+from benchmarks.validation.arms import (
+    CLUSTER_ARMS,
+    INSTANCE_ARMS,
+    UNTRAINED,
+    RunSpec,
+    Setting,
+    Variant,
+    default_setting,
+)
+from benchmarks.validation.plan import swept_clusters, tuning
 from benchmarks.validation.statistics import Interval, Values, paired_difference
 from benchmarks.validation.table import read
 from benchmarks.validation.tiers import Tier
@@ -18,6 +26,8 @@ PRETRAIN: Final = "pretrain"
 HELD_OUT: Final = (PRETRAIN, "class", "knn")
 """What settings are chosen by: no evaluation, of the classes that were trained on."""
 METRICS: Final = {"knn": "k-NN", "linear_probe": "probe", "map": "mAP"}
+AVERAGED: Final = ("knn", "linear_probe")
+"""Over tasks; of mAP there is one."""
 _OPPONENTS: Final = ("cd", "per_column", "mlc", *INSTANCE_ARMS)
 _TITLES: Final = {
     "tiny_imagenet_30": "Tiny ImageNet, 30 classes",
@@ -57,11 +67,16 @@ class Numbers:
 
     def reported(self, arm: str, setting: Setting | None) -> dict[Task, dict[int, float]]:
         """Of the reported runs of an arm at a setting (None: whatever it is), by task and seed."""
-        found: dict[Task, dict[int, float]] = defaultdict(dict)
-        for row in self.rows:
-            if row["stage"] in ("report", "reference") and row["arm"] == arm and _has(row, setting):
-                found[row["set"], row["task"], row["metric"]][row["seed"]] = row["value"]
-        return found
+        return _by_task(
+            row
+            for row in self.rows
+            if row["stage"] in ("report", "reference") and row["arm"] == arm and _has(row, setting)
+        )
+
+    def swept(self, arm: str, setting: Setting, steps: int, variant: Variant) -> dict[Task, dict[int, float]]:
+        """Of the sweep's runs that differ in their seed alone, by task and seed."""
+        names = {RunSpec("sweep", arm, seed, setting, steps, variant).name for seed in self.tier.seeds}
+        return _by_task(row for row in self.rows if row["run"] in names)
 
     def tuned(self, arm: str) -> Setting | None:
         """What tuning chose; None before it is finished."""
@@ -77,6 +92,28 @@ class Numbers:
 
     def _has_every_seed(self, arm: str, setting: Setting | None) -> bool:
         return setting is not None and count_seeds(self.reported(arm, setting)) == {len(self.tier.seeds)}
+
+    @property
+    def has_sweeps(self) -> bool:
+        return any(row["stage"] == "sweep" for row in self.rows)
+
+    def by_clusters(self, metric: str) -> dict[str, dict[int, float]]:
+        """Of the untrained tower and each arm of clusters, by their number: the mean over the metric's tasks, of the
+        first seed, where that has run. The untrained tower's is the same for each.
+        """
+        tasks = [task for task in self.tasks() if task[2] == metric]
+        first, numbers = self.tier.seeds[0], sorted((self.tier.clusters, *swept_clusters(self.tier)))
+        found: dict[str, dict[int, float]] = {}
+        for arm in (UNTRAINED, *CLUSTER_ARMS):
+            means = {clusters: _mean(self._of_clusters(arm, clusters), tasks) for clusters in numbers}
+            found[arm] = {clusters: by_seed[first] for clusters, by_seed in means.items() if first in by_seed}
+        return found
+
+    def _of_clusters(self, arm: str, clusters: int) -> Runs:
+        setting = None if arm == UNTRAINED else self.settings()[arm]
+        if setting is None or clusters == self.tier.clusters:
+            return self.reported(arm, setting)
+        return self.swept(arm, setting, self.tier.steps, Variant(clusters=clusters))
 
     def cosines(self) -> dict[str, list[Curve]]:
         """Of MLC and MLCD: a curve for every reported seed."""
@@ -130,7 +167,7 @@ def paired(tasks: Sequence[Task], pairs: Mapping[str, tuple[Runs, Runs]]) -> Dif
     found: dict[str, dict[str, Interval]] = {}
     if not pairs:
         return found
-    for metric in ("knn", "linear_probe"):
+    for metric in AVERAGED:
         of_metric = [task for task in tasks if task[2] == metric]
         found[f"mean of {len(of_metric)} tasks, {METRICS[metric]}"] = {
             name: paired_difference(_mean(first, of_metric), _mean(second, of_metric))
@@ -141,6 +178,14 @@ def paired(tasks: Sequence[Task], pairs: Mapping[str, tuple[Runs, Runs]]) -> Dif
             name: paired_difference(first.get(task, {}), second.get(task, {}))
             for name, (first, second) in pairs.items()
         }
+    return found
+
+
+def _by_task(rows: Iterable[dict[str, Any]]) -> dict[Task, dict[int, float]]:
+    """Values by task and seed."""
+    found: dict[Task, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        found[row["set"], row["task"], row["metric"]][row["seed"]] = row["value"]
     return found
 
 

@@ -8,6 +8,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from benchmarks.validation.arms import UNTRAINED
 from benchmarks.validation.numbers import Curve, Differences
 from benchmarks.validation.statistics import MIN_PAIRS
 
@@ -54,6 +55,25 @@ def draw_cosines(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
         panel.set_xlabel("step", fontsize=8)
         panel.tick_params(labelsize=7)
         panel.legend(fontsize=7)
+    _save(figure, path)
+
+
+def draw_clusters(by_metric: Mapping[str, Mapping[str, Mapping[int, float]]], path: Path) -> None:
+    """A panel for each metric: what each arm reaches with so many clusters, in percent, beside the untrained tower."""
+    figure, panels = plt.subplots(1, len(by_metric), figsize=(7, 2.8))
+    for panel, (title, by_arm) in zip(panels, by_metric.items(), strict=True):
+        for (arm, by_clusters), color in zip(by_arm.items(), ("black", *_COLORS), strict=False):
+            style = "--" if arm == UNTRAINED else "o-"
+            values = [100 * value for value in by_clusters.values()]
+            panel.plot(list(by_clusters), values, style, color=color, linewidth=1, markersize=3, label=arm)
+        panel.set_xscale("log")
+        every = sorted(set().union(*by_arm.values()))
+        panel.set_xticks(every, [f"{clusters:,}" for clusters in every])
+        panel.minorticks_off()
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel("clusters", fontsize=8)
+        panel.tick_params(labelsize=7)
+    panels[0].legend(fontsize=7, loc="center left")
     _save(figure, path)
 
 

@@ -4,11 +4,13 @@ First every arm of clusters at the recipe's setting, seed by seed, so that an ea
 tuning, one round after the other for each arm, on a seed that is not reported and on photographs of the pre-training
 set that were held out: no evaluation set is looked at. Then every arm at its tuned setting (what the recipe's setting
 has made already is not made again); then the sweep of k, which defaults rest on; then instance discrimination, which
-costs twice as much; then the other sweeps. All sweeps are on the first reported seed.
+costs twice as much; then the other sweeps, on the first reported seed; at last the other seeds of two of them, what
+longer training changes and what the centers of k-means do.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from benchmarks.validation.arms import (
     CLUSTER_ARMS,
@@ -24,6 +26,12 @@ from benchmarks.validation.tiers import Tier
 
 Scores = Mapping[str, float]
 """Of every finished run by name: k-NN accuracy on the pre-training set's held-out photographs."""
+
+LONGER: Final = 3
+"""Times the steps of the tier."""
+FROM_RANDOM: Final = Variant(embedding_dim=1280)
+FROM_KMEANS: Final = Variant(embedding_dim=1280, kmeans_centers=True)
+"""As wide as the features of MOBILENET, so that the classifier can start at the centers; the other is its pair."""
 
 
 def due(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
@@ -55,6 +63,8 @@ def _all_known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
         yield from (reported(tier, arm, seed, setting) for arm, setting in of_instances.chosen.items())
     if has_sweeps:
         yield from sweeps(tier, of_clusters.chosen)
+        for seed in tier.seeds:
+            yield from repeated(tier, of_clusters.chosen, seed)
 
 
 @dataclass(frozen=True)
@@ -108,15 +118,19 @@ def sweep_of_clusters(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[Run
     """A fifth and four times as many clusters, at the tuned settings; `mlcd` at the common one, too: which suits it may
     depend on k.
     """
-    for clusters in (tier.clusters // 5, tier.clusters * 4):
+    for clusters in swept_clusters(tier):
         settings = [(arm, chosen[arm]) for arm in ("mlcd", "mlc", "cd", "per_column")]
         for arm, setting in dict.fromkeys([*settings, ("mlcd", default_setting("mlcd"))]):
             yield RunSpec("sweep", arm, tier.seeds[0], setting, tier.steps, Variant(clusters=clusters))
 
 
+def swept_clusters(tier: Tier) -> tuple[int, int]:
+    return tier.clusters // 5, tier.clusters * 4
+
+
 def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm trained for longer, and
-    on features without supervision.
+    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm on features without
+    supervision.
     """
     seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
@@ -130,11 +144,15 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     for setting in (*of_ratios, *of_scales, of_a_million_classes):
         if setting not in (base, common):  # reported ones
             yield changed(setting=setting)
-    yield changed(embedding_dim=1280)
-    yield changed(embedding_dim=1280, kmeans_centers=True)
     yield changed(labels=16, threshold_mean=8.0)
     yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column"))
     yield from (changed(margin_kind=kind) for kind in ("none", "cosface"))
     yield from (changed(bias=bias) for bias in (-4.0, -8.0))
-    yield from (RunSpec("sweep", arm, seed, chosen[arm], 3 * tier.steps) for arm in CLUSTER_ARMS)
     yield from (changed(arm, features="hog") for arm in CLUSTER_ARMS)
+
+
+def repeated(tier: Tier, chosen: Mapping[str, Setting], seed: int) -> Iterator[RunSpec]:
+    """The sweeps that have every seed: `mlcd` from the centers of k-means and not, every arm trained for longer."""
+    for variant in (FROM_RANDOM, FROM_KMEANS):
+        yield RunSpec("sweep", "mlcd", seed, chosen["mlcd"], tier.steps, variant)
+    yield from (RunSpec("sweep", arm, seed, chosen[arm], LONGER * tier.steps) for arm in CLUSTER_ARMS)

@@ -19,6 +19,7 @@ from typing import Any, Final
 from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, Setting, Variant, default_setting
 from benchmarks.validation.hardware import THEN
 from benchmarks.validation.numbers import (
+    AVERAGED,
     HELD_OUT,
     METRICS,
     PRETRAIN,
@@ -31,9 +32,10 @@ from benchmarks.validation.numbers import (
     pairs_of_arms,
     title,
 )
-from benchmarks.validation.pictures import draw_cosines, draw_differences
+from benchmarks.validation.pictures import draw_clusters, draw_cosines, draw_differences
+from benchmarks.validation.plan import FROM_KMEANS, FROM_RANDOM, LONGER
 from benchmarks.validation.references import MAJORITY
-from benchmarks.validation.statistics import in_points
+from benchmarks.validation.statistics import MIN_PAIRS, in_points
 from benchmarks.validation.table import RESULTS
 from benchmarks.validation.tiers import TIERS, Tier
 
@@ -58,6 +60,9 @@ def main() -> None:
         draw_differences(found, options.assets / "validation-differences.png")
     if curves := numbers.cosines():
         draw_cosines(curves, options.assets / "validation-cosines.png")
+    if numbers.has_sweeps:
+        of_clusters = {f"mean {METRICS[metric]}": numbers.by_clusters(metric) for metric in AVERAGED}
+        draw_clusters(of_clusters, options.assets / "validation-clusters.png")
 
 
 def filled(page: str, numbers: Numbers) -> str:
@@ -71,6 +76,9 @@ def filled(page: str, numbers: Numbers) -> str:
         "own": own_table,
         "tuning": tuning_table,
         "sweeps": sweep_table,
+        "longer": longer_table,
+        "longer_untrained": longer_untrained_table,
+        "centers": centers_table,
         "cosines": cosine_table,
         "runs": run_facts,
     }
@@ -140,7 +148,34 @@ def _difference_rows(found: Differences, header: str) -> str:
     rows = [[task, *(in_points(by_name[name]) for name in names)] for task, by_name in found.items()]
     table = _table([["", *map(header.format, names)], *rows])
     most = max(interval.n for by_name in found.values() for interval in by_name.values())
+    if most < MIN_PAIRS:
+        return f"{table}\n\nn: pairs of runs; fewer than {MIN_PAIRS} have no interval."
     return f"{table}\n\n{most} pairs of runs where no n is given. Bold: zero is outside."
+
+
+def longer_table(numbers: Numbers) -> str:
+    """MLCD minus each other arm of clusters, where all train for longer."""
+    runs = _longer(numbers)
+    ours = runs.pop("mlcd")
+    return _difference_rows(paired(numbers.tasks(), {arm: (ours, theirs) for arm, theirs in runs.items()}), "mlcd - {}")
+
+
+def longer_untrained_table(numbers: Numbers) -> str:
+    """Each arm of clusters, trained for longer, minus the untrained tower of the same seed."""
+    floor = numbers.reported(UNTRAINED, None)
+    return _difference_rows(paired(numbers.tasks(), {arm: (r, floor) for arm, r in _longer(numbers).items()}), "{}")
+
+
+def _longer(numbers: Numbers) -> dict[str, Runs]:
+    steps, settings = LONGER * numbers.tier.steps, numbers.settings()
+    return {arm: numbers.swept(arm, settings[arm], steps, Variant()) for arm in CLUSTER_ARMS}
+
+
+def centers_table(numbers: Numbers) -> str:
+    """MLCD from the centers of k-means minus from random ones."""
+    setting, steps = numbers.settings()["mlcd"], numbers.tier.steps
+    pair = (numbers.swept("mlcd", setting, steps, FROM_KMEANS), numbers.swept("mlcd", setting, steps, FROM_RANDOM))
+    return _difference_rows(paired(numbers.tasks(), {"k-means - random": pair}), "{}")
 
 
 def tuning_table(numbers: Numbers) -> str:
@@ -160,23 +195,24 @@ def tuning_table(numbers: Numbers) -> str:
 
 
 def sweep_table(numbers: Numbers) -> str:
-    """Every sweep, beside the reported runs of the same seed that it changes, and the untrained tower."""
+    """Every sweep's first seed, beside the reported runs of it that it changes, and the untrained tower."""
+    if not numbers.has_sweeps:
+        return _NOT_RUN
     arms = (UNTRAINED, *CLUSTER_ARMS)
     runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     settings = numbers.settings()
     for row in numbers.rows:
-        standing = row["stage"] == "report" and row["arm"] in arms and row["seed"] == numbers.tier.seeds[0]
-        if row["stage"] == "sweep" or standing:
+        standing = row["stage"] == "report" and row["arm"] in arms
+        if row["seed"] == numbers.tier.seeds[0] and (row["stage"] == "sweep" or standing):
             runs[row["run"]].append(row)
-    if not any(rows[0]["stage"] == "sweep" for rows in runs.values()):
-        return _NOT_RUN
     lines = [["arm", "changed", "mean k-NN", "mean probe", "fashion mAP", "held out, k-NN"]]
     found = []
     for rows in runs.values():
         means = [_mean_of([row for row in rows if row["set"] != PRETRAIN], metric) for metric in METRICS]
         held_out = _mean_of([row for row in rows if row["set"] == PRETRAIN], "knn")
         found.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means, held_out])
-    return _table([*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))])
+    table = _table([*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))])
+    return f"{table}\n\n![Accuracy of each arm by the number of clusters](../assets/validation-clusters.png)"
 
 
 def cosine_table(numbers: Numbers) -> str:

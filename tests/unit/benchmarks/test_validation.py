@@ -10,11 +10,12 @@ import torch
 from scipy.stats import ttest_rel
 
 from benchmarks.validation import hardware
-from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, default_setting, grid
+from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant, default_setting, grid
 from benchmarks.validation.instance import InstanceLoss
 from benchmarks.validation.measure import measure_majority
 from benchmarks.validation.numbers import Numbers, differences, pairs_of_arms
-from benchmarks.validation.plan import due, known, tuning
+from benchmarks.validation.plan import FROM_KMEANS, FROM_RANDOM, LONGER, due, known, tuning
+from benchmarks.validation.report import centers_table, longer_table, longer_untrained_table
 from benchmarks.validation.sets import EvaluationSet, split_of
 from benchmarks.validation.statistics import in_points, interval, paired_difference
 from benchmarks.validation.tiers import TIERS
@@ -133,8 +134,37 @@ def test_every_sweep_changes_something_of_a_reported_run():
     reported = {(spec.arm, spec.setting, spec.steps, spec.variant) for spec in specs if spec.stage == "report"}
     sweeps = [spec for spec in specs if spec.stage == "sweep"]
     assert not reported & {(spec.arm, spec.setting, spec.steps, spec.variant) for spec in sweeps}
-    assert {spec.seed for spec in sweeps} == {TIER.seeds[0]}
-    assert {spec.arm for spec in sweeps if spec.steps > TIER.steps} == set(CLUSTER_ARMS)
+    assert all(spec.seed == TIER.seeds[0] or is_repeated(spec) for spec in sweeps)
+    for seed in TIER.seeds:
+        again = [spec for spec in sweeps if spec.seed == seed and is_repeated(spec)]
+        assert {spec.arm for spec in again if spec.steps > TIER.steps} == set(CLUSTER_ARMS)
+        assert {spec.variant for spec in again if spec.steps == TIER.steps} == {FROM_RANDOM, FROM_KMEANS}
+
+
+def is_repeated(spec):
+    return spec.steps > TIER.steps or spec.variant in (FROM_RANDOM, FROM_KMEANS)
+
+
+def test_longer_runs_are_paired_by_seed_and_told_from_the_others():
+    setting = default_setting("mlcd")
+    specs = [
+        RunSpec("sweep", arm, seed, setting, steps, variant)
+        for arm in CLUSTER_ARMS
+        for seed in (1, 2, 3, 4)
+        for steps, variant in ((TIER.steps, FROM_RANDOM), (TIER.steps, FROM_KMEANS), (LONGER * TIER.steps, Variant()))
+    ]
+    values = {Variant(): 0.5, FROM_RANDOM: 0.2, FROM_KMEANS: 0.3}
+    rows = [
+        row_of(spec.arm, spec.seed, setting, values[spec.variant] + (spec.arm == "mlcd") * 0.01 + spec.seed / 100)
+        | {"run": spec.name, "stage": "sweep"}
+        for spec in specs
+    ]
+    numbers = Numbers(TIER, [*rows, *(row_of(UNTRAINED, seed, setting, seed / 100) for seed in (1, 2, 3, 4))], [])
+    assert "| CIFAR-10, k-NN | **+1.0 ± 0.0** | **+1.0 ± 0.0** | **+1.0 ± 0.0** |" in longer_table(numbers)
+    assert "| CIFAR-10, k-NN | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+51.0 ± 0.0** |" in (
+        longer_untrained_table(numbers)
+    )
+    assert "| CIFAR-10, k-NN | **+10.0 ± 0.0** |" in centers_table(numbers)
 
 
 def test_paired_interval_is_that_of_the_t_test():
