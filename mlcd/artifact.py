@@ -131,6 +131,11 @@ def draft_path(out: Path) -> Path:
     return out.with_name(out.name + _PARTIAL)
 
 
+def published_path(path: Path) -> Path:
+    """Where what is built at `path` will stand; any other path is that of itself."""
+    return path.with_name(path.name.removesuffix(_PARTIAL)) if path.name != _PARTIAL else path
+
+
 def _read_manifest(path: Path) -> Artifact:
     file = path / MANIFEST
     if not file.is_file():

@@ -68,7 +68,8 @@ class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
     Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
-    except where this attempt began it and the input or the settings are at fault: then none can finish it.
+    except where this attempt began it and the input or the settings are at fault: then none can finish it, unless
+    `keep` was called.
     A draft of another request is refused. `fresh`: whatever an earlier attempt left is worth nothing.
     `shared`: exclusive no more, but for those who enter it alike; what several of them write under one name must have
     the same bytes, or be written `together` with what it belongs to. One that comes too late, when it was published or
@@ -133,6 +134,10 @@ class Draft:
         self._unlock()
         if error is not None:
             refuse_full_disk(error, self.out)
+
+    def keep(self) -> None:
+        """What is written stays from now on, whatever is at fault: it is worth more than a clean place."""
+        self._began = False
 
     def _unlock(self) -> None:
         if self._descriptor is not None:

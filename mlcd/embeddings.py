@@ -62,7 +62,13 @@ class EmbeddingsArtifact:
 
     def _check_rows(self) -> None:
         for part in range(self.num_parts):
-            rows, keys = len(self._map(part)), pq.read_metadata(self.artifact.path / keys_name(part)).num_rows
+            try:
+                rows, keys = len(self._map(part)), pq.read_metadata(self.artifact.path / keys_name(part)).num_rows
+            except (ValueError, OSError, EOFError, pa.ArrowException) as error:
+                raise ArtifactInvalid(
+                    f"{self.artifact.path / part_name(part)} or its keys are damaged",
+                    remedy="embed the images again, or copy them again from where they are whole",
+                ) from error
             if rows != keys:
                 raise ArtifactInvalid(
                     f"{self.artifact.path / part_name(part)} has {rows} rows and {keys} keys",

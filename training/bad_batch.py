@@ -48,6 +48,12 @@ def bad_state_path(run: Path, step: int) -> Path:
     return run / FOLDER / f"{checkpoint_name(step)}-state"
 
 
+def clear_bad_batch(run: Path, step: int) -> None:
+    """Remove what an earlier attempt kept of that step: it may have been on more processes than this one."""
+    for leftover in (run / FOLDER).glob(f"{checkpoint_name(step)}-rank*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
 def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
     """Write this process's part of the batch, whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")

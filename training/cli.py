@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlcd.artifact import published_path
 from mlcd.cli import FINISHED, reporter_option
 from mlcd.progress import Reporter
 from training.signals import Interrupted, Preempted, preemptible
@@ -125,7 +126,8 @@ def _config(recipe: str | None, overrides: tuple[str, ...], resume: str | None) 
     from training.run import read_run_config
 
     if resume is not None:
-        return change_config(read_run_config(Path(resume)), overrides).model_copy(update={"out": resume})
+        run = published_path(Path(resume))
+        return change_config(read_run_config(run), overrides).model_copy(update={"out": str(run)})
     assert recipe is not None
     return load_config(recipe, overrides)
 

@@ -23,20 +23,24 @@ _VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", 
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # The docstrings below fields are what docs/reference/recipes.md says of them.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class MixedSource(_Section):
     """One of several data sets, of which each step takes a share."""
 
     images: str
+    """As data.images."""
     labels: str
-    """All labels of a mixture must be of the same centers."""
+    """As data.labels; all of a mixture must be of the same centers."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the samples, relative to the other weights; it does not depend on how many images there are."""
 
 
 class DataConfig(_Section):
+    """What is trained on."""
+
     images: str | None = None
     """Folder, tar shards, parquet or zip."""
     labels: str | None = None
@@ -76,20 +80,32 @@ class DataConfig(_Section):
 
 
 class ModelConfig(_Section):
+    """The vision transformer."""
+
     image_size: Annotated[int, Field(ge=1)]
+    """Side of the square that it sees, in pixels; a multiple of patch_size."""
     patch_size: Annotated[int, Field(ge=1)]
+    """Side of a patch, in pixels."""
     width: Annotated[int, Field(ge=1)]
+    """Of a token."""
     depth: Annotated[int, Field(ge=1)]
+    """Blocks."""
     heads: Annotated[int, Field(ge=1)]
+    """Of attention, in each block; width is a multiple of it."""
     mlp_width: Annotated[int, Field(ge=1)]
+    """Of the hidden layer of each block's MLP."""
     embedding_dim: Annotated[int, Field(ge=1)]
+    """Of the embedding, and so of the class centers."""
     activation: Activation = "gelu"
+    """Of the MLPs."""
 
     def vit(self) -> ViTConfig:
         return ViTConfig(**self.model_dump())
 
 
 class LossConfig(_Section):
+    """What the centers and the loss are."""
+
     kind: LossKind = "mlcd"
     """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later softmax per label."""
     labels_per_image: Annotated[int, Field(ge=1)] = 8
@@ -102,8 +118,11 @@ class LossConfig(_Section):
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """r, the share of classes drawn as negatives. None: 0.1 as published, but 1 below 10,000 centers."""
     margin_kind: MarginKind = "arcface"
+    """arcface: added to the angle. cosface: subtracted from the cosine. On positives only."""
     margin: Annotated[float, Field(ge=0, lt=1.5)] = 0.3
+    """In radians (arcface), or of the cosine."""
     margin_grad: MarginGrad = "straight_through"
+    """straight_through: the margin's own slope is left out, as in the authors' code. exact: it is not."""
     bias: float = 0.0
     """b of Eq. 5 read as ZLPR with threshold -b; only for mlcd, the others do not depend on it."""
     policy: NegativePolicy = "independent"
@@ -112,15 +131,17 @@ class LossConfig(_Section):
     """Add log(1/r) to the negatives' log-sum, as if all had been used."""
     filter_threshold: Annotated[float, Field(gt=-1, le=1)] | None = None
     """Negatives more similar than this are left out; the authors' later code uses 0.75."""
-    drop_unlabeled: bool = False
-    """Leave samples without labels out of the mean, instead of training on their negatives only."""
     center_update: CenterUpdate = "sparse"
-    """sparse: only centers that a step touched move. dense: AdamW moves all, by decay and momentum."""
+    """sparse: only centers that a step touched move. dense: AdamW moves all, by momentum."""
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
         if self.bias != 0.0 and self.kind != "mlcd":
             raise ValueError(f"loss.bias has no effect on {self.kind}")
+        if self.correct_ratio and self.filter_threshold is not None:
+            raise ValueError(
+                "loss.correct_ratio would add back what loss.filter_threshold leaves out: take one of them"
+            )
         if self.kind == "per_column" and (self.policy != "independent" or self.correct_ratio):
             raise ValueError("loss.policy and loss.correct_ratio have no effect on per_column")
         if self.margin_kind == "none" and "margin" in self.model_fields_set:
@@ -162,28 +183,42 @@ class AugmentConfig(_Section):
     """Random resized crop and flip; the defaults are those of the authors' later recipe."""
 
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Least share of the picture's area that a crop has."""
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
+    """Largest ratio of a crop's sides."""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the images that are mirrored."""
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(_Section):
+    """AdamW, of the tower and of the centers."""
+
     lr: Annotated[float, Field(gt=0)] = 1e-3
+    """The learning rate's peak, after the warm-up; then it follows a cosine to 0."""
     center_lr: Annotated[float, Field(gt=0)] | None = None
-    """None: the same as lr."""
+    """Of the centers. None: the same as lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    """Of the tower's matrices; biases, norms, the class token, positions and the centers do not decay."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
+    """Decay of the mean gradient, and of the mean squared one."""
     warmup_steps: Annotated[int, Field(ge=0)] = 50
+    """In which the learning rate rises."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
+    """Largest norm of the gradient of tower and centers together. None: not clipped."""
     max_skips: Annotated[int, Field(ge=0)] = 0
     """Steps whose loss or gradient is not finite that may be left out before the run stops; each batch is saved."""
 
 
 class ScheduleConfig(_Section):
+    """How long."""
+
     steps: Annotated[int, Field(ge=1)]
+    """Updates of the weights."""
     batch_size: Annotated[int, Field(ge=1)] = 128
+    """Images of a step, of all processes together."""
 
 
 class ComputeConfig(_Section):
@@ -202,7 +237,10 @@ class ComputeConfig(_Section):
 
 
 class CheckpointConfig(_Section):
+    """What is saved while training."""
+
     every_steps: Annotated[int, Field(ge=1)] = 100
+    """How often."""
     keep_last: Annotated[int, Field(ge=1)] = 1
     """Beside step 0, the untrained model, and the final step, which always stay."""
     keep_every: Annotated[int, Field(ge=1)] | None = None
@@ -219,10 +257,14 @@ class EvaluationConfig(_Section):
     images: str | None = None
     """Images in one sub-folder per class. None: those that the run is trained on, split by data.hold_out."""
     knn: bool = True
+    """Weighted vote of the nearest neighbors."""
     linear_probe: bool = False
+    """Logistic regression; slower."""
 
 
 class TelemetryConfig(_Section):
+    """What is told beside metrics.jsonl."""
+
     tensorboard: bool = False
     """Also write events for TensorBoard (needs the tensorboard package)."""
     keys: bool = False
@@ -233,11 +275,15 @@ class TelemetryConfig(_Section):
 
 class RunConfig(_Section):
     out: str
+    """The directory that the run becomes."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of first weights, order of samples, augmentation, negatives and drawn labels."""
     num_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes all cores. A resumed run is bit-identical when this is the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
     log_every: Annotated[int, Field(ge=1)] = 10
+    """Steps between lines of metrics.jsonl."""
     data: DataConfig
     model: ModelConfig
     loss: LossConfig = LossConfig()
@@ -264,7 +310,7 @@ class RunConfig(_Section):
 def load_config(recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None) -> RunConfig:
     """The recipe (a path, or the name of a built-in one) with `a.b=c` applied.
 
-    fallback: sections and keys of the top level that stand in where neither names any.
+    fallback: of sections, and of keys of the top level, what stands in where neither names it; for no data.mix.
     Raises ConfigInvalid naming the key, with a suggestion for a misspelled one.
     """
     return _with_overrides(_read_recipe(recipe), overrides, fallback or {})
@@ -281,7 +327,16 @@ def _with_overrides(fields: dict[str, Any], overrides: Sequence[str], fallback: 
         if not separator or not name:
             raise ConfigInvalid(f"{override!r} is not an override", remedy="write it as section.key=value")
         _assign(fields, name.split("."), _parsed(name, value), override)
-    return validate_config({**fallback, **fields})
+    return validate_config(_filled(fields, fallback))
+
+
+def _filled(fields: dict[str, Any], fallback: Mapping[str, Any]) -> dict[str, Any]:
+    filled = {**fallback, **fields}
+    for name, section in fallback.items():
+        given = fields.get(name)
+        if isinstance(section, Mapping) and isinstance(given, dict) and not given.get("mix"):
+            filled[name] = {**section, **given}
+    return filled
 
 
 def _parsed(name: str, value: str) -> object:

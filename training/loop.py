@@ -10,7 +10,7 @@ import torch
 
 from mlcd.errors import Diverged, MlcdError
 from mlcd.progress import Meter
-from training.bad_batch import bad_batch_path, bad_state_path, keep_bad_batch
+from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, keep_bad_batch
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig
 from training.data.dataset import Dataset
@@ -20,7 +20,7 @@ from training.evaluation.while_training import evaluate_model
 from training.parallel.processes import Elsewhere, Processes
 from training.signals import Interrupted, Preempted, Signals, received_signals
 from training.state import TrainState
-from training.step import Meters, NotFinite, augmented, num_counting, train_step
+from training.step import Meters, NotFinite, augmented, train_step
 from training.telemetry.throughput import Throughput
 
 
@@ -92,10 +92,9 @@ def train(
 
 @dataclass(frozen=True)
 class _Agreement:
-    """What all processes know of a step. counts: samples of all processes that count, of each micro-batch."""
+    """What all processes know of a step. counts: samples of all processes, of each micro-batch."""
 
     counts: tuple[int, ...]
-    num_samples: int
     interrupted: bool
     preempted: bool
 
@@ -104,8 +103,12 @@ class _Agreement:
         return self.interrupted or self.preempted
 
     @property
+    def num_samples(self) -> int:
+        return sum(self.counts)
+
+    @property
     def shares(self) -> list[float]:
-        return [count / max(1, sum(self.counts)) for count in self.counts]
+        return [count / max(1, self.num_samples) for count in self.counts]
 
 
 def _agreed(
@@ -123,11 +126,10 @@ def _agreed(
         if batch is None and failure is None:
             return
         parts = batch.parts if batch is not None else ()
-        counts = [num_counting(part, config) for part in parts] or [0] * config.compute.accumulation
-        facts = [sum(len(part.keys) for part in parts), signals.interrupted, signals.preempted]
-        facts += [store.failed, failure is not None]
+        counts = [len(part.keys) for part in parts] or [0] * config.compute.accumulation
+        facts = [signals.interrupted, signals.preempted, store.failed, failure is not None]
         total = processes.world.sum(torch.tensor([*counts, *map(int, facts)])).tolist()
-        *counts, num_samples, interrupted, preempted, save_failed, load_failed = total
+        *counts, interrupted, preempted, save_failed, load_failed = total
         if load_failed:
             with processes.together():
                 if failure is not None:
@@ -135,7 +137,7 @@ def _agreed(
         if save_failed:
             store.join()
         assert batch is not None
-        yield batch, _Agreement(tuple(counts), num_samples, bool(interrupted), bool(preempted))
+        yield batch, _Agreement(tuple(counts), bool(interrupted), bool(preempted))
 
 
 def _step(
@@ -168,6 +170,9 @@ def _keep(
     state: TrainState, batch: StepBatches, meters: Meters, *, run: Path, store: CheckpointStore, processes: Processes
 ) -> None:
     """Save the batch, every process its part, and the state that met it, beside the checkpoints of the run."""
+    with processes.together():
+        if processes.world.rank == 0:
+            clear_bad_batch(run, batch.step)
     with processes.together():
         keep_bad_batch(bad_batch_path(run, batch.step, processes.world.rank), batch, meters)
     store.save(state, bad_state_path(run, batch.step))

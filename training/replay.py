@@ -17,7 +17,7 @@ from training.optim.clip import clip_global_norm
 from training.parallel.processes import open_processes
 from training.run import initial_state, read_run_config, run_directory
 from training.state import TrainState
-from training.step import augmented, backward, num_counting
+from training.step import augmented, backward
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def replay(run: Path, batch: Path) -> Replay:
     with open_processes(config.device, config.num_threads) as processes:
         state = initial_state(config, num_classes, processes)
         load_checkpoint(state, state_path)
-        counts = [num_counting(part, config) for part in parts]
+        counts = [len(part.labels) for part in parts]
         shares = [count / max(1, sum(counts)) for count in counts]
         images = augmented(parts, config, processes.device)
         labels = [part.labels.to(processes.device) for part in parts]

@@ -12,12 +12,13 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Parent, Request, open_artifact
+from mlcd.artifact import Artifact, Parent, Request, draft_path, open_artifact
 from mlcd.clustering.centers import Centers
 from mlcd.disk import refuse_full_disk
 from mlcd.draft import Draft, find_published
-from mlcd.errors import ConfigInvalid
+from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.transform import PreprocessSpec
+from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from mlcd.pipelines.embed import images_parent
@@ -115,7 +116,7 @@ def read_run_config(run: Path) -> RunConfig:
 
 def run_directory(run: Path) -> Path:
     """Where the files of a run are, finished or interrupted. Raises ConfigInvalid."""
-    for directory in (run, run.with_name(run.name + ".partial")):
+    for directory in (run, draft_path(run)):
         if (directory / CONFIG).is_file():
             return directory
     raise ConfigInvalid(f"{run} is not a run", remedy="give the directory that `mlcd train … out=RUN` was given")
@@ -178,7 +179,10 @@ def _parents(config: RunConfig, out: Path, dataset: Dataset) -> Iterator[Parent]
 
 @contextmanager
 def _draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
-    """Of the first process, which alone holds the lock and publishes; the others write into the same directory."""
+    """Of the first process, which alone holds the lock and publishes; the others write into the same directory.
+
+    Once a step was saved it stays, whatever fails later: an evaluation's images may be away for a moment.
+    """
     draft = Draft(out, request)
     with ExitStack() as stack:
         with processes.together():
@@ -188,6 +192,10 @@ def _draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]
             yield draft
         except OSError as error:
             refuse_full_disk(error, out)
+            raise
+        except (InvalidInput, ConfigInvalid):
+            if any(checkpoint_steps(draft.path / _CHECKPOINTS)):
+                draft.keep()
             raise
 
 

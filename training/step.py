@@ -61,11 +61,6 @@ class NotFinite(Exception):
         self.meters = meters
 
 
-def num_counting(part: MicroBatch, config: RunConfig) -> int:
-    """Samples that the mean loss is taken over."""
-    return int((part.labels >= 0).any(dim=1).sum()) if config.loss.drop_unlabeled else len(part.labels)
-
-
 def augmented(parts: Sequence[MicroBatch], config: RunConfig, device: torch.device) -> Iterator[Tensor]:
     """Of one micro-batch at a time, so that only one is on the device as floating-point numbers."""
     for part in parts:

@@ -152,12 +152,18 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
 
     Raises ConfigInvalid where none is enough.
     """
+    if wilson_interval(1.0, len(rows))[0] < RECALL:
+        raise ConfigInvalid(
+            f"{len(rows)} embeddings beside those of the audit are too few to show a recall of {RECALL}",
+            remedy="use --mode exact, or choose --probes yourself",
+        )
     for probes in PROBES:
         found = audit(scan, rows, exact, probes)
         if found.low >= RECALL:
             return probes
+    cells = min(PROBES[-1], scan.num_cells)
     raise ConfigInvalid(
-        f"approximate labels find {found.recall:.3f} of the exact ones in {PROBES[-1]} of {scan.num_cells} cells",
+        f"approximate labels find {found.recall:.3f} of the exact ones in {cells} of {scan.num_cells} cells",
         remedy="use --mode exact, or accept a recall by giving --probes",
     )
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from mlcd.errors import ArtifactInvalid, NotFound
 from mlcd.models import hub
+from mlcd.models.runs import refuse_unfinished
 
 HF_CONFIG: Final = "config.json"
 OPEN_CLIP_CONFIG: Final = "open_clip_config.json"
@@ -22,6 +23,7 @@ def locate(spec: str) -> Path:
     if spec.startswith(hub.PREFIX):
         return hub.fetch(spec)
     path = Path(spec)
+    refuse_unfinished(path)
     if not path.exists():
         remedy = "give a directory made by `mlcd export` or of Hugging Face's layout, or a file of weights"
         if hub.looks_like_hub_name(spec):

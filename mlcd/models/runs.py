@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from mlcd.artifact import MANIFEST, Artifact
+from mlcd.artifact import MANIFEST, Artifact, draft_path
 from mlcd.errors import ArtifactInvalid, NotFound
 
 
@@ -23,8 +23,16 @@ def holds_checkpoints(path: Path) -> bool:
     return (path / "weights").is_dir() or (path / "checkpoints").is_dir()
 
 
+def refuse_unfinished(path: Path) -> None:
+    """Raises NotFound where a run that has not finished is to be at `path`: what it has saved so far is beside it."""
+    saved = draft_path(path)
+    if not path.exists() and holds_checkpoints(saved):
+        raise NotFound(f"{path} has not finished training", remedy=f"go on with it, or give what it has saved: {saved}")
+
+
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint at `path`, or the newest of the run at `path`; raises ArtifactInvalid."""
+    refuse_unfinished(path)
     if not path.is_dir():
         raise NotFound(f"{path} does not exist", remedy="give a run or one of its checkpoints/step_N")
     if (path / "weights").is_dir():

@@ -164,7 +164,7 @@ def test_two_then_one_then_three_processes_go_on_with_one_run(arguments, alone, 
     process.send_signal(signal.SIGUSR1)
     told, _ = process.communicate(timeout=120)
     assert (process.returncode, run.exists(), "mlcd train --resume" in told) == (0, False, True)
-    result = run_together(3, "train", "--resume", run)
+    result = run_together(3, "train", "--resume", f"{run}.partial")  # as a shell completes it
     assert result.returncode == 0, result.stderr
     assert_alike(run, alone("long", *options), tolerance=1e-9)
 

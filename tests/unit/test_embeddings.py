@@ -24,6 +24,17 @@ def write(out, num_rows, num_keys):
     return out
 
 
+@pytest.mark.parametrize("name", [part_name(1), keys_name(1)])
+def test_a_damaged_file_is_named_before_it_is_read(tmp_path, name):
+    path = write(tmp_path / "damaged", (3, 2), (3, 2)) / name
+    data = bytearray(path.read_bytes())
+    place = 0 if name == part_name(1) else len(data) - 1
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArtifactInvalid, match=r"part-00001\.npy or its keys are damaged: embed"):
+        EmbeddingsArtifact.open(path.parent)
+
+
 def test_rows_without_keys_are_refused(tmp_path):
     assert EmbeddingsArtifact.open(write(tmp_path / "sound", (3, 2), (3, 2))).num_rows == 5
     with pytest.raises(ArtifactInvalid, match=r"part-00001\.npy has 2 rows and 3 keys"):

@@ -63,7 +63,8 @@ class Loader:
 
     Iterate once, and close. What is in a batch depends on dataset, config and step only: a sample that cannot be
     decoded is left out of its batch and counted, never replaced. Every image is held against its label's SHA-256
-    once after each start, as long as an epoch takes. `local_size`: training processes that share this machine's cores.
+    after each start, until the first whole epoch has ended. `local_size`: training processes that share this
+    machine's cores.
 
     Iterating raises InvalidInput where an image is not the one that was labeled, or where none can be decoded, and
     Unavailable where a worker process is killed.
@@ -83,7 +84,10 @@ class Loader:
         self._rank, self._size, self._start_step = rank, size, start_step
         self._num_decoders = config.data.workers or max(1, available_cores() // (local_size or size))
         first = start_step * config.schedule.batch_size
-        self._checked_until = part_counts(first, dataset.weights, config.seed) + np.array(dataset.sizes)
+        sizes = np.array(dataset.sizes)
+        # To the end of the first whole epoch: what is left of one that was interrupted holds some images only.
+        epochs = -(-part_counts(first, dataset.weights, config.seed) // sizes) + 1
+        self._checked_until = epochs * sizes
         self._skips = _Skips(min(_PATIENCE, len(dataset)))
         self._decoders = self._open_decoders()
         self._assembler = ThreadPoolExecutor(1, thread_name_prefix="assemble", initializer=block_stop_signals)

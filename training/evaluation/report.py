@@ -19,7 +19,7 @@ from mlcd.world import World
 from training.evaluation.encoding import Features
 from training.evaluation.knn import clusters, knn
 from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import LabeledRows, images_of, locate, open_representation
+from training.evaluation.representations import LabeledRows, distinct_names, images_of, locate, open_representation
 from training.evaluation.scores import Metric
 from training.evaluation.splits import split_digest
 
@@ -75,27 +75,30 @@ def evaluate_all(
     world: World | None = None,
     device: torch.device | None = None,
 ) -> list[dict[str, Any]]:
-    """One record per path: representation, its digest, metrics, and the protocol that gave them.
+    """One record per path, in their order: representation, its digest, metrics, and the protocol that gave them.
 
     Called by every process of a world; the first one writes `out`.
     """
     world, device = world or World(), device or torch.device("cpu")
-    if images is not None and all(locate(path).kind == "embeddings" for path in paths):
+    artifacts = [locate(path) for path in paths]
+    named = list(zip(artifacts, distinct_names([artifact.path for artifact in artifacts]), strict=True))
+    if images is not None and all(artifact.kind == "embeddings" for artifact in artifacts):
         raise ConfigInvalid("--images has no effect on embeddings", remedy="give a checkpoint or a run")
     settings = {"kind": protocol.kind, **asdict(protocol)}
     request = None
     if out is not None:
-        parents = tuple(parent for path in paths for parent in _parents(locate(path), out, images))
+        parents = tuple(parent for artifact in artifacts for parent in _parents(artifact, out, images))
         request = Request("evaluation", settings, parents)
         if (done := find_published(out, request)) is not None:
-            results: list[dict[str, Any]] = json.loads(done.file(RESULTS).read_text())
-            return results
+            by_digest = {stored["digest"]: stored for stored in json.loads(done.file(RESULTS).read_text())}
+            return [by_digest[artifact.digest] | {"representation": name} for artifact, name in named]
     with reporter.stage("evaluate", None) as meter:
 
-        def record(path: Path) -> dict[str, Any]:
-            return _evaluate(path, protocol, settings, images, world, device, lambda: meter.advance(1))
+        def record(artifact: Artifact, name: str) -> dict[str, Any]:
+            measured = _evaluate(artifact, protocol, settings, images, world, device, lambda: meter.advance(1))
+            return {"representation": name, **measured}
 
-        results = [record(path) for path in paths]
+        results = [record(artifact, name) for artifact, name in named]
     if out is not None and request is not None and world.rank == 0:
         with Draft(out, request) as draft:
             draft.write_json(RESULTS, results)
@@ -117,7 +120,7 @@ def protocol_line(result: dict[str, Any]) -> str:
 
 
 def _evaluate(
-    path: Path,
+    artifact: Artifact,
     protocol: Protocol,
     settings: dict[str, Any],
     images: str | None,
@@ -126,13 +129,12 @@ def _evaluate(
     on_image: Callable[[], None],
 ) -> dict[str, Any]:
     representation = open_representation(
-        path, images=images, features=protocol.features, world=world, device=device, on_image=on_image
+        artifact, images=images, features=protocol.features, world=world, device=device, on_image=on_image
     )
     samples = representation.samples
     test = held_out(samples.splits, protocol.hold_out)
     facts = {"images": len(samples.keys), "classes": len(np.unique(samples.classes))}
     return {
-        "representation": representation.name,
         "digest": representation.digest,
         "metrics": dict(protocol.measure(samples, world, device)),
         "protocol": {**settings, **facts, "split": split_digest(samples.keys, samples.class_names, test)},

@@ -14,7 +14,7 @@ from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
-from mlcd.models.runs import find_checkpoint, trained_images
+from mlcd.models.runs import find_checkpoint, refuse_unfinished, trained_images
 from mlcd.models.servable import Servable
 from mlcd.types import SampleKey
 from mlcd.world import World
@@ -50,13 +50,13 @@ class LabeledRows:
 class Representation:
     """The samples as one artifact represents them. digest: the artifact's."""
 
-    name: str
     digest: str
     samples: LabeledRows
 
 
 def locate(path: Path) -> Artifact:
     """The embeddings artifact, checkpoint, or newest checkpoint of the run at `path`, not yet verified in full."""
+    refuse_unfinished(path)
     if not path.is_dir():
         raise NotFound(f"{path} does not exist", remedy="give checkpoints, runs or embeddings artifacts")
     if (path / MANIFEST).is_file():
@@ -66,8 +66,17 @@ def locate(path: Path) -> Artifact:
     return open_artifact(find_checkpoint(path), "checkpoint", verify_files=False)
 
 
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many more of them as tell all the places apart."""
+    places = [path.resolve() for path in paths]
+    depth = 1
+    while len({place.parts[-depth:] for place in places}) < len(set(places)):
+        depth += 1
+    return ["/".join(place.parts[-depth:]) for place in places]
+
+
 def open_representation(
-    path: Path,
+    artifact: Artifact,
     *,
     images: str | None = None,
     features: Features = "embedding",
@@ -75,18 +84,17 @@ def open_representation(
     device: torch.device | None = None,
     on_image: Callable[[], None] = lambda: None,
 ) -> Representation:
-    """An embeddings artifact as it is; a checkpoint or run by encoding `images` (default: the run's own).
+    """An embeddings artifact as it is; a checkpoint by encoding `images` (default: the run's own).
 
     Every process encodes its share of the images, on `device` (default: the CPU); all get all rows.
     """
-    artifact = locate(path)
     if artifact.kind == "embeddings":
-        return Representation(artifact.path.name, artifact.digest, _stored(EmbeddingsArtifact.open(path), features))
+        return Representation(artifact.digest, _stored(EmbeddingsArtifact.open(artifact.path), features))
     open_artifact(artifact.path, verify_files=True)
     model = Servable.read(artifact.path / "weights").to(device or torch.device("cpu"))
     prepared = PreparedImages(ImageSet.of(images_of(artifact, images)), model.preprocess)
     samples = encoded(model, prepared, features=features, world=world or World(), on_image=on_image)
-    return Representation(artifact.path.name, artifact.digest, samples)
+    return Representation(artifact.digest, samples)
 
 
 def images_of(artifact: Artifact, images: str | None) -> Source:

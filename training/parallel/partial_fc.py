@@ -46,7 +46,6 @@ class HeadConfig:
     policy: NegativePolicy = "independent"
     correct_ratio: bool = False
     filter_threshold: float | None = None
-    drop_unlabeled: bool = False
     center_update: CenterUpdate = "sparse"
     seed: int = 0
 
@@ -148,7 +147,7 @@ class PartialFC(nn.Module):
             losses = mlcd_from_log_sums(sums.lse_positive, lse_negative, bias=config.bias)
         else:
             losses = mlc_from_log_sums(sums.lse_positive, lse_negative)
-        return HeadOutput(self._mean(losses, labels_BL), sums.meters(labels_BL, step_labels))
+        return HeadOutput(losses.mean(), sums.meters(labels_BL, step_labels))
 
     def _per_column(self, z_BD: Tensor, labels_BL: Tensor, step_labels: Tensor, step: int) -> HeadOutput:
         """The authors' later form: one softmax per label column; a sample's other labels are negatives."""
@@ -161,15 +160,9 @@ class PartialFC(nn.Module):
             sums = self._log_sums(z_BD, labels, self._draw(of_step, step, stream=column))
             total = total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
             meters.append(sums.meters(labels, of_step))
-        losses = total / present.sum(dim=1).clamp_min(1)
+        losses = total / present.sum(dim=1).clamp_min(1)  # a sample without labels has no softmax, and adds nothing
         mean = {name: torch.stack([each[name] for each in meters]).nanmean() for name in meters[0]}
-        return HeadOutput(self._mean(losses, labels_BL), mean)
-
-    def _mean(self, losses: Tensor, labels_BL: Tensor) -> Tensor:
-        if not self.config.drop_unlabeled:
-            return losses.mean()
-        labeled = (labels_BL >= 0).any(dim=1)
-        return (losses * labeled).sum() / labeled.sum().clamp_min(1)
+        return HeadOutput(losses.mean(), mean)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,18 @@ def test_data_without_structure_are_refused():
         fewest_probes(scan, rows, nearest_centers(rows, centers, 8).ids)
 
 
+@pytest.mark.parametrize(("num", "refused"), [(380, True), (381, False)])
+def test_too_few_rows_to_show_the_recall_are_told_from_a_low_one(scan, centers, rows, num, refused):
+    """With 381 rows that all find theirs the lower bound is 0.99."""
+    few = np.resize(rows, (num, rows.shape[1]))
+    exact = scan.nearest(few, 8, probes=64).ids  # so the recall is 1
+    if refused:
+        with pytest.raises(ConfigInvalid, match=r"380 embeddings .* are too few to show a recall of 0.99"):
+            fewest_probes(scan, few, exact)
+    else:
+        assert fewest_probes(scan, few, exact) <= 64
+
+
 def test_few_centers_are_refused(centers):
     with pytest.raises(ConfigInvalid, match="999 centers are too few"):
         divide(centers[:999])

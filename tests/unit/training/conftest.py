@@ -1,10 +1,11 @@
-"""The journey up to the labels, without training: what the data room needs of it."""
+"""The journey up to the labels, without training, which is what the data room needs of it; and configs of short runs."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import run_mlcd
+from training.config import load_config
 
 
 def label_images(images: Path, out: Path) -> Path:
@@ -22,3 +23,17 @@ def label_images(images: Path, out: Path) -> Path:
 @pytest.fixture(scope="session")
 def labeled(tmp_path_factory, digits) -> Path:
     return label_images(digits, tmp_path_factory.mktemp("labeled"))
+
+
+@pytest.fixture
+def config(journey, digits, tiny_recipe, tmp_path):
+    def make(out, *overrides):
+        places = [
+            "telemetry.peak_tflops=1",
+            f"data.images={digits}",
+            f"data.labels={journey / 'labels'}",
+            f"out={tmp_path / out}",
+        ]
+        return load_config(str(tiny_recipe), [*places, *overrides])
+
+    return make

@@ -113,7 +113,7 @@ def cases():
             yield f"{kind}-{ratio}", HeadConfig(kind=kind, negative_ratio=ratio, **base), 11, 4
     yield "partialfc", HeadConfig(negative_ratio=0.3, policy="partialfc", **base), 23, 4
     yield "corrected", HeadConfig(negative_ratio=0.3, correct_ratio=True, bias=-3.0, **base), 23, 4
-    yield "filtered", HeadConfig(negative_ratio=1.0, filter_threshold=0.2, drop_unlabeled=True, **base), 23, 4
+    yield "filtered", HeadConfig(negative_ratio=1.0, filter_threshold=0.2, **base), 23, 4
     yield "fewer-classes-than-processes", HeadConfig(negative_ratio=1.0, **base), 2, 2
     yield "dense", HeadConfig(negative_ratio=0.4, center_update="dense", **base), 11, 4
 

@@ -71,6 +71,19 @@ def test_what_stands_in_for_missing_places_gives_way_to_what_is_given():
     assert (config.out, config.data.images) == ("o", "i")
 
 
+def test_what_stands_in_fills_sections_that_are_given_in_part():
+    fallback = {"out": "RUN", "data": {"images": "I", "labels": "L"}}
+    config = load_config("demo-digits", ["data.hold_out=0.1"], fallback=fallback)
+    assert (config.data.images, config.data.labels, config.data.hold_out) == ("I", "L", 0.1)
+    mixed = load_config("demo-digits", ["data.mix=[{images: A, labels: B}]"], fallback=fallback)
+    assert [source.images for source in mixed.data.sources] == ["A"]
+
+
+def test_a_correction_that_would_undo_the_filter_is_refused():
+    with pytest.raises(ConfigInvalid, match="take one of them"):
+        load_config("demo-digits", [*PLACES, "loss.correct_ratio=true", "loss.filter_threshold=0.75"])
+
+
 def test_overrides_reach_nested_keys():
     config = load_config("demo-digits", [*PLACES, "optim.lr=3e-4", "loss.kind=mlc", "model.width=48"])
     assert (config.optim.lr, config.loss.kind, config.model.width) == (3e-4, "mlc", 48)

@@ -12,12 +12,14 @@ import torch.multiprocessing
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.models.servable import Servable
+from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from mlcd.world import World
 from tests.conftest import run_mlcd
 from tests.unit.training import evaluating
 from training.evaluation.encoding import ImageSet, encode
 from training.evaluation.knn import knn, weighted_vote
+from training.evaluation.report import KnnProtocol, evaluate_all
 from training.evaluation.representations import LabeledRows, encoded
 from training.evaluation.splits import VALIDATION_FRACTION, split_digest, split_samples
 from training.evaluation.while_training import check_evaluation, evaluate_model
@@ -206,3 +208,21 @@ def test_only_images_of_known_class_are_listed_and_their_splits_are_of_the_whole
     images = ImageSet.of(open_source(str(pictures)))
     assert len(images.entries) == len(images.splits) == len(images.class_names) == 201
     assert {entry.key.split("/")[0] for entry in images.entries} == set("0123456789")
+
+
+def test_each_line_names_its_own_and_kept_results_come_in_the_order_asked_for(journey, tmp_path):
+    """Two artifacts of one name: by the last part alone nobody could tell them apart."""
+    first, second = (tmp_path / place / "emb" for place in ("a", "b"))
+    for source, path in (("features", first), ("pixels", second)):
+        shutil.copytree(journey / source, path)
+    protocol = KnnProtocol("embedding", "accuracy", 0.2, 5)
+
+    def measured(*paths):
+        results = evaluate_all(paths, protocol, images=None, out=tmp_path / "out", reporter=Reporter("silent"))
+        return {result["representation"]: result["digest"] for result in results}
+
+    found = measured(first, second)
+    assert list(found) == ["a/emb", "b/emb"]
+    assert found["a/emb"] != found["b/emb"]
+    again = measured(second, first)  # read from `out`
+    assert list(again.items()) == list(found.items())[::-1]

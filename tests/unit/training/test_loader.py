@@ -269,6 +269,16 @@ def test_a_changed_image_is_refused_by_name(config, shards, tmp_path, mode, star
         load(config(*mode, "schedule.steps=12", images=tmp_path / "images"), start_step=start_step)
 
 
+@pytest.mark.parametrize("start_step", [0, 1, 4, 5])
+def test_every_image_is_checked_wherever_the_start_is(config, start_step):
+    """An epoch is 2.5 steps: the rest of one and the begin of the next, of another order, do not make a whole one."""
+    run = config("schedule.steps=12")
+    with Loader(open_dataset(run), run, rank=0, size=1, start_step=start_step) as loader:
+        samples = [sample for step in range(start_step, 12) for sample in loader._samples(step_positions(step, 24))]
+    assert {sample.row for sample in samples if sample.sha256 is not None} == set(range(60))
+    assert any(sample.sha256 is None for sample in samples)
+
+
 def test_stop_signals_do_not_reach_the_workers(config):
     """Ctrl-C and a scheduler reach every process of a run; the trainer wants its batches until it has saved."""
     run = config(*PROCESSES, "schedule.steps=40")

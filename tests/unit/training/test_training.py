@@ -1,6 +1,5 @@
-"""Training on real digits: it learns, resumes bit for bit, and stops before a bad update."""
+"""Training on real digits: it learns, resumes bit for bit, and evaluates without a trace."""
 
-import copy
 import json
 import os
 import shutil
@@ -15,31 +14,14 @@ from safetensors.torch import load_file
 
 from mlcd.artifact import open_artifact
 from mlcd.clustering.centers import Centers
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, Diverged, InvalidInput, Unavailable
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from mlcd.progress import Reporter
-from training.config import load_config
+from tests.unit.training.running import SILENT, before_step, read_log
 from training.evaluation.knn import weighted_vote
-from training.replay import replay
 from training.run import read_run_config, run_training
 from training.signals import Interrupted, Preempted
 from training.telemetry.metrics import MetricsLog
-
-SILENT = Reporter("silent")
-
-
-@pytest.fixture
-def config(journey, digits, tiny_recipe, tmp_path):
-    def make(out, *overrides):
-        places = [
-            "telemetry.peak_tflops=1",
-            f"data.images={digits}",
-            f"data.labels={journey / 'labels'}",
-            f"out={tmp_path / out}",
-        ]
-        return load_config(str(tiny_recipe), [*places, *overrides])
-
-    return make
 
 
 def saved_bytes(run, step):
@@ -49,26 +31,6 @@ def saved_bytes(run, step):
         for path in folder.rglob("*")
         if path.is_file() and path.name != "manifest.json"  # tells the time
     }
-
-
-def read_log(run):
-    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-
-
-def before_step(monkeypatch, number, strike):
-    """Call `strike(state)` when step `number` begins; returns the list of steps begun."""
-    from training import loop
-
-    original, begun = loop.train_step, []
-
-    def step(state, *rest):
-        begun.append(state.step)
-        if state.step == number:
-            strike(state)
-        return original(state, *rest)
-
-    monkeypatch.setattr(loop, "train_step", step)
-    return begun
 
 
 def test_the_loss_falls_and_the_positives_come_nearer(config):
@@ -117,7 +79,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
 
 
 @pytest.mark.parametrize("kind", ["mlcd", "per_column"])
-@pytest.mark.parametrize("options", [[], ["loss.drop_unlabeled=true", "loss.negative_ratio=0.4"]])
+@pytest.mark.parametrize("options", [[], ["loss.negative_ratio=0.4"]])
 def test_micro_batches_equal_the_whole_batch(config, kind, options):
     """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8 + 7 + 7."""
     logs = [
@@ -288,98 +250,23 @@ def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
         run_training(recipe, SILENT)
 
 
-def poison_weight(state):
-    with torch.no_grad():
-        state.model.trunk.blocks[1].mlp.fc1.weight[3, 5] = torch.nan
+def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
+    """An evaluation's images that are away for a moment; before the first saved step nothing is worth keeping."""
+    recipe = config("run", "evaluation.every_steps=12")
+    assert recipe.checkpoint.every_steps == 10
+    partial = Path(recipe.out + ".partial")
 
+    def refuse(*_args, **_options):
+        raise InvalidInput("no image can be decoded")
 
-def poison_center(state):
-    with torch.no_grad():
-        state.centers.weight[4] = torch.inf
-
-
-@pytest.mark.parametrize(
-    ("poison", "weight", "module"),
-    [
-        (poison_weight, "trunk.blocks.1.mlp.fc1.weight", "trunk.blocks.1.mlp.fc1"),
-        (poison_center, "centers.weight", "centers"),
-    ],
-)
-def test_what_is_not_finite_is_caught_before_the_update_and_replayed(config, monkeypatch, poison, weight, module):
-    recipe = config("run", "telemetry.keys=true", "compute.accumulation=2")
-    states = []
-    before_step(monkeypatch, 7, lambda state: (poison(state), states.append(copy.deepcopy(state))))
-    with pytest.raises(Diverged, match=r"step 7: loss nan, .*; the batch is in .*step_000007-rank0"):
-        run_training(recipe, SILENT)
-    monkeypatch.undo()
-    folder = Path(recipe.out + ".partial") / "bad_batches"
-    kept = json.loads((folder / "step_000007-rank0" / "batch.json").read_text())
-    logged = [json.loads(line) for line in (folder.parent / "keys-0.jsonl").read_text().splitlines()]
-    assert len(logged) == 7  # of the steps before
-    assert (kept["step"], kept["loss"]) == (7, "nan")
-    # Nothing was updated: the state beside it is the one that met the batch.
-    saved = load_file(folder / "step_000007-state" / "weights" / "model.safetensors")
-    for name, parameter in states[0].model.trunk.named_parameters():
-        assert torch.equal(saved[name].nan_to_num(), parameter.detach().nan_to_num()), name
-    found = replay(Path(recipe.out), folder / "step_000007-rank0")
-    assert (found.step, str(found.loss), found.not_finite, found.first_output) == (7, "nan", [weight], module)
-    # Without it the run goes on, from the last checkpoint.
-    again = run_training(recipe, SILENT)
-    assert again.summary["final"]["step"] == 30
-    keys = [json.loads(line) for line in (again.path / "keys-0.jsonl").read_text().splitlines()]
-    assert keys[7]["keys"] == [key for part in kept["keys"] for key in part]
-
-
-def test_a_replayed_batch_gives_the_loss_that_it_had(config, monkeypatch):
-    """The guard alone is struck: what it saved is a sound batch, whose loss is known."""
-    import training.step as step_module
-
-    whole = run_training(config("whole", "log_every=1", "schedule.steps=8"), SILENT)
-    original = step_module.clip_global_norm
-
-    def break_norm(backbone, centers, max_norm, world):
-        norms = original(backbone, centers, max_norm, world)
-        return (norms[0] * torch.nan, norms[1]) if steps == [0, 1, 2, 3, 4, 5, 6, 7] else norms
-
-    recipe = config("run", "schedule.steps=8")
-    monkeypatch.setattr(step_module, "clip_global_norm", break_norm)
-    steps = before_step(monkeypatch, -1, None)
-    with pytest.raises(Diverged, match="step 7"):
-        run_training(recipe, SILENT)
-    monkeypatch.undo()
-    found = replay(Path(recipe.out), Path("step_000007-rank0"))
-    expected = read_log(whole)[7]
-    assert found.loss == pytest.approx(expected["loss"], rel=1e-6)
-    assert found.grad_norm == pytest.approx(expected["grad_norm"], rel=1e-6)
-    assert (found.not_finite, found.first_output, found.first_gradient) == ([], None, None)
-
-
-def test_a_budget_of_skips_is_spent_and_survives_an_interruption(config, monkeypatch):
-    from training import step as step_module
-
-    recipe = config("run", "optim.max_skips=2", "log_every=1", "checkpoint.every_steps=5")
-    original = step_module.backward
-    bad = {3, 8}
-
-    def backward(state, *rest):
-        loss, meters = original(state, *rest)
-        return (loss * torch.nan if state.step in bad else loss), meters
-
-    monkeypatch.setattr(step_module, "backward", backward)
-    with monkeypatch.context() as inner:
-        before_step(inner, 10, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Preempted):
-            run_training(recipe, SILENT)
-    again = run_training(recipe, SILENT)
-    log = read_log(again)
-    assert [line["step"] for line in log] == [step for step in range(1, 31) if step - 1 not in bad]
-    assert log[-1]["skipped_steps"] == again.summary["skipped_steps"] == 2
-    assert sorted(path.name for path in (again.path / "bad_batches").glob("*-rank0")) == [
-        "step_000003-rank0", "step_000008-rank0"
-    ]  # fmt: skip
-    bad |= {20}
-    with pytest.raises(Diverged, match="step 20"):
-        run_training(config("other", "optim.max_skips=2"), SILENT)
+    for every_steps, kept in ((4, False), (12, True)):
+        monkeypatch.setattr("training.loop.evaluate_model", refuse)
+        with pytest.raises(InvalidInput, match="can be decoded"):
+            run_training(config("run", f"evaluation.every_steps={every_steps}"), SILENT)
+        assert partial.exists() is kept
+        monkeypatch.undo()
+    assert checkpoint_steps(partial / "checkpoints")[-1] == 10
+    assert run_training(recipe, SILENT).summary["final"]["step"] == 30
 
 
 def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
@@ -387,20 +274,6 @@ def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
     assert run_training(config("run", "schedule.steps=2"), SILENT).created_at == first.created_at
     with pytest.raises(Conflict, match="other input or settings"):
         run_training(config("run", "schedule.steps=3"), SILENT)
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_update(config, monkeypatch):
-    import training.parallel.partial_fc as head_module
-
-    def not_finite(lse_positive, lse_negative, **_):
-        return lse_positive * torch.nan
-
-    run = config("run")
-    monkeypatch.setattr(head_module, "mlcd_from_log_sums", not_finite)
-    with pytest.raises(Diverged, match="step 0: loss nan"):
-        run_training(run, SILENT)
-    monkeypatch.undo()
-    assert run_training(run, SILENT).summary["final"]["step"] == 30
 
 
 def test_what_is_held_out_is_never_trained_on_or_clustered(config, journey):
@@ -425,7 +298,6 @@ def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     from mlcd.images.sources import open_source
     from mlcd.keys import held_out, split_positions
     from mlcd.pipelines.embed import embed
-    from mlcd.progress import Reporter
 
     images = tmp_path / "images"
     shutil.copytree(digits, images)
