@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
 from service.cache.cached import CachedPipeline
-from service.dispatch.base import down
+from service.dispatch.base import refuse_when_down
 from service.observability.request import RequestRecord, begin_request, received_trace
 from service.problems import COMES_BACK, BadRequest, TooLarge, handle_unexpected
 from service.resources import Resources
@@ -204,10 +204,10 @@ class _Body:
             raise BadRequest("the Content-Length header is not a number")
         if int(self._stated) > self._limit:
             raise _too_large(self._limit)
-        if self._of_images and not self._resources.engine.up:
-            raise down()
-        if self._of_images and not self._has_room():
-            raise self._resources.admission.refusal("images")
+        if self._of_images:
+            refuse_when_down(self._resources.engine, self._resources.metrics)
+            if not self._has_room():
+                raise self._resources.admission.refusal("images")
         self._take(int(self._stated))
 
     def _has_room(self) -> bool:

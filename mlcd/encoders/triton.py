@@ -178,8 +178,12 @@ class TritonEncoder:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._encode_part(part, timeout_s, traceparent)) for part in parts]
-        except* MlcdError as errors:
-            raise _first(errors) from None
+        except ExceptionGroup as failures:
+            # Not `except*`: that of Python 3.11.2, Debian 12's, wraps a member that it raises in a group again.
+            ours, others = failures.split(MlcdError)
+            if ours is None or others is not None:
+                raise
+            raise _first(ours) from None
         return np.concatenate([np.empty((0, self.dimension), np.float32), *(task.result() for task in tasks)])
 
     async def close(self) -> None:
@@ -356,7 +360,7 @@ def _not_loaded(name: str, version: int | None) -> Unavailable:
     return Unavailable(f"{which} is not loaded in Triton", remedy="load it there")
 
 
-def _first(errors: "BaseExceptionGroup[MlcdError]") -> MlcdError:
+def _first(errors: ExceptionGroup[MlcdError]) -> MlcdError:
     """Of the parts of one batch."""
     error = errors.exceptions[0]
     return error if isinstance(error, MlcdError) else _first(error)

@@ -9,6 +9,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -85,11 +86,12 @@ def _is_worth_keeping(members: pa.Table) -> bool:
 
 
 def _write(index: Path, state: bytes, members: pa.Table) -> None:
-    try:
+    with suppress(OSError):  # no room or no right to write: the next start lists again
         index.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=index.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            pq.write_table(members.replace_schema_metadata({_STATE: state}), file)
-        Path(temporary).replace(index)
-    except OSError:
-        return  # no room or no right to write: the next start lists again
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                pq.write_table(members.replace_schema_metadata({_STATE: state}), file)
+            Path(temporary).replace(index)
+        finally:
+            Path(temporary).unlink(missing_ok=True)

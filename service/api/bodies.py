@@ -10,7 +10,7 @@ import orjson
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from mlcd.errors import ImageRejected, InvalidInput
@@ -75,24 +75,28 @@ def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
 
 
 async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str, str]]:
-    """The images of a multipart form (field `files`, 1..n), and its fields of text, the last of each name."""
+    """The images of a multipart form (field `files`, 1..n), and its fields of text, the last of each name.
+
+    Files stay in memory, which the body's permit counts: no disk can be too full for an upload.
+    """
+    size = limits.max_body_bytes
+    parser = MultiPartParser(
+        request.headers, request.stream(), max_files=_MAX_FORM_PARTS, max_fields=_MAX_FORM_PARTS, max_part_size=size
+    )
+    parser.spool_max_size = size
     try:
-        async with request.form(
-            max_files=_MAX_FORM_PARTS, max_fields=_MAX_FORM_PARTS, max_part_size=limits.max_body_bytes
-        ) as form:
-            files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
-            _check_files(files, limits)
-            texts = {name: value for name, value in form.items() if isinstance(value, str)}
-            return [await file.read() for file in files], texts
-    except (MultiPartException, KeyError, ClientDisconnect) as error:
-        raise BadRequest("the multipart form cannot be read") from error
-    except Exception as error:
-        # Starlette wraps its parser's complaints in its own HTTPException.
-        if getattr(error, "status_code", None) == 400:
-            raise BadRequest(
-                "the multipart form cannot be read", remedy=f"at most {limits.max_images} files, well formed"
-            ) from error
-        raise
+        form = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeError, ClientDisconnect) as error:  # UnicodeError: of its charset
+        raise BadRequest(
+            "the multipart form cannot be read", remedy=f"at most {limits.max_images} files, well formed"
+        ) from error
+    try:
+        files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
+        _check_files(files, limits)
+        texts = {name: value for name, value in form.items() if isinstance(value, str)}
+        return [await file.read() for file in files], texts
+    finally:
+        await form.close()
 
 
 def _check_files(files: list[UploadFile], limits: Limits) -> None:

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings, ImageBatch, unit_rows
-from service.dispatch.base import down
+from service.dispatch.base import refuse_when_down
 from service.dispatch.pipeline import Encoded, Timings
 from service.middleware import within_deadline
 from service.observability.request import count_images, stage_s
@@ -19,9 +19,15 @@ from service.resources import Resources
 from service.security.fetch.urls import GivenImage, Url
 
 
-async def encode(request: Request, resources: Resources, images: Sequence[GivenImage]) -> Encoded:
-    """Every image on its own, counted for the client's key; those at URLs are fetched."""
+async def encode(
+    request: Request, resources: Resources, images: Sequence[GivenImage], *, num_beside: int = 0
+) -> Encoded:
+    """Every image on its own; those at URLs are fetched.
+
+    They are counted for the client's key, together with what else the request has that counts, `num_beside`.
+    """
     count_images(len(images))
+    await resources.rates.take(request.state.key, len(images) + num_beside)
     async with _at_hand(request, resources, resources.fetcher.screened(images)) as found:
         return await _encode(request, resources, found)
 
@@ -36,6 +42,7 @@ async def encode_strictly(
     count_images(len(images))
     screened = resources.fetcher.screened(images)
     _refuse_rejected(resources, screened, param)
+    await resources.rates.take(request.state.key, len(images))
     async with _at_hand(request, resources, screened) as found:
         _refuse_rejected(resources, found, param)
         encoded = await _encode(request, resources, found)
@@ -49,8 +56,7 @@ async def encode_pixels(request: Request, resources: Resources, pixels: ImageBat
     count_images(len(pixels))
     await resources.rates.take(request.state.key, len(pixels))
     deadline: float = request.state.deadline
-    if not resources.engine.up:
-        raise down()
+    refuse_when_down(resources.engine, resources.metrics)
     with (
         resources.admission.images(len(pixels), deadline=deadline),
         resources.admission.pixels(pixels[:, 0].size),
@@ -74,10 +80,8 @@ async def _at_hand(
     request: Request, resources: Resources, images: Sequence[bytes | ImageRejected | Url]
 ) -> AsyncIterator[list[bytes | ImageRejected]]:
     """Those at URLs fetched, unless nothing could be made of them now; nothing is admitted while they are awaited."""
-    await resources.rates.take(request.state.key, len(images))
     if any(isinstance(image, Url) for image in images):
-        if not resources.engine.up:
-            raise down()
+        refuse_when_down(resources.engine, resources.metrics)
         if resources.admission.full:
             raise resources.admission.refusal("images")
     async with resources.fetcher.fetched(images, deadline=request.state.deadline) as found:

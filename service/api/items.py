@@ -249,11 +249,10 @@ async def _embedded(
             embedded[index] = given.source
         else:
             images[index] = given.source
-    if embedded:
-        await resources.rates.take(request.state.key, len(embedded))
     if not images:
+        await resources.rates.take(request.state.key, len(embedded))
         return embedded, None
-    encoded = await encode(request, resources, list(images.values()))
+    encoded = await encode(request, resources, list(images.values()), num_beside=len(embedded))
     indexes = list(images)
     embedded |= {indexes[row]: vector for row, vector in zip(encoded.rows, encoded.embeddings, strict=True)}
     for row, rejection in encoded.errors.items():

@@ -1,6 +1,7 @@
 """Batch jobs: asked for here, done by workers."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -178,7 +179,8 @@ async def _stream(
     spoken = now()
     while True:
         for event in events:
-            data = Job.of(event.job).model_dump_json()
+            # In ASCII: names of files may hold U+2028 and its like, at which formatters and clients break lines.
+            data = json.dumps(Job.of(event.job).model_dump(mode="json"))
             yield format_sse_event(data_str=data, event="job", id=str(event.id))
             after, spoken = event.id, now()
             if event is events[-1] and event.job.state in FINISHED:

@@ -87,5 +87,12 @@ class Dispatcher(Protocol):
         ...
 
 
+def refuse_when_down(engine: Engine, metrics: Metrics) -> None:
+    """Raises Unavailable, counted, while there is no engine: before work that only it could finish."""
+    if not engine.up:
+        metrics.rejected("unavailable")
+        raise down()
+
+
 def down() -> Unavailable:
     return Unavailable("the engine is being started again", remedy="try again in a moment")

@@ -21,7 +21,7 @@ from mlcd.images.decode import DecodeLimits, format_of, num_pixels
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings
 from service.dispatch.admission import Admission
-from service.dispatch.base import Dispatcher, Engine, down
+from service.dispatch.base import Dispatcher, Engine, refuse_when_down
 from service.observability.metrics import Metrics
 from service.observability.request import took
 from service.problems import TooLarge
@@ -125,9 +125,7 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         if loop.time() > deadline:
             raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once")
-        if not self._engine.up:
-            self._metrics.rejected("unavailable")
-            raise down()
+        refuse_when_down(self._engine, self._metrics)
         with self._admission.images(len(images), deadline=deadline):
             images, num = await loop.run_in_executor(self._headers, _read_headers, images, self._limits)
             if num > self._max_pixels:

@@ -109,10 +109,11 @@ class Roots:
             raise InvalidInput(f"the output's name has more than {_NAME_BYTES} bytes", remedy="give a shorter one")
         if folder.is_relative_to(input_of_job) or any(_finds(input_of_job, path) for path in (out, draft)):
             raise InvalidInput("the output is in the input", remedy="name a place beside it")
-        if any(each.suffix == _DRAFT or (each / MANIFEST).exists() for each in out.parents):
+        if any(each.suffix == _DRAFT or _mode(each / MANIFEST) for each in out.parents):
             raise InvalidInput("the output is in what another step makes", remedy="name a place beside it")
-        if not folder.is_dir():
-            raise InvalidInput("the folder of the output does not exist", remedy="make it first")
+        if not stat.S_ISDIR(_mode(folder)):
+            remedy = "make it first, where the server may enter"
+            raise InvalidInput("the folder of the output does not exist, or is closed to the server", remedy=remedy)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InvalidInput("the folder of the output cannot be written", remedy="give the server the right to")
 
@@ -159,6 +160,14 @@ class Roots:
         if not any(real.is_relative_to(root) for root in self._real):
             raise OutsideRoots(param)
         return real
+
+
+def _mode(path: Path) -> int:
+    """Of what is there, links followed; 0 where nothing is, or nothing can be seen: `exists` raises there."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def _divided(path: Path) -> tuple[Path, tuple[str, ...]]:

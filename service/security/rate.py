@@ -75,7 +75,7 @@ class Rates:
 
         Raises RateExceeded, and InvalidInput for more at once than the key may ever send; neither counts them.
         """
-        if key is None or key.rate is None:
+        if key is None or key.rate is None or not num:
             return
         if num > key.rate:
             raise InvalidInput(

@@ -290,6 +290,13 @@ def test_a_key_sends_as_many_images_as_its_rate(anyone, keys, running, picture):
         answer = anyone.post(route, **body | {"headers": headers | body.get("headers", {})})
         assert answer.status_code == status, (route, answer.text)
     assert running.metric('mlcd_rejected_total{reason="rate"}') == rejected + 2
+    both = [{"id": str(index), "embedding": expected.tolist()} for index in range(6)]
+    both += [{"id": str(index), "image": data_uri(data)} for index in range(6, 12)]
+    writer = keys.create("write", rate=6)
+    until(lambda: anyone.get("/v1/info", headers=as_header(writer)).status_code == 200, 5)
+    for items, status in ((both, 422), (both[4:8], 200), (both[4:8], 429), (both[5:7], 200)):  # 422, 429: not counted
+        answer = anyone.post("/v1/collections/demo/items", json={"items": items}, headers=as_header(writer))
+        assert answer.status_code == status, answer.text
     last = anyone.post("/v1/labels", files=files(data), headers=headers)
     assert 1 <= int(last.headers["retry-after"]) <= 120
     assert f"come back in {last.headers['retry-after']} s" in last.json()["detail"]

@@ -73,6 +73,7 @@ def test_requests_are_refused_at_once_while_the_engine_opens_again():
         answer = ask(server)
         assert (answer.status_code, time.monotonic() - started < 0.5) == (503, True)
         assert 1 <= int(answer.headers["retry-after"]) <= 30
+        assert server.metric('mlcd_rejected_total{reason="unavailable"}') == 1
         until(server.ready, 15)
         assert ask(server).status_code == 200
 

@@ -463,7 +463,14 @@ def test_jobs_that_ended_long_ago_are_forgotten_while_the_server_runs(tmp_path):
 
 def test_the_command_watches_to_the_end(place):
     environment = {**os.environ, "MLCD_API_KEY": place.token}
-    arguments = ("jobs", "--url", place.server.url, "submit", place.folder / "images", place.folder / "watched")
+    arguments = (
+        "jobs",
+        "--url",
+        place.server.url,
+        "submit",
+        place.folder / "images",
+        place.folder / "watched\u2028here",
+    )
     process = start_mlcd(*arguments, "--watch", "--json", env=environment)
     until(lambda: (work := place.claim()) is not None and not place.store.planned(work, [10, 10]), 30)
     place.store.completed(place.claim(), failed_items=2)

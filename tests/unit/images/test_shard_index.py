@@ -1,5 +1,6 @@
 """Shards are listed once, and again when they change."""
 
+import errno
 import io
 import os
 import tarfile
@@ -70,6 +71,17 @@ def test_without_a_place_to_write_shards_are_listed_every_time(shard, tmp_path):
     listing = Listing(members(1000), damaged=False)
     for _ in range(2):
         assert found(shard, listing, tmp_path / "file" / "cache") == (listing, True)
+
+
+def test_a_disk_that_fills_while_the_index_is_written_keeps_nothing_of_it(shard, tmp_path, monkeypatch):
+    def fill(_table, file):
+        file.write(b"begun")
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(shard_index.pq, "write_table", fill)
+    listing = Listing(members(1000), damaged=False)
+    assert found(shard, listing, tmp_path / "cache") == (listing, True)
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_file_system_that_tells_nothing_of_changes_is_listed_every_time(tmp_path):

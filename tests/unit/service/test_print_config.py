@@ -71,9 +71,11 @@ def test_the_command_prints_them_and_ends(tmp_path):
 
 
 def test_the_page_is_current_and_says_something_of_every_setting():
-    specification = importlib.util.spec_from_file_location("settings_page", DOCS / "settings.py")
+    specification = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    page = module.page()
-    assert page == module.PAGE.read_text(), "run `python docs/settings.py`"
+    for path, page in module.PAGES.items():
+        assert page() == path.read_text(), "run `python docs/tables.py`"
+    assert "|  |" not in module.recipes_page()
+    page = module.settings_page()
     assert not [name for name in setting_names() if f"| `{name}` |" not in page or f"| `{name}` |  |" in page]

@@ -8,6 +8,7 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from service.jobs.roots import Roots
 from service.problems import BadRequest, OutsideRoots
 from tests.conftest import write_digits
+from tests.unit.nobody import nobody, open_folder
 
 
 @pytest.fixture
@@ -214,6 +215,19 @@ def test_an_output_that_cannot_be_written_is_refused(roots, place):
     (place / "root" / "empty").chmod(0o500)
     with pytest.raises(InvalidInput, match="written"):
         free(roots, place / "root" / "empty" / "out")
+
+
+def test_an_output_where_the_server_may_not_look_is_refused():
+    with open_folder() as folder:
+        (folder / "closed" / "inner").mkdir(parents=True)
+        (folder / "closed").chmod(0o700)
+        with nobody(), pytest.raises(InvalidInput, match="or is closed to the server"):
+            Roots([folder]).check_output(str(folder / "closed" / "inner" / "out"), input_of_job=str(folder / "images"))
+
+
+def test_an_output_below_a_name_that_no_folder_can_have_is_refused(roots, place):
+    with pytest.raises(InvalidInput, match="does not exist"):
+        free(roots, place / "root" / ("a" * 300) / "out")
 
 
 def test_a_file_with_wildcards_in_its_name_is_that_file(roots, place):
