@@ -128,8 +128,15 @@ fmt: setup ## format and fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup ## every benchmark; each prints ratios against a peer measured in the same run
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(MODEL_DIR)/model/manifest.json ## every benchmark; each prints ratios against a peer measured in the same run
+	@failed=; for script in benchmarks/*.py; do \
+		case $$script in \
+			*/jobs.py) given="--model $(MODEL_DIR)/model" ;; \
+			*/photographs.py) given="$(MODEL_DIR)/images --model $(MODEL_DIR)/model" ;; \
+			*) given= ;; \
+		esac; \
+		echo "== $$script $$given"; $(BIN)/python $$script $$given || failed="$$failed $$script"; \
+	done; [ -z "$$failed" ] || { echo "these did not end well:$$failed" >&2; exit 1; }
 
 docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,14 +1,17 @@
 """What the images install, deploy/locks, is what pyproject.toml and constraints.txt say: `make lock` was not forgotten."""
 
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = {"api": ("serve", "redis", "triton", "tracing"), "train": ("serve", "train")}
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
 
@@ -35,7 +38,7 @@ def test_every_requirement_is_locked_at_a_version_that_it_allows(name):
 
 @pytest.mark.parametrize("name", EXTRAS)
 def test_versions_are_those_that_the_tests_run_with(name):
-    constrained = pins(ROOT / "constraints.txt")
+    constrained = pins(CONSTRAINTS)
     locked = pins(lock(name))
     assert {
         package: version for package, version in locked.items() if constrained.get(package, version) != version
@@ -60,3 +63,15 @@ def test_what_builds_and_what_triton_needs_is_locked():
     wanted = pins(ROOT / "deploy" / "triton" / "requirements.txt")
     wanted.pop("openvino-telemetry", None)
     assert pins(lock("triton")) == wanted
+
+
+def test_what_is_pinned_goes_with_the_python_of_debian_12():
+    """`make setup` on a machine where nobody has installed another one: 3.11.2."""
+    asked = {name: importlib.metadata.metadata(name)["Requires-Python"] for name in installed(pins(CONSTRAINTS))}
+    assert len(asked) > 100
+    assert [name for name, wanted in asked.items() if wanted and "3.11.2" not in SpecifierSet(wanted)] == []
+
+
+def installed(names):
+    present = {canonicalize_name(found.name) for found in importlib.metadata.distributions()}
+    return present & set(names)

@@ -1,21 +1,23 @@
-"""Writes docs/reference/settings.md from the settings themselves: `python docs/settings.py`."""
+"""Writes the reference pages of settings and of recipes from their classes: `python docs/tables.py`."""
 
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from service.settings import Settings, as_text, named_fields, nested_model
+from training.config import MixedSource, RunConfig
 
-PAGE: Final = Path(__file__).parent / "reference" / "settings.md"
-_HEAD: Final = """# Settings
+_REFERENCE: Final = Path(__file__).parent / "reference"
+_SETTINGS_HEAD: Final = """# Settings
 
 Environment variables of `mlcd serve`; command-line options win. An unknown `MLCD_` name is refused with a suggestion.
 `mlcd serve --print-config` prints every setting as it would be used, one `NAME=value` a line, secrets masked;
 `mlcd serve --config FILE` reads such lines, and the environment wins over them. This page is made from the settings
-by `python docs/settings.py`.
+by `python docs/tables.py`.
 
 More on [models](../how-to/bring-weights.md), [engines](../explanation/engines.md),
 [decoding](decoding.md#decode-modes), [approximate labels](rest.md#labels),
@@ -24,9 +26,19 @@ process](../explanation/pipeline.md#the-engines-process) and [keys](../how-to/ke
 """
 
 
-def page() -> str:
-    """All of it, in the order of the class; settings that belong together under a heading of their own."""
-    sections = [_HEAD]
+_RECIPES_HEAD: Final = """# Recipes
+
+The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it sets one. An unknown
+key is refused with a suggestion. The built-in recipes are in `training/recipes/`. This page is made from the classes of
+`training/config.py` by `python docs/tables.py`.
+
+A recipe of your own needs what is *required* here, and data: `data.images` and `data.labels`, or `data.mix`.
+"""
+
+
+def settings_page() -> str:
+    """All of them, in the order of the class; settings that belong together under a heading of their own."""
+    sections = [_SETTINGS_HEAD]
     for group, fields in itertools.groupby(named_fields(), lambda named: named[1][:-1]):
         heading = []
         if group:
@@ -36,6 +48,23 @@ def page() -> str:
             heading = [f"## {model.__name__}", "", model.__doc__.strip(), ""]
         sections.append("\n".join([*heading, *_table(fields)]))
     return "\n".join(sections)
+
+
+def recipes_page() -> str:
+    """Every key, the sections in the order of the class, those of the top level first."""
+    plain = {name: field for name, field in RunConfig.model_fields.items() if nested_model(field) is None}
+    sections = [_RECIPES_HEAD, "\n".join(_table((name, (), field) for name, field in plain.items()))]
+    for name, field in RunConfig.model_fields.items():
+        if (model := nested_model(field)) is not None:
+            sections.append(_section(name, f"{name}.", model))
+    sections.append(_section("data.mix", "", MixedSource))
+    return "\n".join(sections)
+
+
+def _section(title: str, prefix: str, model: type[BaseModel]) -> str:
+    assert model.__doc__ is not None
+    rows = ((prefix + name, (), field) for name, field in model.model_fields.items())
+    return "\n".join([f"## {title}", "", model.__doc__.strip(), "", *_table(rows)])
 
 
 def _table(fields: Any) -> Iterator[str]:
@@ -66,5 +95,8 @@ def _default(field: FieldInfo) -> str:
     return "none" if field.default in (None, ()) else f"`{as_text(field.default)}`"
 
 
+PAGES: Final = {_REFERENCE / "settings.md": settings_page, _REFERENCE / "recipes.md": recipes_page}
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, page in PAGES.items():
+        path.write_text(page(), encoding="utf-8")
