@@ -24,9 +24,9 @@ from service.memory import keep_what_is_open, return_large_blocks
 from service.observability.logs import configure_logs
 from service.resources import Resources, open_resources
 from service.settings import Settings
+from service.stops import STOPS, canceled_by_a_signal, end_at_once
 
 BACKLOG: Final = 2048
-STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _MARGIN_S: Final = 3.0  # to cancel what is left, and to close everything
 
 
@@ -41,7 +41,7 @@ def prepare_process(settings: Settings) -> None:
     allow_descriptors()
     silence_decoders()
     configure_logs(settings.log)
-    # Loading a model takes a while, in which a SIGTERM must be heard too.
+    # Heard from the beginning: without a handler, the first process of a container ignores it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
@@ -59,31 +59,38 @@ async def serve_on(
     announce: told when weights are exported first. serving: called when everything is open. together: see `Metrics`.
     identity: what `identity_of` must say of the resources; ConfigInvalid where it does not.
     """
-    async with open_resources(settings, announce, together=together) as resources:
-        if identity not in (None, identity_of(resources)):
-            raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
-        limits = settings.limits
-        bounds = Bounds(most=limits.max_connections, exchange_s=limits.deadline_s, metrics=resources.metrics)
-        app = create_app(resources)
-        config = uvicorn.Config(
-            app,
-            http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be
-            ws="none",
-            lifespan="off",
-            log_config=None,  # ours holds for its lines too
-            log_level="error",  # what a connection sent is counted: clients must not fill a log
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=math.ceil(settings.grace_s),
-        )
-        server = _Server(config)
-        stop = _Stop(server, app, settings)
-        for number in STOPS:
-            asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
-        keep_what_is_open()
-        serving(resources)
-        await server.serve(sockets=[listener])
+    with canceled_by_a_signal(within_s=_MARGIN_S):
+        async with open_resources(settings, announce, together=together) as resources:
+            if identity not in (None, identity_of(resources)):
+                raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
+            server = _server(resources)
+            keep_what_is_open()
+            serving(resources)
+            await server.serve(sockets=[listener])
+
+
+def _server(resources: Resources) -> uvicorn.Server:
+    """Its end by a signal is arranged."""
+    settings, app = resources.settings, create_app(resources)
+    limits = settings.limits
+    bounds = Bounds(most=limits.max_connections, exchange_s=limits.deadline_s, metrics=resources.metrics)
+    config = uvicorn.Config(
+        app,
+        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be
+        ws="none",
+        lifespan="off",
+        log_config=None,  # ours holds for its lines too
+        log_level="error",  # what a connection sent is counted: clients must not fill a log
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=math.ceil(settings.grace_s),
+    )
+    server = _Server(config)
+    stop = _Stop(server, app, settings)
+    for number in STOPS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
+    return server
 
 
 def identity_of(resources: Resources) -> str:
@@ -117,8 +124,7 @@ class _Stop:
     def requested(self, number: int) -> None:
         """By a signal; a second one ends the process as it would have without us, and the engine's ends with it."""
         if self._under_way:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            end_at_once(number)
         self._under_way = True
         resources: Resources = self._app.state.resources
         resources.readiness.draining = True

@@ -43,7 +43,10 @@ def main() -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
 
-    opening = Opening.from_json(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:  # stopped while it started us
+        return
+    opening = Opening.from_json(line)
     configure_logs(opening.log)
     limit_blas(opening.num_threads)
     try:

@@ -33,8 +33,8 @@ from service.jobs.worker_faults import (
 from service.jobs.worker_link import Link
 from service.jobs.worker_piece import Outcome, Pieces, Watch
 from service.observability.faults import places
+from service.stops import STOPS, end_at_once
 
-STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _RENEWAL_S: Final = 1.0
 """What a cancel may have to wait before it is heard of."""
 _LOOK_S: Final = 0.05
@@ -111,8 +111,7 @@ class Worker:
         """By a signal; a second one ends the process at once."""
         del frame
         if self._stopping:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            end_at_once(number)
         self._stopping = True
         self.last_resort.start()
 

@@ -69,7 +69,10 @@ def main() -> None:
     def serving(resources: Resources) -> None:
         tell({"serving": describe(resources), "identity": identity_of(resources)})
 
-    order = Order.from_json(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:  # the supervisor is gone
+        return
+    order = Order.from_json(line)
     settings = read_settings(order.source.options, file=order.source.file)
     prepare_process(settings)
     count_together(Path(order.together), order.slot)

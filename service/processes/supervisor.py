@@ -23,8 +23,9 @@ from prometheus_client.multiprocess import mark_process_dead
 from mlcd import errors
 from mlcd.errors import MlcdError, Unavailable
 from service.processes.server import Order, Source
-from service.serving import STOPS, bound_s
+from service.serving import bound_s
 from service.settings import Settings
+from service.stops import STOPS, end_at_once
 
 _log = logging.getLogger("mlcd.service")
 _STEADY_S: Final = 30.0
@@ -135,8 +136,7 @@ class Supervisor:
         """By a signal; with a second one all ends at once."""
         if self._stopping.is_set():
             self._kill()
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            end_at_once(number)
         self._stopping.set()
         self._listener.close()  # else it would take connections that nobody serves any more
         self._send(signal.SIGTERM)
