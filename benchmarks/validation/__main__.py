@@ -6,7 +6,9 @@
 RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a command for each.
 Every run is a process of its own; finished ones are never repeated, an interrupted one goes on at its last checkpoint
 (one of instance discrimination starts anew). After each call the raw numbers of all finished runs are written to
-RESULTS/TIER.parquet and RESULTS/TIER-curves.parquet; `python -m benchmarks.validation.report` draws from these.
+RESULTS/TIER.parquet and RESULTS/TIER-curves.parquet, beside those of runs that this state does not have; of a run that
+another state made before, it says how many numbers came out the same. `python -m benchmarks.validation.report` draws
+from these files.
 """
 
 import argparse
@@ -48,7 +50,8 @@ def main() -> int:
             _run_all(study, options, only)
         if study.tier.references and (options.references or next(due(study.tier, study.scores()), None) is None):
             perform_references(study)
-        gather(study, options.results)
+        for repeated in gather(study, options.results):
+            print(repeated)
     except MlcdError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,6 +1,8 @@
 """The raw numbers of a study: one row per measurement, and the curves, as parquet."""
 
 import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +13,36 @@ from benchmarks.validation.references import references
 from benchmarks.validation.run import CURVES, Study
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
+_Row = dict[str, Any]
+_ByRun = dict[str, list[_Row]]
 
 
-def gather(study: Study, folder: Path) -> None:
-    """Write TIER.parquet and TIER-curves.parquet of everything that is finished."""
+@dataclass(frozen=True)
+class Repeated:
+    """A run that a table had before, from another state.
+
+    same_numbers, same_points: how many of its measurements, and of the points of its curve, came out the same to the
+    last bit. commit: of the run before.
+    """
+
+    run: str
+    commit: str
+    same_numbers: int
+    num_numbers: int
+    same_points: int
+    num_points: int
+
+    def __str__(self) -> str:
+        numbers = f"{self.same_numbers} of {self.num_numbers} numbers"
+        points = f"{self.same_points} of {self.num_points} points of the curve"
+        return f"{self.run}: {numbers} and {points} as before, at {self.commit}"
+
+
+def gather(study: Study, folder: Path) -> list[Repeated]:
+    """Write TIER.parquet and TIER-curves.parquet of everything that is finished.
+
+    Other runs that they hold, of other states, are kept. Those that a state made again replace what there was.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     results = study.results()
     rows = [row for result in [*results, *references(study)] for row in _rows(study, result)]
@@ -24,17 +52,42 @@ def gather(study: Study, folder: Path) -> None:
         for point in result["curves"]
         if result["stage"] != "tune"
     ]
-    _write(rows, folder / f"{study.tier.name}.parquet")
-    _write(curves, folder / f"{study.tier.name}-curves.parquet")
+    numbers_file, curves_file = (folder / f"{study.tier.name}{kind}.parquet" for kind in ("", "-curves"))
+    rows_before, curves_before = _by_run(read(numbers_file)), _by_run(read(curves_file))
+    _write({**rows_before, **_by_run(rows)}, numbers_file)
+    _write({**curves_before, **_by_run(curves)}, curves_file)
+    return list(_repeated(rows_before, _by_run(rows), curves_before, _by_run(curves)))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def _by_run(rows: Iterable[_Row]) -> _ByRun:
+    by_run: _ByRun = {}
+    for row in rows:
+        by_run.setdefault(row["run"], []).append(row)
+    return by_run
+
+
+def _repeated(rows_before: _ByRun, rows: _ByRun, curves_before: _ByRun, curves: _ByRun) -> Iterator[Repeated]:
+    for run, now in rows.items():
+        before = rows_before.get(run, now)
+        if before == now:  # gathered before
+            continue
+        same_numbers = sum(value in _values(before) for value in _values(now))
+        points, points_before = curves.get(run, []), curves_before.get(run, [])
+        same_points = sum(point in points_before for point in points)
+        yield Repeated(run, before[0]["commit"], same_numbers, len(now), same_points, len(points))
+
+
+def _values(rows: list[_Row]) -> list[tuple[str, str, str, float]]:
+    return [(row["set"], row["task"], row["metric"], row["value"]) for row in rows]
+
+
+def read(path: Path) -> list[_Row]:
     """The rows that `gather` wrote; none where it wrote none."""
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist() if path.is_file() else []
+    rows: list[_Row] = pq.read_table(path).to_pylist() if path.is_file() else []
     return rows
 
 
-def _rows(study: Study, result: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(study: Study, result: dict[str, Any]) -> list[_Row]:
     what = "--references" if result["stage"] == "reference" else f"--only {result['name']}"
     common = {
         "run": result["name"],
@@ -58,9 +111,10 @@ def _number(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _write(rows: list[dict[str, Any]], path: Path) -> None:
-    if not rows:
+def _write(by_run: _ByRun, path: Path) -> None:
+    if not by_run:
         return
     written = path.with_suffix(".partial")
+    rows = [row for rows in by_run.values() for row in rows]
     pq.write_table(pa.Table.from_pylist(rows), written, compression="zstd")
     written.rename(path)

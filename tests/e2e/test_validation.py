@@ -67,8 +67,11 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
     places = ("--data", shared_data, "--out", finished, "--results", finished / "results")
     result = study("", *places, "--only", name_of("mlcd"), "--only", name_of("mlc"))
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["finished", f"report/{lost.parent.name}"]
     before, after = json.loads(results.pop(lost)), json.loads(lost.read_text())
+    name, numbers = f"report/{lost.parent.name}", len(before["measurements"])
+    points = len(before["curves"])
+    as_before = f"{name}: {numbers} of {numbers} numbers and {points} of {points} points of the curve as before, at "
+    assert result.stdout.splitlines() == [f"finished {name}", f"{as_before}{before['origin']['commit']}"]
     assert after["measurements"] == before["measurements"]
     assert after["curves"] == before["curves"]
     assert all(path.read_bytes() == content for path, content in results.items())
