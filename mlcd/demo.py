@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -104,28 +106,22 @@ class Demo:
     def serve(self, host: str, port: int) -> None:
         """Start the service, print the URL and a curl line when it is ready, wait until it is stopped."""
         command = ["serve", "--model", self._at("model"), "--state", str(self.out), "--host", host, "--port", str(port)]
-        previous = signal.signal(signal.SIGTERM, _interrupt)
-        process = subprocess.Popen(_mlcd(command), stdout=subprocess.PIPE, text=True)
         try:
-            # The service tells its address when model and collections are open.
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                sys.exit(process.wait())
-            url = line.split(" on ")[-1].strip()
-            _say(line.strip())
-            picture = shlex.quote('files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"')))
-            _say(f"\nopen {url}/ or ask:\n\n  curl -s -F {picture} '{url}/v1/labels?top=5'")
-            _say(f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops it.")
-            if (status := process.wait()) != 0:
-                sys.exit(status)
+            with _started(command, stdout=subprocess.PIPE) as service:
+                # The service tells its address when model and collections are open.
+                assert service.stdout is not None
+                if line := service.stdout.readline():
+                    self._tell_how_to_ask(line.strip())
         except KeyboardInterrupt:
-            pass
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.wait()
-            signal.signal(signal.SIGTERM, previous)
+            return
+        if service.returncode != 0:
+            sys.exit(service.returncode)
+
+    def _tell_how_to_ask(self, served: str) -> None:
+        url = served.rpartition(" on ")[-1]
+        picture = shlex.quote('files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"')))
+        _say(f"{served}\n\nopen {url}/ or ask:\n\n  curl -s -F {picture} '{url}/v1/labels?top=5'")
+        _say(f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops it.")
 
     def _at(self, name: str) -> str:
         return str(self.out / name)
@@ -201,27 +197,49 @@ def _choose_clusters(features: EmbeddingsArtifact, kept_out: NDArray[np.bool_]) 
     return max(2, min(_MAX_CLUSTERS, distinct // _IMAGES_PER_CLUSTER))
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def _run(command: list[str]) -> None:
     """Run one step; where it refuses, its own line has said why, and its exit status becomes ours."""
     _say(f"\n$ mlcd {shlex.join(command)}")
-    process = subprocess.Popen(_mlcd(command))
-    try:
-        status = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # the terminal's Ctrl-C went to the step as well: let it save what it has
-        raise
+    with _started(command) as step:
+        status = step.wait()
     if status == _INTERRUPTED:
         raise KeyboardInterrupt
     if status != 0:
         sys.exit(status)
 
 
-def _mlcd(arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "mlcd", *arguments]
+@contextmanager
+def _started(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process that has ended afterwards; raises KeyboardInterrupt where SIGINT or SIGTERM came to us.
+
+    It is told of these by us alone, as SIGINT, so that it saves what it has: it is in a group of its own, where the
+    terminal's Ctrl-C does not reach it.
+    """
+    process: subprocess.Popen[str] | None = None
+    told = False
+
+    def pass_on(*_: object) -> None:
+        nonlocal told
+        told = True
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+
+    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        arguments = [sys.executable, "-m", "mlcd", *command]
+        process = subprocess.Popen(arguments, stdout=stdout, text=True, process_group=0)
+        if told:
+            process.send_signal(signal.SIGINT)
+        yield process
+        process.wait()
+    finally:
+        if process is not None and process.poll() is None:
+            process.terminate()
+            process.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if told:
+        raise KeyboardInterrupt
 
 
 def _say(text: str) -> None:

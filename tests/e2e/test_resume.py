@@ -1,5 +1,6 @@
 """kill -9 and Ctrl-C at any moment of the demo: run again, it ends with the same bytes."""
 
+import contextlib
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -23,12 +25,20 @@ def demo(digits, tiny_recipe, out):
     return ["demo", "--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve"]
 
 
-def kill_group(process, number):
-    os.killpg(process.pid, number)
-    process.communicate(timeout=60)
+def kill_session(process):
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(folder.name)) == process.pid:
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+SIGNALS = [
+    signal.SIGKILL,
+    *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)),
+]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, digits, tiny_recipe, tmp_path, number):
     out = tmp_path / "demo"
     generator = random.Random(0)
@@ -40,12 +50,40 @@ def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, dig
                 break
         time.sleep(generator.uniform(0.0, 3.0))
         if process.poll() is None:
-            kill_group(process, number)
+            kill_session(process) if number == signal.SIGKILL else process.send_signal(number)
+            process.communicate(timeout=60)
             assert process.returncode == (-9 if number == signal.SIGKILL else 130)
     result = run_mlcd(*demo(digits, tiny_recipe, out))
     assert result.returncode == 0, result.stderr
     assert digests(out) == digests(journey)
     assert not list(out.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_and_its_step_end_by_one_signal(digits, tiny_recipe, tmp_path, number):
+    process = start_mlcd(*demo(digits, tiny_recipe, tmp_path / "demo"), start_new_session=True)
+    next(line for line in process.stdout if line.startswith("$ mlcd embed"))
+    time.sleep(1)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)  # the step's end too, which has the same standard output
+    assert (process.returncode, "Traceback" in output) == (130, False)
+    assert output.endswith("mlcd: interrupted; run the same command again to go on\n")
+
+
+def test_ctrl_c_while_modules_are_imported_leaves_no_traceback():
+    program = """
+import signal, sys
+from mlcd.__main__ import main
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
 
 
 def test_two_at_once_do_not_disturb_each_other(digits, tiny_recipe, tmp_path):
@@ -70,7 +108,8 @@ def test_the_demo_serves_and_the_printed_curl_line_works(journey, digits, tiny_r
         answer = subprocess.run(line.strip(), shell=True, capture_output=True, text=True, check=True)
         assert json.loads(answer.stdout)["results"][0]["labels"]
     finally:
-        kill_group(process, signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
     assert process.returncode == 0
 
 
