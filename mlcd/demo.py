@@ -224,7 +224,8 @@ def _started(command: list[str], stdout: int | None = None) -> Iterator[subproce
         if process is not None:
             process.send_signal(signal.SIGINT)
 
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in heard}
     try:
         arguments = [sys.executable, "-m", "mlcd", *command]
         process = subprocess.Popen(arguments, stdout=stdout, text=True, process_group=0)

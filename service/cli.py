@@ -34,13 +34,13 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
     listener = _listen(settings)
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
-        status = asyncio.run(_serve(settings, Source(options, config), listener))
+        status = _serve(settings, Source(options, config), listener)
     finally:
         listener.close()
     sys.exit(status)
 
 
-async def _serve(settings: Settings, source: Source, listener: socket.socket) -> int:
+def _serve(settings: Settings, source: Source, listener: socket.socket) -> int:
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -48,8 +48,8 @@ async def _serve(settings: Settings, source: Source, listener: socket.socket) ->
         click.echo(f"serving {served} on {address}")
 
     if settings.processes > 1:
-        return await Supervisor(settings, source, listener, announce=say).run()
-    await serve_on(
+        return asyncio.run(Supervisor(settings, source, listener, announce=say).run())
+    serve_on(
         listener,
         settings,
         announce=lambda line: click.echo(f"mlcd: {line}", err=True),

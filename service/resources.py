@@ -118,19 +118,24 @@ class Resources:
         return self.admission.retry_after_s if self.engine.up else bounded_retry_s(self.engine.back_in_s)
 
 
+def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:
+    """What the engine opens. Weights of another kind are exported first: for minutes, and never in an event loop.
+
+    announce: told of that.
+    """
+    if settings.engine in ("fake", "triton"):
+        return settings.model
+    return resolve_model(settings.model, announce)
+
+
 @asynccontextmanager
-async def open_resources(
-    settings: Settings, announce: Callable[[str], None] = lambda _: None, *, together: Path | None = None
-) -> AsyncIterator[Resources]:
+async def open_resources(settings: Settings, folder: str, *, together: Path | None = None) -> AsyncIterator[Resources]:
     """Open model, centers and collections; refuse centers of another fingerprint.
 
-    announce: told when weights are exported first, which takes a while. together: where several server processes are
-    counted together, see `Metrics`.
+    folder: what `find_model` found. together: where several server processes are counted together, see `Metrics`.
     """
     # Before the model, which takes a while to load.
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
-    elsewhere = settings.engine in ("fake", "triton")
-    folder = settings.model if elsewhere else resolve_model(settings.model, announce)
     threads = ThreadBudget.of(settings)
     limit_blas(threads.blas)
     limits = settings.limits

@@ -22,7 +22,7 @@ from service.app import create_app
 from service.connections import Bounds, Connection, allow_descriptors
 from service.memory import keep_what_is_open, return_large_blocks
 from service.observability.logs import configure_logs
-from service.resources import Resources, open_resources
+from service.resources import Resources, find_model, open_resources
 from service.settings import Settings
 from service.stops import STOPS, canceled_by_a_signal, end_at_once
 
@@ -45,7 +45,7 @@ def prepare_process(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
-async def serve_on(
+def serve_on(
     listener: socket.socket,
     settings: Settings,
     *,
@@ -59,8 +59,20 @@ async def serve_on(
     announce: told when weights are exported first. serving: called when everything is open. together: see `Metrics`.
     identity: what `identity_of` must say of the resources; ConfigInvalid where it does not.
     """
+    folder = find_model(settings, announce)
+    asyncio.run(_serve(listener, settings, folder, serving, together, identity))
+
+
+async def _serve(
+    listener: socket.socket,
+    settings: Settings,
+    folder: str,
+    serving: Callable[[Resources], None],
+    together: Path | None,
+    identity: str | None,
+) -> None:
     with canceled_by_a_signal(within_s=_MARGIN_S):
-        async with open_resources(settings, announce, together=together) as resources:
+        async with open_resources(settings, folder, together=together) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
             server = _server(resources)

@@ -25,7 +25,7 @@ def canceled_by_a_signal(*, within_s: float) -> Iterator[None]:
     An exception out of a handler would be raised wherever the signal comes: between the start of a process and the
     watch over it, and asyncio waits for that process's end for good.
 
-    within_s: the process has ended by then, whatever keeps the loop: weights that are being exported, a large file.
+    within_s: the process has ended by then, whatever keeps the loop: large collections, say.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

@@ -10,6 +10,7 @@ import click
 from mlcd.artifact import published_path
 from mlcd.cli import FINISHED, reporter_option
 from mlcd.progress import Reporter
+from training.parallel.torchrun import Elsewhere, is_first
 from training.signals import Interrupted, Preempted, preemptible
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ def train(
         return
     try:
         with preemptible():  # torch alone takes seconds to import
-            from training.parallel.processes import Elsewhere, is_first
             from training.replay import replay as run_replay
             from training.run import run_training
 
@@ -266,7 +266,7 @@ def _measure(
     protocol: "Protocol", checkpoints: tuple[str, ...], images: str | None, out: Path | None, reporter: Reporter
 ) -> None:
     from training.evaluation.report import evaluate_all, protocol_line, result_line
-    from training.parallel.processes import Elsewhere, is_first, open_processes
+    from training.parallel.processes import open_processes
 
     if not is_first():
         reporter = Reporter("silent")

@@ -17,7 +17,8 @@ from training.data.dataset import Dataset
 from training.data.loader import Loader, StepBatches
 from training.evaluation.encoding import PreparedImages
 from training.evaluation.while_training import evaluate_model
-from training.parallel.processes import Elsewhere, Processes
+from training.parallel.processes import Processes
+from training.parallel.torchrun import Elsewhere
 from training.signals import Interrupted, Preempted, Signals, received_signals
 from training.state import TrainState
 from training.step import Meters, NotFinite, augmented, train_step

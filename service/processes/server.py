@@ -5,7 +5,6 @@ Standard input brings one line of JSON, `Order`; standard output takes {"serving
 secret is written anywhere.
 """
 
-import asyncio
 import ctypes
 import json
 import os
@@ -78,15 +77,13 @@ def main() -> None:
     count_together(Path(order.together), order.slot)
     listener = socket.socket(fileno=order.descriptor)
     try:
-        asyncio.run(
-            serve_on(
-                listener,
-                settings,
-                announce=lambda line: click.echo(f"mlcd: {line}", err=True),
-                serving=serving,
-                together=Path(order.together),
-                identity=order.identity,
-            )
+        serve_on(
+            listener,
+            settings,
+            announce=lambda line: click.echo(f"mlcd: {line}", err=True),
+            serving=serving,
+            together=Path(order.together),
+            identity=order.identity,
         )
     except MlcdError as error:
         tell({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})

@@ -74,10 +74,11 @@ def test_the_service_runs_without_torch(journey):
 import asyncio, sys
 sys.modules["torch"] = None
 from service.app import create_app
-from service.resources import open_resources
+from service.resources import find_model, open_resources
 from service.settings import read_settings
 async def main():
-    async with open_resources(read_settings({{"model": {str(journey / "model")!r}, "state_dir": {str(journey)!r}}})) as resources:
+    settings = read_settings({{"model": {str(journey / "model")!r}, "state_dir": {str(journey)!r}}})
+    async with open_resources(settings, find_model(settings)) as resources:
         create_app(resources)
         print(len(resources.centers.vectors) > 0, list(resources.collections))
 asyncio.run(main())

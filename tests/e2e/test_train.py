@@ -366,3 +366,22 @@ def test_a_signal_before_the_first_step_ends_with_status_0(tmp_path, number):
     assert process.returncode == 0, output
     assert "interrupted outside of the steps" in output
     assert "Traceback" not in output
+
+
+def test_ctrl_c_while_torch_is_imported_leaves_no_traceback():
+    program = """
+import signal, sys
+from mlcd.cli import main
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+    arguments = ["train", "smoke", "data.images=images", "data.labels=labels", "out=run"]
+    result = subprocess.run([sys.executable, "-c", program, *arguments], check=False, capture_output=True, text=True)
+    told = result.stderr.strip()
+    assert (result.returncode, told) == (130, "mlcd: interrupted; run the same command again to go on")

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from service.app import create_app
-from service.resources import open_resources
+from service.resources import find_model, open_resources
 from service.settings import Settings
 
 
@@ -22,7 +22,9 @@ class Service:
     def __enter__(self):
         self._loop, self._stack = asyncio.new_event_loop(), AsyncExitStack()
         settings = Settings(model="fake:latency_ms=0", engine="fake", limits={"max_pixels": 10**6, "max_images": 8})
-        self._resources = self._loop.run_until_complete(self._stack.enter_async_context(open_resources(settings)))
+        self._resources = self._loop.run_until_complete(
+            self._stack.enter_async_context(open_resources(settings, find_model(settings)))
+        )
         self._app = create_app(self._resources)
         self.model = self._resources.encoder.name
         return self

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.integration.running import Server, exists, serving, until
+from tests.integration.running import Server, children, exists, serving, until
 
 FLIP_S = 2.0
 
@@ -245,3 +245,16 @@ def test_sigterm_is_heard_while_the_model_is_loaded():
     assert (status, "Traceback" in output) == (0, False)
     assert time.monotonic() - started < 5
     until(lambda: not exists(worker), 2)
+
+
+def test_sigterm_is_heard_while_weights_are_exported(journey, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    server = Server(journey / "run")
+    until(lambda: children(server.process.pid), 20, server)
+    exporter = children(server.process.pid)
+    time.sleep(0.5)  # in the moment of its start nobody knows it yet: it finishes alone, for the next who asks
+    started = time.monotonic()
+    status, output = server.stop()
+    assert (status, output.count("\n"), output.startswith("mlcd: exporting ")) == (0, 1, True)
+    assert time.monotonic() - started < 5
+    until(lambda: not any(map(exists, exporter)), 2)

@@ -1,1 +1,1 @@
-"""What is spread over ranks: for now, class centers on one."""
+"""What is spread over the processes of a training: samples, class centers and, on request, the tower."""

@@ -1,6 +1,5 @@
 """The processes of a training: how they meet, fail together, and tell which of them is missing."""
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,14 +14,11 @@ import torch.distributed as dist
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.world import World
+from training.parallel.torchrun import Elsewhere, place
 
 _TIMEOUT: Final = timedelta(minutes=5)  # the longest that one process may wait for another
 _ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this of each other
 _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
-
-
-class Elsewhere(Exception):
-    """Another process tells what went wrong; this one ends without a word."""
 
 
 @dataclass(frozen=True)
@@ -96,19 +92,14 @@ class Processes:
         )
 
 
-def is_first() -> bool:
-    """Whether this is the only process, or the first of a torchrun: the one that speaks."""
-    return _environment("RANK", 0) == 0
-
-
 @contextmanager
 def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", num_threads: int = 0) -> Iterator[Processes]:
     """The processes of this torchrun, or this one alone; `num_threads` CPU threads each, 0 for its share of the cores.
 
     Raises ConfigInvalid where CUDA is asked for and there is none.
     """
-    size, local_size = _environment("WORLD_SIZE", 1), _environment("LOCAL_WORLD_SIZE", 1)
-    local_rank = _environment("LOCAL_RANK", 0)
+    size, local_size = place("WORLD_SIZE", 1), place("LOCAL_WORLD_SIZE", 1)
+    local_rank = place("LOCAL_RANK", 0)
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigInvalid("device=cuda, but torch finds no CUDA GPU", remedy="use device=auto")
     use_cuda = device != "cpu" and torch.cuda.is_available()
@@ -125,7 +116,3 @@ def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", num_threads:
         yield Processes(World.current(), here, local_size, control, saving)
     finally:
         dist.destroy_process_group()
-
-
-def _environment(name: str, default: int) -> int:
-    return int(os.environ.get(name, default))  # noqa: TID251 - torchrun tells a process its place in no other way
