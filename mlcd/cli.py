@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -459,6 +460,7 @@ def demo(
     """Run the whole journey on real images, then serve the trained model."""
     from mlcd.demo import Demo
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # between two steps; while one runs, it is told
     journey = Demo(out=out, images=images, features=features, recipe=recipe, seed=seed)
     journey.run()
     if not no_serve:

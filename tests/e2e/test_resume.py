@@ -62,8 +62,8 @@ def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, dig
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_demo_and_its_step_end_by_one_signal(digits, tiny_recipe, tmp_path, number):
     process = start_mlcd(*demo(digits, tiny_recipe, tmp_path / "demo"), start_new_session=True)
-    next(line for line in process.stdout if line.startswith("$ mlcd embed"))
-    time.sleep(1)
+    next(line for line in process.stdout if line.startswith("$ mlcd train"))
+    time.sleep(2)
     process.send_signal(number)
     output, _ = process.communicate(timeout=20)  # the step's end too, which has the same standard output
     assert (process.returncode, "Traceback" in output) == (130, False)
