@@ -116,5 +116,6 @@ def _write(by_run: _ByRun, path: Path) -> None:
         return
     written = path.with_suffix(".partial")
     rows = [row for rows in by_run.values() for row in rows]
-    pq.write_table(pa.Table.from_pylist(rows), written, compression="zstd")
+    names = dict.fromkeys(name for row in rows for name in row)  # those of another version may be others
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), written, compression="zstd")
     written.rename(path)

@@ -67,6 +67,7 @@ def test_the_demo_and_its_step_end_by_one_signal(digits, tiny_recipe, tmp_path, 
     process.send_signal(number)
     output, _ = process.communicate(timeout=20)  # the step's end too, which has the same standard output
     assert (process.returncode, "Traceback" in output) == (130, False)
+    assert "trained " not in output  # the step was told, and not waited for
     assert output.endswith("mlcd: interrupted; run the same command again to go on\n")
 
 

@@ -74,6 +74,18 @@ def test_a_run_made_again_replaces_its_numbers_and_is_held_against_them(state, t
     assert rows(results, "commit") == [(RUN, "third")] * 2 + [(OTHER, "first")] * 2
 
 
+def test_a_column_that_came_later_is_kept_with_rows_that_lack_it(state, tmp_path):
+    results = tmp_path / "results"
+    gather(state(RUN), results)
+    study = state(OTHER)
+    path = study.state / "runs" / OTHER / "result.json"
+    later = result(OTHER)
+    later["origin"]["memory"] = "24 GiB"
+    path.write_text(json.dumps(later))
+    gather(study, results)
+    assert rows(results, "memory") == [(RUN, None)] * 2 + [(OTHER, "24 GiB")] * 2
+
+
 def test_it_is_told_in_one_line():
     told = str(Repeated(RUN, "first", 13, 14, 48, 48))
     assert told == f"{RUN}: 13 of 14 numbers and 48 of 48 points of the curve as before, at first"
