@@ -34,6 +34,7 @@ from service.problems import handle_http_error, handle_mlcd_error, handle_unexpe
 from service.resources import Resources
 from service.security.gate import check_declared
 from service.security.headers import SecurityHeadersMiddleware
+from service.security.origin import OriginMiddleware
 from service.web import explorer
 
 _ROOMS: Final = (
@@ -78,6 +79,8 @@ def create_app(resources: Resources | None) -> FastAPI:
     check_declared(app.routes)
     app.state.resources = resources
     app.add_middleware(BodyLimitMiddleware)
+    if resources is not None:
+        app.add_middleware(OriginMiddleware, settings=resources.settings)
     app.add_middleware(RequestMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(HeadMiddleware)

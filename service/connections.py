@@ -6,10 +6,15 @@ read its answer; it takes headers of any size and any number of connections.
 
 import asyncio
 import resource
+from itertools import chain
 from typing import Any, Final
 
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from service.middleware import PROBES
 from service.observability.metrics import Metrics
 
 HEADERS_S: Final = 10.0
@@ -19,7 +24,17 @@ MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 """Of a request: headers, the framing of chunks, trailers. More only where there is as much body."""
 _MAX_PIPELINED: Final = 16
 _MAX_DESCRIPTORS: Final = 65_536
-_LINGER_S: Final = 10.0  # for the rest of a body that is refused on a connection that is then closed
+_LINGER_S: Final = 10.0  # for the rest of a body that was answered before it was all here
+PLACES_FOR_PROBES: Final = 16  # connections beyond the most there may be, for health and metrics
+_PROBES: Final = frozenset(path.encode() for path in PROBES)
+_CROWDED: Final = orjson.dumps(
+    {
+        "type": "urn:mlcd:problem:unavailable",
+        "title": "Unavailable",
+        "status": 503,
+        "detail": "the server has as many connections as it may: try again in a moment",
+    }
+)
 
 
 class Bounds:
@@ -28,16 +43,28 @@ class Bounds:
     def __init__(self, *, most: int, exchange_s: float, metrics: Metrics) -> None:
         """most: connections; exchange_s: seconds from a request's last header until its answer is ready."""
         self.most, self.exchange_s = most, exchange_s + _MARGIN_S
+        self.answered: dict[Connection, None] = {}
+        """Those whose client still sends a body that was answered, or does not read its answer; oldest first."""
         self.waiting: dict[Connection, None] = {}
         """Between two requests; the one that has waited longest comes first."""
         self._metrics = metrics
 
-    def make_room(self, newest: "Connection") -> None:
-        """Close a connection that waits, or the newest where all others are at work."""
-        oldest = next(iter(self.waiting), newest)
-        self.waiting.pop(oldest, None)  # the loop tells it of its end only later, when others may have come
+    def make_room(self, newest: "Connection", num: int) -> None:
+        """Closes the connection that is needed least; the newest of `num` where all others are at work.
+
+        A few more than there may be stay then, for probes.
+        """
+        oldest = next(chain(self.answered, self.waiting), None)
+        if oldest is None and num <= self.most + PLACES_FOR_PROBES:
+            return
+        self.forget(oldest or newest)  # the loop tells it of its end only later, when others may have come
         self.closed("too-many")
-        oldest.transport.abort()
+        (oldest or newest).transport.abort()
+
+    def forget(self, connection: "Connection") -> None:
+        """Lists the connection no longer: it is at work, or gone."""
+        self.answered.pop(connection, None)
+        self.waiting.pop(connection, None)
 
     def closed(self, reason: str) -> None:
         self._metrics.rejected(f"connection-{reason}")
@@ -58,11 +85,11 @@ class Connection(HttpToolsProtocol):
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         if len(self.connections) > self._bounds.most:
-            self._bounds.make_room(self)
+            self._bounds.make_room(self, len(self.connections))
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._bounds.waiting.pop(self, None)
+        self._bounds.forget(self)
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
@@ -78,10 +105,12 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._bounds.waiting.pop(self, None)
+        self._bounds.forget(self)
         self._within(self._bounds.exchange_s)
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests at once")  # the parser makes a 400 of it
+        crowded = len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
+        self.app = _refuse if crowded else self.config.loaded_app
         super().on_headers_complete()
         self.cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses
 
@@ -109,7 +138,6 @@ class Connection(HttpToolsProtocol):
             return
         self._lingering = True
         self.transport.write_eof()
-        self._within(_LINGER_S)
 
     def send_400_response(self, msg: str) -> None:
         if self._lingering:
@@ -122,11 +150,18 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if follows:
             self._within(self._bounds.exchange_s)
-        elif self._message_complete and not self.transport.is_closing():
+        elif self.transport.is_closing():
+            return
+        elif self._message_complete:
             self._wait()
+        else:
+            self._bounds.answered[self] = None
+            self._within(_LINGER_S)
 
     def _wait(self) -> None:
+        self._bounds.forget(self)
         if self.transport.get_write_buffer_size():  # the answer is complete here and not yet there
+            self._bounds.answered[self] = None
             self._within(self._bounds.exchange_s)
             return
         self._bounds.waiting[self] = None
@@ -148,6 +183,12 @@ class Connection(HttpToolsProtocol):
             return
         self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers what is no probe while there are more connections than there may be."""
+    headers = {"Retry-After": "1", "Connection": "close"}
+    await Response(_CROWDED, 503, headers, "application/problem+json")(scope, receive, send)
 
 
 class _Closing:

@@ -15,7 +15,7 @@ from mlcd.errors import DeadlineExceeded
 from service.cache.cached import CachedPipeline
 from service.dispatch.base import refuse_when_down
 from service.observability.request import RequestRecord, begin_request, received_trace
-from service.problems import COMES_BACK, BadRequest, TooLarge, handle_unexpected
+from service.problems import COMES_BACK, BadRequest, TooLarge, TooSlow, handle_unexpected
 from service.resources import Resources
 
 _Result = TypeVar("_Result")
@@ -28,8 +28,11 @@ _IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/")
 """Whose bodies, JSON included, hold images and nothing else."""
 _SERVER_TIMING: Final = b"server-timing"
 _RETRY_AFTER: Final = b"retry-after"
-_PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
+PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
 """They come all day: logged at debug, and not traced."""
+_RESERVED_BYTES: Final = 64 * 2**10  # of a body that begins; the rest is charged as it comes
+MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over _PATIENCE_S, is given up
+_PATIENCE_S: Final = 5.0  # how long a client may send nothing of a body that it has begun
 _OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
 
 
@@ -74,7 +77,7 @@ class _Exchange:
         given = headers.get(b"x-request-id", b"")
         self._id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
         self._record = RequestRecord(self._id, received_trace(headers))
-        self._probe = scope["path"] in _PROBES
+        self._probe = scope["path"] in PROBES
         tracer = self._resources.tracer
         self._span = None if tracer is None or self._probe else tracer.begin(self._record)
         begin_request(self._record)
@@ -167,14 +170,14 @@ class BodyLimitMiddleware:
         try:
             await self._app(scope, body.receive, send)
         finally:
-            body.give_back()
+            body.release()
 
 
 class _Body:
     """Bytes of one request's body, within its own limit and the server's."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
-        self._receive = receive
+        self._scope, self._receive = scope, receive
         self._resources: Resources = scope["state"]["resources"]
         self._limit = self._resources.settings.limits.max_body_bytes
         headers = dict(scope["headers"])
@@ -183,21 +186,40 @@ class _Body:
         self._of_images = kind.startswith(_IMAGE_TYPES) or scope["path"].startswith(_IMAGE_ROUTES)
         self._deadline: float = scope["state"]["deadline"]
         self._checked = False
-        self._received = self._taken = 0
+        self._key: str | None = None
+        self._received = self._reserved = 0
+        self._patience_s = _PATIENCE_S
 
     async def receive(self) -> Message:
         if not self._checked:
             self._check_before()
             self._checked = True
-        message = await self._receive()
+        message = await self._arrival()
         self._received += len(message.get("body", b""))
         if self._received > self._limit:
             raise _too_large(self._limit)
-        self._take(self._received)
+        self._reserve(self._received)
         return message
 
-    def give_back(self) -> None:
-        self._resources.admission.give_bytes(self._taken)
+    def release(self) -> None:
+        self._resources.admission.release_bytes(self._reserved, key=self._key)
+
+    async def _arrival(self) -> Message:
+        """Returns the next part of the body. Raises TooSlow where the client lets the server wait.
+
+        Every wait uses up the patience with this body, and every byte that comes restores some.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            self._resources.metrics.rejected("too-slow")
+            raise TooSlow(f"the body comes slower than {MIN_BYTES_PER_S} bytes a second") from error
+        restored_s = len(message.get("body", b"")) / MIN_BYTES_PER_S
+        self._patience_s = min(_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
+        return message
 
     def _check_before(self) -> None:
         if not self._stated.isdigit():
@@ -208,7 +230,11 @@ class _Body:
             refuse_when_down(self._resources.engine, self._resources.metrics)
             if not self._has_room():
                 raise self._resources.admission.refusal("images")
-        self._take(int(self._stated))
+        key = self._scope["state"].get("key")  # the route has identified it before it reads
+        self._key = None if key is None else key.id
+        # What a client only states costs nothing yet: it is charged when it comes.
+        self._resources.admission.check_bytes(int(self._stated), key=self._key)
+        self._reserve(min(int(self._stated), _RESERVED_BYTES))
 
     def _has_room(self) -> bool:
         admission = self._resources.admission
@@ -217,10 +243,10 @@ class _Body:
             return not admission.full
         return admission.has_room(1, deadline=self._deadline)
 
-    def _take(self, num: int) -> None:
-        if num > self._taken:
-            self._resources.admission.take_bytes(num - self._taken)
-            self._taken = num
+    def _reserve(self, num: int) -> None:
+        if num > self._reserved:
+            self._resources.admission.reserve_bytes(num - self._reserved, key=self._key)
+            self._reserved = num
 
 
 def _too_large(limit: int) -> TooLarge:

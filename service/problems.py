@@ -50,6 +50,22 @@ class TooLarge(InvalidInput):
         self.limit = limit
 
 
+class TooSlow(InvalidInput):
+    """A body comes so slowly that it would hold its place for nothing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, remedy="send the request again over a better connection")
+        self.headers = {"Connection": "close"}
+
+
+class Misdirected(InvalidInput):
+    """The Host header names a server that this one is not known as."""
+
+
+class ForeignOrigin(MlcdError):
+    """A web page of another origin has its visitor's browser ask a server that knows no keys."""
+
+
 class NotAcceptable(InvalidInput):
     """The Accept header asks for what this route cannot give."""
 
@@ -121,12 +137,15 @@ STATUS: Final[dict[type[MlcdError], int]] = {
     BadRequest: 400,
     Unauthorized: 401,
     Forbidden: 403,
+    ForeignOrigin: 403,
     OutsideRoots: 403,
     NotFound: 404,
     NotAcceptable: 406,
+    TooSlow: 408,
     Conflict: 409,
     TooLarge: 413,
     Unsupported: 415,
+    Misdirected: 421,
     InvalidInput: 422,
     RateExceeded: 429,
     Overloaded: 429,
@@ -154,9 +173,11 @@ TITLES: Final = {
     404: "Not found",
     405: "Method not allowed",
     406: "Not acceptable",
+    408: "Request timeout",
     409: "Conflict",
     413: "Too large",
     415: "Unsupported media type",
+    421: "Misdirected request",
     422: "Cannot be processed",
     429: "Too many requests",
     500: "Internal error",

@@ -52,6 +52,8 @@ class Resources:
     admission: Admission
     compute: ThreadPoolExecutor
     """For label look-up and search, which are too long for the event loop."""
+    parsing: ThreadPoolExecutor
+    """The one thread that parses JSON: two parsers at once would keep the event loop waiting twice as long."""
     writing: ThreadPoolExecutor
     """For changes of collections, apart: no search waits for the disk."""
     comparing: ThreadPoolExecutor
@@ -147,6 +149,7 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
         headers = _open_pool(stack, 1, "headers")
         decoders = _open_pool(stack, threads.decode, "decode")
         compute = _open_pool(stack, threads.compute, "compute")
+        parsing = _open_pool(stack, 1, "parse")
         writing = _open_pool(stack, _WRITERS, "write")
         comparing = _open_pool(stack, 1, "compare")
         opening = _open_pool(stack, 1, "open")
@@ -170,6 +173,8 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
             max_images=limits.max_queued_images,
             max_pixels=limits.max_queued_pixels,
             max_bytes=limits.max_queued_bytes,
+            max_body_bytes=limits.max_body_bytes,
+            max_streams=limits.max_streams,
             metrics=metrics,
         )
         ground = Ground(
@@ -201,6 +206,7 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
             swap=await stack.enter_async_context(Swap(ground, folder, model, opened)),
             admission=admission,
             compute=compute,
+            parsing=parsing,
             writing=writing,
             comparing=comparing,
             opening=opening,

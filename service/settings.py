@@ -42,8 +42,19 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """Pixels of the images admitted at one time, by their headers: what decoding them costs (10 ms a million)."""
     max_queued_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
     """Bytes of request bodies held at one time; beyond it requests are refused before their bodies are read."""
+    max_json_bytes: Annotated[int, Field(gt=0)] = 32 * 2**20
+    """Bytes of JSON in one request's body."""
+    max_json_text_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
+    """Bytes of that JSON beside numbers and images in base64."""
+    max_json_values: Annotated[int, Field(gt=0)] = 1_000_000
+    """Values in that JSON, where a list, an object or a field counts as ten."""
+    max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
+    """Bytes of one search's answer; for more, ask for fewer matches or leave their metadata out."""
     max_connections: Annotated[int, Field(gt=0)] = 1000
-    """Connections at one time; for one more, the one that has waited longest for its next request is closed."""
+    """Connections at one time; for one more, one that has its answer already is closed, else the one that has waited
+    longest for its next request. Sixteen more may ask for health and metrics alone."""
+    max_streams: Annotated[int, Field(gt=0)] = 128
+    """Streams of a job's events at one time."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """A request that is not answered by then gets 504, counted from its first byte."""
 
@@ -222,6 +233,10 @@ class Settings(BaseSettings):
     """Make the approximate labels of /v1/labels?mode=approximate ready at start, audited on shipped or indexed rows."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; one that others reach only with keys, or with MLCD_AUTH__MODE=open."""
+    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
+    """Names, with commas, that clients may call the server by: example.com, *.example.com, * (any). Without keys it
+    answers to localhost and loopback addresses besides, with MLCD_AUTH__MODE=open to all addresses and to names
+    without a dot; with keys, and where none are given here, to any name."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 takes a free one."""
     processes: Annotated[int, Field(ge=1, le=256)] = 1

@@ -4,12 +4,12 @@ MlcdError
 ├── AnswerInvalid                          what answers there does not speak this API
 └── Refused                                the server answered with a problem: `problem` says which
     ├── RefusedInput(InvalidInput)         400, 405, 406, 413, 415, 422
-    ├── RefusedAccess                      401, 403
+    ├── RefusedAccess                      401, 403, 421
     ├── RefusedNotFound(NotFound)          404
     ├── RefusedConflict(Conflict)          409
     ├── RefusedOverload(Overloaded)        429
     ├── RefusedUnavailable(Unavailable)    502, 503
-    └── RefusedLate(DeadlineExceeded)      504
+    └── RefusedLate(DeadlineExceeded)      408, 504
 
 A server that cannot be reached is `Unavailable`, an own deadline that passes `DeadlineExceeded`, one bad image
 `ImageRejected`.
@@ -65,7 +65,7 @@ class RefusedInput(Refused, InvalidInput):
 
 
 class RefusedAccess(Refused):
-    """The API key is missing, wrong, or not allowed to do this."""
+    """The API key is missing, wrong, or not allowed to do this; or the server is not known by this name."""
 
 
 class RefusedNotFound(Refused, NotFound):
@@ -85,17 +85,17 @@ class RefusedUnavailable(Refused, Unavailable):
 
 
 class RefusedLate(Refused, DeadlineExceeded):
-    """The server's own deadline for one request has passed."""
+    """The server's own deadline for one request has passed, or its body came too slowly."""
 
 
 _CLASSES: Final[dict[int, type[Refused]]] = {
     **dict.fromkeys((400, 405, 406, 413, 415, 422), RefusedInput),
-    **dict.fromkeys((401, 403), RefusedAccess),
+    **dict.fromkeys((401, 403, 421), RefusedAccess),
     404: RefusedNotFound,
     409: RefusedConflict,
     429: RefusedOverload,
     **dict.fromkeys((502, 503), RefusedUnavailable),
-    504: RefusedLate,
+    **dict.fromkeys((408, 504), RefusedLate),
 }
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -45,11 +46,19 @@ class Item:
 
 @dataclass(frozen=True)
 class Match:
-    """similarity: the cosine, computed in float32 whichever index found the item."""
+    """similarity: the cosine, computed in float32 whichever index found the item.
+
+    metadata_json: as it is kept, in ASCII; who only passes it on need not parse it.
+    """
 
     id: str
     similarity: float
-    metadata: dict[str, Any]
+    metadata_json: str
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(self.metadata_json)
+        return parsed
 
 
 def is_name(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -15,11 +14,14 @@ from starlette.requests import ClientDisconnect
 
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings, unit_rows
+from service.api.json_bounds import check_json
 from service.problems import BadRequest, TooLarge, Unsupported, bad_field
+from service.resources import Resources
 from service.settings import Limits
 
 # The body cap bounds their bytes; this bounds the work of parsing them.
 _MAX_FORM_PARTS: Final = 1000
+_MAX_FIELDS: Final = 64  # no route knows half as many, and each unknown one is reported
 MEDIA_TYPES: Final = ("multipart/form-data", "image/*", "application/octet-stream", "application/json")
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -39,28 +41,72 @@ async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRej
 
 
 async def read_body(request: Request) -> bytes:
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("identity", ""):
-        raise Unsupported("compressed bodies are not taken", remedy="send the body without Content-Encoding")
+    _check_plain(request)
     try:
         return await request.body()
     except ClientDisconnect as error:
         raise BadRequest("the client went away") from error
 
 
-async def read_json(request: Request, pool: Executor) -> dict[str, Any]:
-    """A JSON object, parsed in `pool`: a large one would hold up everybody else."""
-    kind = media_type(request)
-    if kind and kind != "application/json" and not kind.endswith("+json"):
-        raise Unsupported("this route takes JSON", remedy="send Content-Type: application/json")
-    return await parse_json(await read_body(request), pool)
+def _check_plain(request: Request) -> None:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", ""):
+        raise Unsupported("compressed bodies are not taken", remedy="send the body without Content-Encoding")
 
 
-async def parse_json(body: bytes | memoryview, pool: Executor) -> dict[str, Any]:
+async def read_json(request: Request, resources: Resources) -> dict[str, Any]:
+    """Reads a JSON object, which is parsed off the event loop."""
+    _check_says_json(request)
+    return _object(await parse_json(await _received(request, resources.settings.limits), resources))
+
+
+async def read_optional_json(request: Request, resources: Resources) -> dict[str, Any]:
+    """Reads a JSON object; a request without a body gives an empty one."""
+    body = await _received(request, resources.settings.limits)
+    if not body:
+        return {}
+    _check_says_json(request)
+    return _object(await parse_json(body, resources))
+
+
+async def parse_json(body: bytes | bytearray, resources: Resources) -> Any:
+    """Parses JSON off the event loop, one body after the other: the parser lets nobody else run."""
+    loop, limits = asyncio.get_running_loop(), resources.settings.limits
+    return await loop.run_in_executor(resources.parsing, parsed_json, body, limits)
+
+
+def parsed_json(body: bytes | bytearray | memoryview, limits: Limits) -> Any:
+    """Parses JSON of a bounded size. Raises TooLarge, and BadRequest for what is no JSON."""
+    check_json(body, limits)
     try:
-        content = await asyncio.get_running_loop().run_in_executor(pool, orjson.loads, body)
+        return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest("the body is not JSON, or nested too deep") from error
+
+
+def _check_says_json(request: Request) -> None:
+    # Also where the header is missing: a page of another origin may send such a body without asking.
+    kind = media_type(request)
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Unsupported("this route takes JSON", remedy="send Content-Type: application/json")
+
+
+async def _received(request: Request, limits: Limits) -> bytearray:
+    """Returns the body, of which no second copy is kept with the request."""
+    _check_plain(request)
+    stated = int(request.headers.get("content-length", "0"))  # the middleware has looked at it
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if max(stated, len(body)) > limits.max_json_bytes:
+                raise TooLarge(f"the JSON body is larger than {limits.max_json_bytes} bytes", limit="max_json_bytes")
+    except ClientDisconnect as error:
+        raise BadRequest("the client went away") from error
+    return body
+
+
+def _object(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadRequest("the body is not a JSON object")
     return content
@@ -68,6 +114,8 @@ async def parse_json(body: bytes | memoryview, pool: Executor) -> dict[str, Any]
 
 def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
     """Raises BadRequest naming the first field that is wrong."""
+    if len(content) > _MAX_FIELDS:
+        raise BadRequest(f"the body has {len(content)} fields", remedy="the API's document names those that there are")
     try:
         return model.model_validate(content)
     except ValidationError as error:

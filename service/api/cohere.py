@@ -35,7 +35,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse
 )
 async def embed(request: Request, resources: Opened) -> Response:
     """Embed images in Cohere's shapes; one bad image refuses the request, naming its index."""
-    body = validated(EmbedRequest, await read_json(request, resources.compute))
+    body = validated(EmbedRequest, await read_json(request, resources))
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
     images = await loop.run_in_executor(resources.compute, _images, body, resources.settings.limits)

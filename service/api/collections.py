@@ -10,7 +10,7 @@ from mlcd.errors import InvalidInput
 from service.api.access import Opened
 from service.api.answers import headers, json_answer
 from service.api.arrivals import open_all_arrived, open_arrived, opened_collection
-from service.api.bodies import read_body, read_json, validated
+from service.api.bodies import read_optional_json, validated
 from service.api.changes import change
 from service.api.document import json_body
 from service.api.queries import given_fields
@@ -59,7 +59,7 @@ async def list_collections(request: Request, resources: Opened) -> Response:
 )
 async def create_collection(name: Name, request: Request, resources: Opened) -> Response:
     """An empty collection for the served model's embeddings; one that is there for the same stays as it is."""
-    content = await read_json(request, resources.compute) if await read_body(request) else {}
+    content = await read_optional_json(request, resources)
     asked, dimension = validated(CreateRequest, given_fields(content)), resources.encoder.dimension
     if asked.dimension not in (None, dimension):
         raise InvalidInput(

@@ -1,8 +1,9 @@
 """Images as text: data-URIs, URLs, and plain base64 where a field says that it is an image."""
 
-import base64
 import binascii
 from typing import Any, Final
+
+import pybase64
 
 from mlcd.errors import ImageRejected
 from service.security.fetch.urls import GivenImage, ImageUrl
@@ -34,7 +35,7 @@ def image_from_field(value: Any) -> GivenImage:
 def image_from_base64(text: str) -> bytes | ImageRejected:
     """Strict: what is not base64 is refused and never skipped over."""
     try:
-        return base64.b64decode(text, validate=True)
+        return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return ImageRejected("unreadable", "the image is not valid base64")
 

@@ -38,9 +38,9 @@ _REQUESTS: Final = (
     DuplicatesRequest,
     JobRequest,
 )
-_OF_BODIES: Final = (400, 413, 415, 422, 429, 503, 504)
-_OF_PARAMETERS: Final = (400,)
-_OF_ALL: Final = (500,)
+_OF_BODIES: Final = (400, 408, 413, 415, 422, 429, 503, 504)
+_OF_ALL: Final = (400, 421, 500)
+_OF_NO_KEYS: Final = (403,)
 _OF_KEYS: Final = (401, 403, 503)
 _OF_ANY_KEY: Final = (401, 503)
 _METHODS: Final = ("get", "post", "put", "delete", "patch")
@@ -102,7 +102,7 @@ def describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
         for method in _METHODS:
             if method in item:
                 _secure(item[method], keyed=keyed)
-                _complete(path, item[method])
+                _complete(path, item[method], keyed=keyed)
     schemes = document["components"].pop("securitySchemes")
     if keyed:
         document["components"]["securitySchemes"] = {**schemes, HEADER: _KEY_IN_HEADER}
@@ -116,7 +116,7 @@ def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
         operation["security"] = [{scheme: declared[0][BEARER]} for scheme in (BEARER, HEADER)]
 
 
-def _complete(path: str, operation: dict[str, Any]) -> None:
+def _complete(path: str, operation: dict[str, Any], *, keyed: bool) -> None:
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
@@ -124,8 +124,8 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     statuses = [
         *_OF_ALL,
         *((_OF_KEYS if scopes else _OF_ANY_KEY) if "security" in operation else ()),
+        *(() if keyed else _OF_NO_KEYS),
         *(_OF_BODIES if "requestBody" in operation else ()),
-        *(_OF_PARAMETERS if operation.get("parameters") else ()),
     ]
     for status in statuses:
         responses.setdefault(str(status), {})

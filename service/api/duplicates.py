@@ -15,7 +15,7 @@ from mlcd.errors import DeadlineExceeded, InvalidInput
 from service.api.access import Opened
 from service.api.answers import headers, json_answer
 from service.api.arrivals import opened_collection
-from service.api.bodies import read_body, read_json, validated
+from service.api.bodies import read_optional_json, validated
 from service.api.collections import Name
 from service.api.document import json_body
 from service.api.schemas.own import DuplicatesRequest, FoundDuplicates
@@ -44,7 +44,7 @@ async def find_duplicates(name: Name, request: Request, resources: Opened) -> Re
     At most 50,000 items, within the deadline; `mlcd index --duplicates` has no such bounds.
     """
     collection = await opened_collection(name, request, resources)
-    content = await read_json(request, resources.compute) if await read_body(request) else {}
+    content = await read_optional_json(request, resources)
     asked = validated(DuplicatesRequest, content)
     if len(collection) > _MAX_ITEMS:
         raise InvalidInput(f"{len(collection)} items are more than the {_MAX_ITEMS} of one request", remedy=_REMEDY)

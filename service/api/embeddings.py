@@ -38,7 +38,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsRes
 )
 async def create_embeddings(request: Request, resources: Opened) -> Response:
     """Embed images in OpenAI's shapes; one bad image refuses the request, naming its index."""
-    body = validated(EmbeddingsRequest, await read_json(request, resources.compute))
+    body = validated(EmbeddingsRequest, await read_json(request, resources))
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
     images, param = await loop.run_in_executor(resources.compute, _images, body, resources.settings.limits)

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
@@ -13,7 +12,7 @@ from starlette.responses import Response
 from mlcd.types import ImageBatch
 from service.api.access import Opened
 from service.api.answers import JSON, RAW, headers
-from service.api.bodies import check_count, read_body, validated
+from service.api.bodies import check_count, parsed_json, read_body, validated
 from service.api.data_uris import image_from_field
 from service.api.document import BINARY, json_body
 from service.api.encoding import encode_pixels, encode_strictly
@@ -80,7 +79,7 @@ async def infer(request: Request, model: str, resources: Opened, version: str = 
     body = await read_body(request)
     loop = asyncio.get_running_loop()
     stated = request.headers.get(LENGTH_HEADER)
-    asked, given = await loop.run_in_executor(resources.compute, _read, body, stated, resources)
+    asked, given = await loop.run_in_executor(resources.parsing, _read, body, stated, resources)
     wanted = _wanted(asked, resources)
     check_top(asked.parameters.top, resources)
     if isinstance(given, list):
@@ -107,10 +106,7 @@ def _read(body: bytes, stated: str | None, resources: Resources) -> tuple[InferR
     head, tensors = split(body, stated)
     if stated is not None and not head:  # one raw tensor: a single image, without its length
         return validated(InferRequest, _RAW_REQUEST), [bytes(tensors)]
-    try:
-        content = orjson.loads(head)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest("the JSON part is not JSON") from error
+    content = parsed_json(head, resources.settings.limits)
     if not isinstance(content, dict):
         raise BadRequest("the JSON part is not an object")
     asked = validated(InferRequest, content)

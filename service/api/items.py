@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
@@ -15,7 +14,7 @@ from mlcd.types import Embeddings
 from service.api.access import Opened
 from service.api.answers import headers, json_answer, provenance
 from service.api.arrivals import opened_collection
-from service.api.bodies import check_count, media_type, read_form, read_json, validated
+from service.api.bodies import check_count, media_type, parse_json, read_form, read_json, validated
 from service.api.changes import change
 from service.api.collections import Name
 from service.api.data_uris import image_from_uri
@@ -141,7 +140,7 @@ async def update_item(
 ) -> Response:
     """Other metadata in place of those that it has; its embedding stays."""
     collection = await opened_collection(name, request, resources)
-    asked = validated(MetadataRequest, await read_json(request, resources.compute))
+    asked = validated(MetadataRequest, await read_json(request, resources))
     outcome = await change(request, resources, lambda: collection.update_metadata(id, asked.metadata))
     return json_answer({"collection": name, "id": id, "outcome": outcome})
 
@@ -167,11 +166,11 @@ async def _read(request: Request, resources: Resources) -> _Batch:
     if media_type(request) == "multipart/form-data":
         with resources.dispatcher.announced():
             images, texts = await read_form(request, limits)
-        values = _listed(texts.get("items"))
+        values = await _listed(texts.get("items"), resources)
         if len(values) != len(images):
             raise BadRequest("`items` must have an entry for each file", param="items")
     else:
-        content = given_fields(await read_json(request, resources.compute))
+        content = given_fields(await read_json(request, resources))
         values = content.pop("items", None)
         if content or not isinstance(values, list) or not values:
             raise BadRequest(
@@ -183,14 +182,14 @@ async def _read(request: Request, resources: Resources) -> _Batch:
     return await loop.run_in_executor(resources.compute, _checked, values, images, resources.encoder.dimension)
 
 
-def _listed(text: str | None) -> list[Any]:
+async def _listed(text: str | None, resources: Resources) -> list[Any]:
     if text is None:
         raise BadRequest(
             "the form has no field `items`", remedy='give a JSON list, for example [{"id": "a.jpg"}]', param="items"
         )
     try:
-        values = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        values = await parse_json(text.encode(), resources)
+    except BadRequest as error:
         raise BadRequest("the field `items` of the form is not JSON", param="items") from error
     if not isinstance(values, list):
         raise BadRequest("the field `items` of the form is not a list", param="items")

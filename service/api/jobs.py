@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from mlcd.collections.items import check_name
 from mlcd.errors import Conflict, MlcdError
@@ -61,6 +62,7 @@ _EVENT: Final[dict[str, Any]] = {
 }
 """One event, as OpenAPI 3.2 has it under `itemSchema`, which 3.1 does not know."""
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    429: {},
     200: {"content": {_EVENTS: {"schema": _EVENT}}, "description": "events named `job`, each a job"},
     204: {"description": "the job has ended and there are no more"},
     404: {},
@@ -86,7 +88,7 @@ async def submit(
     A second request with one Idempotency-Key gets the job of the first.
     """
     desk = _desk(resources)
-    asked = validated(JobRequest, await read_json(request, resources.compute))
+    asked = validated(JobRequest, await read_json(request, resources))
     accept = partial(_accepted, desk, _checked(asked, resources), _key_of_client(request, idempotency_key))
     job, new = await desk.ask(accept, deadline=request.state.deadline)
     return _answer(Job.of(job), 202 if new else 200, {"Location": f"/v1/jobs/{job.id}"})
@@ -167,8 +169,20 @@ async def watch(
     if last_event_id is None:
         events = events[-1:]
     stream = _stream(desk, resources, job_id, events, after=after, deadline=deadline)
-    # nginx holds answers back until it has enough of them.
-    return StreamingResponse(stream, media_type=_EVENTS, headers={"X-Accel-Buffering": "no"})
+    return _EventStream(stream, resources)
+
+
+class _EventStream(StreamingResponse):
+    """Holds one of the places for streams as long as it is sent. Raises Overloaded before it begins."""
+
+    def __init__(self, events: AsyncIterator[bytes], resources: Resources) -> None:
+        # nginx holds answers back until it has enough of them.
+        super().__init__(events, media_type=_EVENTS, headers={"X-Accel-Buffering": "no"})
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._resources.admission.stream():
+            await super().__call__(scope, receive, send)
 
 
 async def _stream(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
+from numpy.typing import NDArray
 from starlette.responses import Response
 
 from mlcd.clustering.centers import Centers
@@ -13,9 +14,10 @@ from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput
 from mlcd.types import Neighbors
 from service.api.access import Opened
-from service.api.answers import JSON, NPY, RAW, headers, json_answer, negotiated, provenance, to_npy
+from service.api.answers import JSON, NPY, RAW, headers, negotiated, provenance, to_npy
 from service.api.document import BINARY, image_body
-from service.api.queries import Queries, check_top, read_queries
+from service.api.pieces import listed_answer
+from service.api.queries import check_top, read_queries
 from service.api.schemas.own import LabeledImages, QueryRequest
 from service.lookup import Lookup, LookupMode
 from service.middleware import within_deadline
@@ -81,18 +83,21 @@ async def label(
         return Response(found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes(), 200, stamp, RAW)
     if chosen == NPY:
         return Response(to_npy(_records(found)), 200, stamp, NPY)
-    describe = partial(_results, queries, found, lookup.centers, examples)
-    results = await within_deadline(loop.run_in_executor(resources.compute, describe), request.state.deadline)
-    return json_answer(
+    return listed_answer(
         {
             **provenance(resources),
             "centers": lookup.centers.digest,
             "mode": mode,
             **_audit(lookup, mode),
-            "results": results,
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
+        [
+            partial(_result, index, ids, scores, lookup.centers, examples)
+            for index, ids, scores in zip(queries.rows, found.ids, found.scores, strict=True)
+        ],
         stamp,
+        resources,
+        num_items=found.ids.size * (1 + examples),
     )
 
 
@@ -124,18 +129,15 @@ def example_members(centers: Centers, center: int, num: int | None = None) -> li
     ]
 
 
-def _results(queries: Queries, found: Neighbors, centers: Centers, num_examples: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "index": index,
-            "labels": [
-                _label(int(center), float(score), centers, num_examples)
-                for center, score in zip(ids, scores, strict=True)
-                if center >= 0
-            ],
-        }
-        for index, ids, scores in zip(queries.rows, found.ids, found.scores, strict=True)
+def _result(
+    index: int, ids: NDArray[np.int64], scores: NDArray[np.float32], centers: Centers, num_examples: int
+) -> dict[str, Any]:
+    labels = [
+        _label(int(center), float(score), centers, num_examples)
+        for center, score in zip(ids, scores, strict=True)
+        if center >= 0
     ]
+    return {"index": index, "labels": labels}
 
 
 def _label(center: int, similarity: float, centers: Centers, num_examples: int) -> dict[str, Any]:

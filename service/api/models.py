@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from service.api.access import Opened, check_model
 from service.api.answers import headers, json_answer, provenance
-from service.api.bodies import read_body, read_json, validated
+from service.api.bodies import read_optional_json, validated
 from service.api.document import json_body
 from service.api.schemas.own import LoadedModel, LoadRequest
 from service.model import ServedModel
@@ -34,7 +34,7 @@ async def load(name: str, request: Request, resources: Opened) -> Response:
     are of the version before: it came in under that one.
     """
     check_model(name, resources)
-    content = await read_json(request, resources.compute) if await read_body(request) else {}
+    content = await read_optional_json(request, resources)
     asked = validated(LoadRequest, content)
 
     def publish(model: ServedModel) -> None:

@@ -38,7 +38,7 @@ class Queries:
 async def read_queries(request: Request, resources: Resources) -> Queries:
     """From a multipart form, a raw image, or JSON with `images` or `embeddings`."""
     if media_type(request) == "application/json":
-        return await queries_from_json(request, await read_json(request, resources.compute), resources)
+        return await queries_from_json(request, await read_json(request, resources), resources)
     with resources.dispatcher.announced():
         images = await read_images(request, resources.settings.limits)
     return await _encoded(request, images, resources)

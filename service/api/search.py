@@ -11,24 +11,28 @@ from starlette.responses import Response
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Match
+from mlcd.collections.searcher import Found
 from service.api.access import Opened
-from service.api.answers import headers, json_answer, provenance
+from service.api.answers import headers, provenance
 from service.api.arrivals import opened_collection
 from service.api.bodies import check_count, media_type, read_json, validated
 from service.api.collections import Name
 from service.api.document import image_body
+from service.api.pieces import listed_answer
 from service.api.queries import Queries, check_top, given_fields, queries_from_json, read_queries
 from service.api.schemas.own import FoundItems, SearchOptions, SearchRequest
 from service.middleware import within_deadline
 from service.observability.request import timed
-from service.problems import BadRequest, item_error
+from service.problems import BadRequest, TooLarge, item_error
 from service.resources import Resources
 from service.security.gate import needs
+from service.settings import Limits
 
 router = APIRouter(tags=["collections"])
 
 _OPTIONS: Final = tuple(SearchOptions.model_fields)
 _IDS: Final = ("id", "ids")
+_MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
 _FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
 
 
@@ -47,18 +51,22 @@ async def search(
     filter: Annotated[str | None, Query(description="JSON, as the field of a JSON body")] = None,  # noqa: A002 - its word
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
     exact: Annotated[bool | None, Query()] = None,
+    metadata: Annotated[bool | None, Query()] = None,
 ) -> Response:
     """The items most similar to each image, embedding or item (JSON `ids`), best first: `top` of them (10) that fulfill
     `filter` and are at least as similar as `threshold`.
 
     The options go into the query string or into a JSON body. `exact`: compare with all items, whatever the index; the
-    answer says whether that was done, and how many items the filter leaves.
+    answer says whether that was done, and how many items the filter leaves. `metadata=false` leaves the matches'
+    metadata out (null): an answer of more than `max_answer_bytes` is refused before it is made.
     """
     collection = await opened_collection(name, request, resources)
-    given = given_fields({"top": top, "filter": _parsed(filter), "threshold": threshold, "exact": exact})
+    given = given_fields(
+        {"top": top, "filter": _parsed(filter), "threshold": threshold, "exact": exact, "metadata": metadata}
+    )
     content = None
     if media_type(request) == "application/json":
-        content = given_fields(await read_json(request, resources.compute))
+        content = given_fields(await read_json(request, resources))
         if twice := given.keys() & content.keys():
             raise BadRequest(f"{min(twice)} is given in the query string and in the body", param=min(twice))
         given |= {option: content.pop(option) for option in _OPTIONS if option in content}
@@ -82,24 +90,49 @@ async def search(
         found = await within_deadline(
             asyncio.get_running_loop().run_in_executor(resources.compute, searching), request.state.deadline
         )
-    return json_answer(
+    num_bytes = _check_size(found, metadata=options.metadata, limits=resources.settings.limits)
+    return listed_answer(
         {
             **provenance(resources),
             "collection": name,
             "exact": found.exact,
             "matching": found.matching,
-            "results": [
-                {"index": index, "matches": [_match(match) for match in matches]}
-                for index, matches in zip(queries.rows, found.matches, strict=True)
-            ],
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
+        [
+            partial(_result, index, matches, metadata=options.metadata)
+            for index, matches in zip(queries.rows, found.matches, strict=True)
+        ],
         headers(resources, queries.encoded),
+        resources,
+        num_items=sum(map(len, found.matches)),
+        num_bytes=num_bytes,
     )
 
 
-def _match(match: Match) -> dict[str, Any]:
-    return {"id": match.id, "similarity": match.similarity, "metadata": match.metadata}
+def _check_size(found: Found, *, metadata: bool, limits: Limits) -> int:
+    """Returns about how many bytes the matches are. Raises TooLarge for more than one answer may have."""
+    num_bytes = sum(
+        _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
+        for matches in found.matches
+        for match in matches
+    )
+    if num_bytes > limits.max_answer_bytes:
+        raise TooLarge(
+            f"the answer would have {num_bytes} bytes, more than {limits.max_answer_bytes}; give a smaller `top`, or"
+            " metadata=false",
+            limit="max_answer_bytes",
+        )
+    return num_bytes
+
+
+def _result(index: int, matches: list[Match], *, metadata: bool) -> dict[str, Any]:
+    return {"index": index, "matches": [_match(match, metadata=metadata) for match in matches]}
+
+
+def _match(match: Match, *, metadata: bool) -> dict[str, Any]:
+    described = orjson.Fragment(match.metadata_json) if metadata else None
+    return {"id": match.id, "similarity": match.similarity, "metadata": described}
 
 
 def _parsed(text: str | None) -> object:

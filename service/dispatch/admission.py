@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -63,9 +64,21 @@ class DrainRate:
 class Admission:
     """Shared by all requests of a server; use from one event loop."""
 
-    def __init__(self, *, max_images: int, max_pixels: int, max_bytes: int, metrics: Metrics) -> None:
-        self._max_images, self._max_pixels, self._max_bytes = max_images, max_pixels, max_bytes
-        self._images = self._pixels = self._bytes = 0
+    def __init__(
+        self,
+        *,
+        max_images: int,
+        max_pixels: int,
+        max_bytes: int,
+        max_body_bytes: int,
+        max_streams: int,
+        metrics: Metrics,
+    ) -> None:
+        self._max_images, self._max_pixels = max_images, max_pixels
+        self._max_bytes, self._max_body_bytes = max_bytes, max_body_bytes
+        self._max_streams = max_streams
+        self._images = self._pixels = self._bytes = self._streams = 0
+        self._bytes_of: Counter[str] = Counter()
         self._rate = DrainRate()
         self._metrics = metrics
 
@@ -114,16 +127,52 @@ class Admission:
             self._pixels -= num
             self._metrics.held("pixels", self._pixels)
 
-    def take_bytes(self, num: int) -> None:
-        """A place for bytes of a body, given back by `give_bytes`."""
-        if self._bytes + num > self._max_bytes:
+    def check_bytes(self, num: int, *, key: str | None) -> None:
+        """Raises Overloaded where `reserve_bytes` would: before anything of a body is read."""
+        free = self._max_bytes - self._bytes - num
+        if free < 0:
             raise self.refusal("bytes")
+        # However many keys are greedy, each of them leaves as much free as it holds itself: one
+        # alone can fill half of the whole, and there is always something left for a newcomer.
+        if key is not None and self._bytes_of[key] + num > max(free, self._max_body_bytes):
+            self._metrics.rejected("overloaded")
+            raise Overloaded(
+                "the API key holds as many bytes as it may at one time",
+                remedy="try again when its other requests are answered",
+            )
+
+    def reserve_bytes(self, num: int, *, key: str | None) -> None:
+        """Reserves memory for bytes of a body, until `release_bytes`. None is nobody's share.
+
+        Raises Overloaded where the server, or the key, holds as many as it may.
+        """
+        self.check_bytes(num, key=key)
+        self._change_bytes(num, key)
+
+    def release_bytes(self, num: int, *, key: str | None) -> None:
+        """Releases what was reserved."""
+        self._change_bytes(-num, key)
+
+    def _change_bytes(self, num: int, key: str | None) -> None:
         self._bytes += num
         self._metrics.held("bytes", self._bytes)
+        if key is not None:
+            self._bytes_of[key] += num
+            if not self._bytes_of[key]:
+                del self._bytes_of[key]
 
-    def give_bytes(self, num: int) -> None:
-        self._bytes -= num
-        self._metrics.held("bytes", self._bytes)
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Reserves a place for a stream of events. Raises Overloaded where there is none."""
+        if self._streams >= self._max_streams:
+            raise self.refusal("event streams")
+        self._streams += 1
+        self._metrics.held("streams", self._streams)
+        try:
+            yield
+        finally:
+            self._streams -= 1
+            self._metrics.held("streams", self._streams)
 
     def refusal(self, of: str) -> Overloaded:
         self._metrics.rejected("overloaded")

@@ -14,8 +14,8 @@ import pytest
 from service.connections import HEADERS_S, MAX_OVERHEAD_BYTES
 from tests.integration.running import serving, until
 
-GET = b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-POST = b"POST /v1/images/embed HTTP/1.1\r\nHost: a\r\nContent-Type: image/jpeg\r\n"
+GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /v1/images/embed HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
 DEADLINE_S = 2
 MANY = 40
 
@@ -62,7 +62,10 @@ def test_the_slow_are_let_go_and_hold_up_nobody(server):
         "header by header": ([b"GET /health/live HTTP/1.1\r\n"], b"a: b\r\n"),
         "after an answer": ([GET], b"G"),
         "a body that trickles": ([POST, b"Content-Length: 100000\r\n\r\n"], b"x"),
-        "the rest of a refused body": ([b"GET /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"], b"x"),
+        "the rest of a refused body": (
+            [b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"],
+            b"x",
+        ),
         "a chunk's extension": ([POST, b"Transfer-Encoding: chunked\r\n\r\n1;"], b"x"),
     }
     with contextlib.ExitStack() as stack:
@@ -93,7 +96,7 @@ def deaf_client(server):
         client.connect(("127.0.0.1", server.port))
         before, num = server.metric(answered), 0
         while num == server.metric(answered) - before:
-            client.sendall(4 * b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n")
+            client.sendall(4 * b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
             num += 4
             with contextlib.suppress(AssertionError):
                 until(lambda num=num: server.metric(answered) - before >= num, 2)
@@ -154,20 +157,22 @@ HUGE = b"x" * 2**20
             [POST, b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", b"a: b\r\n" * 2**17], None, id="many trailers"
         ),
         pytest.param([GET * 2**12], None, id="pipelined without end"),
-        pytest.param([b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n"], None, id="connect"),
-        pytest.param([b"GET * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"], None, id="star"),
+        pytest.param([b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\n\r\n"], None, id="connect"),
+        pytest.param([b"GET * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], None, id="star"),
         pytest.param([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], None, id="http/2"),
         pytest.param([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 300], 400, id="tls"),
-        pytest.param([b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n"], 400, id="a path that is no ASCII"),
-        pytest.param([b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"], 400, id="a negative length"),
-        pytest.param([b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n"], 400, id="2**100"),
+        pytest.param([b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n"], 400, id="a path that is no ASCII"),
+        pytest.param([b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"], 400, id="a negative length"),
+        pytest.param(
+            [b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n"], 400, id="2**100"
+        ),
         pytest.param([POST, b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx"], 400, id="two lengths"),
         pytest.param([POST, b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"], 400, id="smuggling"),
         pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\n-1\r\n"], None, id="a negative chunk"),
         pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n"], None, id="a chunk of 2**72"),
         pytest.param([b"GET / HTTP/1.1\r\na\0b: c\r\n\r\n"], 400, id="a header with a zero"),
         pytest.param(
-            [b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"],
+            [b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"],
             None,
             id="websocket",
         ),
@@ -208,8 +213,8 @@ def test_a_body_longer_than_it_says_is_the_next_request(server, photo):
 
 def test_a_few_pipelined_requests_are_answered_in_order(server):
     paths = [b"/health/live", b"/nothing", b"/v1/models", b"/health/live"]
-    lines = [b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n" for path in paths]
-    lines[-1] = lines[-1].replace(b"Host: a", b"Connection: close")
+    lines = [b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in paths]
+    lines[-1] = lines[-1].replace(b"Host: localhost", b"Connection: close")
     with connected(server, b"".join(lines)) as client:
         assert statuses(whole(client)) == [200, 404, 200, 200]
 

@@ -36,7 +36,7 @@ class EmbedRequest(BaseModel):
     images: list[Any] | None = None
     inputs: list[Any] | None = None
     texts: list[Any] | None = None
-    embedding_types: Annotated[list[CohereType], Field(min_length=1)] = ["float"]
+    embedding_types: Annotated[list[CohereType], Field(min_length=1, max_length=64)] = ["float"]
     output_dimension: Annotated[int, Field(ge=1, strict=True)] | None = None
     """So many first components, normalized again."""
     truncate: Literal["NONE", "START", "END"] | None = None

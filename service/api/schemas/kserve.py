@@ -68,7 +68,7 @@ class InputTensor(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    shape: list[Annotated[StrictInt, Field(ge=0)]]
+    shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(max_length=16)]
     datatype: str
     parameters: InputParameters = InputParameters()
     data: Any = None
@@ -126,7 +126,7 @@ class InferRequest(BaseModel):
     id: Annotated[str, Field(max_length=256)] | None = None
     parameters: InferParameters = InferParameters()
     inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=1)]
-    outputs: list[RequestedOutput] | None = None
+    outputs: Annotated[list[RequestedOutput], Field(max_length=64)] | None = None
 
 
 class OutputTensor(BaseModel):

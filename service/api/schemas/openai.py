@@ -40,7 +40,7 @@ class EmbeddingsRequest(BaseModel):
     model: str
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
-    modality: Literal["image"] | list[Literal["image"]] | None = None
+    modality: Literal["image"] | Annotated[list[Literal["image"]], Field(max_length=1024)] | None = None
     """Infinity, NIM: this model embeds images only."""
     encoding_format: Literal["float", "base64"] | None = None
     """base64: the row as little-endian float32. openai-python asks for it by itself and decodes it."""

@@ -87,7 +87,10 @@ class QueryRequest(BaseModel):
 
 
 class SearchOptions(BaseModel):
-    """filter: see docs/explanation/collections.md. threshold: the least cosine of what is found. exact: compare all."""
+    """filter: see docs/explanation/collections.md. threshold: the least cosine of what is found. exact: compare all.
+
+    metadata: false leaves the matches' metadata out.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -95,6 +98,7 @@ class SearchOptions(BaseModel):
     filter: dict[str, Any] | None = None
     threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
     exact: bool = False
+    metadata: bool = True
 
 
 class SearchRequest(SearchOptions):
@@ -181,11 +185,11 @@ class DescribedCenter(Provenance):
 
 
 class ItemMatch(BaseModel):
-    """similarity: the cosine."""
+    """similarity: the cosine. metadata: null where the request leaves them out."""
 
     id: str
     similarity: float
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] | None
 
 
 class MatchedImage(BaseModel):

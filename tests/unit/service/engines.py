@@ -77,6 +77,7 @@ def new_batcher(engine, metrics=None, **options):
 
 def new_admission(metrics=None, **options):
     settings = {"max_images": 100, "max_pixels": 10**9, "max_bytes": 10**6} | options
+    settings = {"max_body_bytes": settings["max_bytes"], "max_streams": 10} | settings
     return Admission(**settings, metrics=metrics or new_metrics())
 
 
