@@ -214,7 +214,7 @@ def test_a_body_longer_than_it_says_is_the_next_request(server, photo):
 def test_a_few_pipelined_requests_are_answered_in_order(server):
     paths = [b"/health/live", b"/nothing", b"/v1/models", b"/health/live"]
     lines = [b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in paths]
-    lines[-1] = lines[-1].replace(b"Host: localhost", b"Connection: close")
+    lines[-1] = lines[-1].replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     with connected(server, b"".join(lines)) as client:
         assert statuses(whole(client)) == [200, 404, 200, 200]
 
@@ -261,10 +261,26 @@ def test_a_client_that_goes_on_after_the_end_is_let_go(server):
 
 
 def test_where_a_route_is_does_not_depend_on_what_the_client_calls_the_server(server):
-    with connected(server, b"GET /v1/info/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n") as client:
+    with connected(server, b"GET /v1/info/ HTTP/1.1\r\nHost: 127.0.0.9:1\r\nConnection: close\r\n\r\n") as client:
         answer = whole(client)
     assert statuses(answer) == [404]
-    assert b"evil" not in answer
+    assert b"127.0.0.9" not in answer
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (b"", 400),
+        (b"Host: localhost\r\nHost: localhost\r\n", 400),
+        (b"Host: localhost\r\n", 200),
+        (b"Host:\r\n", 421),
+    ],
+    ids=["none", "two", "one", "empty"],
+)
+def test_http_1_1_needs_one_host(server, lines, status):
+    """RFC 9112, 3.2."""
+    with connected(server, b"GET /health/live HTTP/1.1\r\n" + lines + b"Connection: close\r\n\r\n") as client:
+        assert statuses(whole(client)) == [status]
 
 
 def test_head_is_get_without_a_body(server):
