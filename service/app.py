@@ -3,10 +3,12 @@
 from functools import cache, partial
 from typing import Final
 
-from fastapi import FastAPI
+import orjson
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi_swagger import patch_fastapi
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 import mlcd
 from mlcd.errors import MlcdError
@@ -95,4 +97,19 @@ def create_app(resources: Resources | None) -> FastAPI:
         app.state.routes += room.router.routes
     keyed = resources is None or resources.keys is not None
     app.openapi = cache(partial(document.describe, app, keyed=keyed))  # type: ignore[method-assign]  # FastAPI's own way
+    _serve_document_once_written(app)
     return app
+
+
+def _serve_document_once_written(app: FastAPI) -> None:
+    """Replaces FastAPI's route, which writes the same 200 kB of JSON for everybody who asks, without a key too."""
+
+    @cache
+    def written() -> bytes:
+        return orjson.dumps(app.openapi())
+
+    async def openapi(_: Request) -> Response:
+        return Response(written(), media_type="application/json")
+
+    app.router.routes = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
+    app.add_route("/openapi.json", openapi, include_in_schema=False)

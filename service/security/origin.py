@@ -6,6 +6,7 @@ rebinding) even reads the answers. Two headers that no page can forge tell: Host
 name that the server is known by, and Sec-Fetch-Site or Origin.
 """
 
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from starlette.requests import Request
@@ -17,8 +18,7 @@ from service.security.fetch.hosts import allows
 from service.security.fetch.urls import canonical_host
 from service.settings import Settings
 
-_LOCAL: Final = ("localhost", "*.localhost", "::1")
-_ADDRESS_ENDS: Final = tuple("0123456789")
+_LOCAL: Final = ("localhost", "*.localhost")
 
 
 class OriginMiddleware:
@@ -63,10 +63,18 @@ class OriginMiddleware:
         name = canonical_host(_without_port(host))
         if name is None:
             return False
-        if allows((*_LOCAL, *self._hosts), name) or name.startswith("127."):
+        address = _address(name)
+        if allows((*_LOCAL, *self._hosts), name) or (address is not None and address.is_loopback):
             return True
-        # Names of the public DNS have a dot: what has none was given by this network's owner.
-        return self._open and (":" in name or name.endswith(_ADDRESS_ENDS) or "." not in name)
+        # Names of the public DNS have a dot: one without was given by this network's owner.
+        return self._open and (address is not None or "." not in name)
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
 
 
 def _without_port(host: str) -> str:

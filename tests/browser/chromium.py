@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from websockets.sync.client import ClientConnection, connect
@@ -15,15 +16,16 @@ _LOAD_S = 30
 
 
 @contextlib.contextmanager
-def browsing(program: str, folder: Path):
-    """A page of a browser that keeps all of its own in `folder`."""
+def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = None):
+    """A page of a browser that keeps all of its own in `folder`. names: addresses of hosts that it is told."""
+    known = [f"MAP {name} {address}" for name, address in (names or {}).items()]
     command = [
         program,
         "--headless=new",
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        f"--host-resolver-rules={', '.join([*known, 'MAP * ~NOTFOUND', 'EXCLUDE 127.0.0.1', 'EXCLUDE localhost'])}",
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
         *(["--no-sandbox"] if os.getuid() == 0 else []),
