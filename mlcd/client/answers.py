@@ -116,11 +116,11 @@ class Labeled:
 
 @dataclass(frozen=True)
 class Match:
-    """An item, and the cosine of its embedding with the query."""
+    """An item, and the cosine of its embedding with the query. metadata: None where they were left out."""
 
     id: str
     similarity: float
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] | None
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,17 @@ class AsyncClient(BaseClient):
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the field, as in the request
         threshold: float | None = None,
         exact: bool = False,
+        metadata: bool = True,
         strict: bool = False,
     ) -> Found:
         ask = partial(
-            self._server.search, collection=collection, top=top, condition=filter, threshold=threshold, exact=exact
+            self._server.search,
+            collection=collection,
+            top=top,
+            condition=filter,
+            threshold=threshold,
+            exact=exact,
+            metadata=metadata,
         )
         return Found.of(*await self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
 

@@ -91,9 +91,11 @@ class Server:
         condition: Mapping[str, Any] | None,
         threshold: float | None,
         exact: bool,
+        metadata: bool,
     ) -> Answer[list[Match]]:
         text = None if condition is None else json.dumps(condition)
-        given = {"top": top, "filter": text, "threshold": threshold, "exact": "true" if exact else None}
+        switches = {"exact": "true" if exact else None, "metadata": None if metadata else "false"}
+        given = {"top": top, "filter": text, "threshold": threshold, **switches}
         return await self._look_up(f"{_path(collection)}/search", _stated(given), batch, read_found)
 
     async def collections(self) -> list[Collection]:

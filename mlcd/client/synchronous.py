@@ -111,13 +111,21 @@ class Client(BaseClient):
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the field, as in the request
         threshold: float | None = None,
         exact: bool = False,
+        metadata: bool = True,
         strict: bool = False,
     ) -> Found:
         """The items of a collection most similar to images, to embeddings [N, D], or to the indexed item `key`: those
-        that fulfill the filter and are at least so similar. exact: compare all, whatever the index.
+        that fulfill the filter and are at least so similar. exact: compare all, whatever the index. metadata: False
+        leaves the matches' metadata out, where the answer would be too large with them.
         """
         ask = partial(
-            self._server.search, collection=collection, top=top, condition=filter, threshold=threshold, exact=exact
+            self._server.search,
+            collection=collection,
+            top=top,
+            condition=filter,
+            threshold=threshold,
+            exact=exact,
+            metadata=metadata,
         )
         return Found.of(*self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
 

@@ -148,6 +148,7 @@ def test_collections_are_made_filled_searched_changed_and_deleted(mlcd_client, p
         assert [len(matches) for matches in few.matches] == [5] * 3
         assert all(match.metadata["n"] < 7 for matches in few.matches for match in matches)
         assert mlcd_client.search(name, key=ids[9], threshold=0.99999).matches[0][0].metadata == {"n": 9}
+        assert mlcd_client.search(name, key=ids[9], metadata=False).matches[0][0].metadata is None
         assert sorted(mlcd_client.duplicates(name, similarity=0.99999)[0])
         assert mlcd_client.item(name, ids[3]).embedding == pytest.approx(rows[3], abs=1e-6)
         mlcd_client.update_item(name, ids[3], {"album": "sea"})
