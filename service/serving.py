@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,8 +24,10 @@ from service.memory import keep_what_is_open, return_large_blocks
 from service.observability.logs import configure_logs
 from service.resources import Resources, find_model, open_resources
 from service.settings import Settings
-from service.stops import STOPS, canceled_by_a_signal, end_at_once
+from service.stops import STOPS, StopSignals, canceled_by_a_signal
 
+Stops: TypeAlias = tuple[signal.Signals, ...]
+"""The signals that end a process."""
 BACKLOG: Final = 2048
 _MARGIN_S: Final = 3.0  # to cancel what is left, and to close everything
 
@@ -35,14 +37,14 @@ def bound_s(settings: Settings) -> float:
     return settings.drain_s + settings.grace_s + _MARGIN_S
 
 
-def prepare_process(settings: Settings) -> None:
-    """What a process does before it serves."""
+def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
+    """What a process does before it serves. stops: as for `serve_on`."""
     return_large_blocks()
     allow_descriptors()
     silence_decoders()
     configure_logs(settings.log)
     # Heard from the beginning: without a handler, the first process of a container ignores it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(stops[0], lambda *_: sys.exit(0))
 
 
 def serve_on(
@@ -53,14 +55,15 @@ def serve_on(
     serving: Callable[[Resources], None],
     together: Path | None = None,
     identity: str | None = None,
+    stops: Stops = STOPS,
 ) -> None:
-    """Serve until a signal.
+    """Serve until a signal, one of `stops`.
 
     announce: told when weights are exported first. serving: called when everything is open. together: see `Metrics`.
     identity: what `identity_of` must say of the resources; ConfigInvalid where it does not.
     """
     folder = find_model(settings, announce)
-    asyncio.run(_serve(listener, settings, folder, serving, together, identity))
+    asyncio.run(_serve(listener, settings, folder, serving, together, identity, stops))
 
 
 async def _serve(
@@ -70,19 +73,20 @@ async def _serve(
     serving: Callable[[Resources], None],
     together: Path | None,
     identity: str | None,
+    stops: Stops,
 ) -> None:
-    with canceled_by_a_signal(within_s=_MARGIN_S):
+    with canceled_by_a_signal(within_s=_MARGIN_S, stops=stops):
         async with open_resources(settings, folder, together=together) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
-            server = _server(resources)
+            server = _server(resources, stops)
             keep_what_is_open()
             serving(resources)
             await server.serve(sockets=[listener])
 
 
-def _server(resources: Resources) -> uvicorn.Server:
-    """Its end by a signal is arranged."""
+def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
+    """Its end by one of `stops` is arranged."""
     settings, app = resources.settings, create_app(resources)
     limits = settings.limits
     bounds = Bounds(most=limits.max_connections, exchange_s=limits.deadline_s, metrics=resources.metrics)
@@ -100,7 +104,7 @@ def _server(resources: Resources) -> uvicorn.Server:
     )
     server = _Server(config)
     stop = _Stop(server, app, settings)
-    for number in STOPS:
+    for number in stops:
         asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
     return server
 
@@ -131,13 +135,12 @@ class _Stop:
 
     def __init__(self, server: uvicorn.Server, app: FastAPI, settings: Settings) -> None:
         self._server, self._app, self._settings = server, app, settings
-        self._under_way = False
+        self._signals = StopSignals()
 
     def requested(self, number: int) -> None:
         """By a signal; a second one ends the process as it would have without us, and the engine's ends with it."""
-        if self._under_way:
-            end_at_once(number)
-        self._under_way = True
+        if not self._signals.begins(number):
+            return
         resources: Resources = self._app.state.resources
         resources.readiness.draining = True
         asyncio.get_running_loop().call_later(self._settings.drain_s, self._stop_listening)

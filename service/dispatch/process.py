@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from mlcd import errors
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.types import Embeddings
+from service.children import start_child
 from service.dispatch.served import Opening, ServedEncoder
 from service.dispatch.slots import NUM_SLOTS, Slots
 
@@ -55,18 +55,7 @@ class EngineProcess:
         """Raises what opening the encoder raised, and Unavailable where the process ended without a word."""
         descriptor = os.memfd_create("mlcd-batches")
         try:
-            # From the event loop's thread: the kernel ends the child with the thread that started it.
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # the working directory is the user's: nothing in it is a module of ours
-                "-m",
-                "service.dispatch.worker",
-                str(descriptor),
-                str(os.getpid()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=(descriptor,),
-            )
+            process = await start_child("service.dispatch.worker", descriptor, descriptors=(descriptor,))
             try:
                 served = await _opened(process, opening)
                 slots = Slots(

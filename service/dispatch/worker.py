@@ -5,7 +5,6 @@ Standard input brings lines of JSON: the `Opening`, then {"slot", "num"} for eve
 input says that the server is gone.
 """
 
-import ctypes
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
 from mlcd.errors import MlcdError
 from mlcd.types import ImageBatch
+from service.children import heed_parent_alone
 from service.dispatch.fake import FakeEncoder
 from service.dispatch.served import Opening, ServedEncoder
 from service.dispatch.slots import Slots
@@ -28,14 +28,13 @@ from service.observability.faults import kinds
 from service.observability.logs import configure_logs
 from service.threads import limit_blas
 
-_PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
 _log = logging.getLogger("mlcd.service")
 _Tell = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    _end_with(parent)
+    heed_parent_alone(parent, at_its_end=signal.SIGKILL)
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no message
 
@@ -58,15 +57,6 @@ def main() -> None:
     slots = Slots(descriptor, max_batch=opening.max_batch, crop=crop, dimension=dimension)
     tell({"served": served.to_dict()})
     _encode_batches(encoder, slots, sys.stdin, tell)
-
-
-def _end_with(parent: int) -> None:
-    """Ctrl-C is for the server, which ends us; where it is killed, so are we, whatever the engine is doing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        sys.exit(1)
 
 
 def _open(opening: Opening) -> tuple[Encoder, ServedEncoder]:

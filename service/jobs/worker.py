@@ -33,7 +33,7 @@ from service.jobs.worker_faults import (
 from service.jobs.worker_link import Link
 from service.jobs.worker_piece import Outcome, Pieces, Watch
 from service.observability.faults import places
-from service.stops import STOPS, end_at_once
+from service.stops import STOPS, StopSignals
 
 _RENEWAL_S: Final = 1.0
 """What a cancel may have to wait before it is heard of."""
@@ -79,6 +79,7 @@ class Worker:
         self._store, self._pieces, self._computing = store, pieces, computing
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
+        self._signals = StopSignals()
         self.last_resort = threading.Timer(_END_S, os._exit, (1,))
         """Ends the process after a signal, whatever hangs; to be cancelled by who goes on after `run`."""
         self.last_resort.daemon = True
@@ -110,8 +111,8 @@ class Worker:
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
         """By a signal; a second one ends the process at once."""
         del frame
-        if self._stopping:
-            end_at_once(number)
+        if not self._signals.begins(number):
+            return
         self._stopping = True
         self.last_resort.start()
 

@@ -2,28 +2,26 @@
 
 Standard input brings one line of JSON, `Order`; standard output takes {"serving", "identity"} when it serves, or
 {"error", "message", "remedy"}. The settings are read again, from where the supervisor had them: no
-secret is written anywhere.
+secret is written anywhere. The signal FINISH, and the supervisor's death, make it finish what is in flight and end.
 """
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from mlcd.errors import MlcdError
+from service.children import heed_parent_alone
 from service.observability.metrics import count_together
 from service.resources import Resources
 from service.serving import describe, identity_of, prepare_process, serve_on
 from service.settings import read_settings
-
-_PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
+from service.stops import FINISH
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Order:
 
 
 def main() -> None:
-    _end_with(int(sys.argv[1]))
+    heed_parent_alone(int(sys.argv[1]), at_its_end=FINISH)
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no message
 
@@ -73,7 +71,7 @@ def main() -> None:
         return
     order = Order.from_json(line)
     settings = read_settings(order.source.options, file=order.source.file)
-    prepare_process(settings)
+    prepare_process(settings, stops=(FINISH,))
     count_together(Path(order.together), order.slot)
     listener = socket.socket(fileno=order.descriptor)
     try:
@@ -84,18 +82,11 @@ def main() -> None:
             serving=serving,
             together=Path(order.together),
             identity=order.identity,
+            stops=(FINISH,),
         )
     except MlcdError as error:
         tell({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
         sys.exit(2)
-
-
-def _end_with(parent: int) -> None:
-    """Where the supervisor is killed, finish what is in flight and end."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked
-        sys.exit(1)
 
 
 if __name__ == "__main__":

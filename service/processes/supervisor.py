@@ -7,10 +7,8 @@ is opened alone: what is wrong with the model is said once, and weights are expo
 import asyncio
 import json
 import logging
-import os
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,10 +20,11 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from mlcd import errors
 from mlcd.errors import MlcdError, Unavailable
+from service.children import start_child
 from service.processes.server import Order, Source
 from service.serving import bound_s
 from service.settings import Settings
-from service.stops import STOPS, end_at_once
+from service.stops import FINISH, STOPS, StopSignals
 
 _log = logging.getLogger("mlcd.service")
 _STEADY_S: Final = 30.0
@@ -47,6 +46,7 @@ class Supervisor:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._identity: str | None = None
         self._stopping = asyncio.Event()
+        self._signals = StopSignals(last=self._kill)
 
     async def run(self) -> int:
         """The exit status: 0 where every process ended in time. Raises what kept the first ones from opening."""
@@ -77,8 +77,8 @@ class Supervisor:
             status = await self._processes[slot].wait()
             mark_process_dead(slot, str(together))
             if self._stopping.is_set():
-                # A process that is just beginning cannot hear SIGTERM yet and ends by it: told to, all the same.
-                return 0 if status == -signal.SIGTERM else status
+                # A process that is just beginning cannot hear FINISH yet and ends by it: told to, all the same.
+                return 0 if status == -FINISH else status
             pause_s = 0.0 if time.monotonic() - born > _STEADY_S else pause_s
             _log.error("server process %d ended with status %d; the next starts in %.1f s", slot, status, pause_s)
             while not await self._started_again(slot, together, pause_s):
@@ -101,20 +101,10 @@ class Supervisor:
 
     async def _start(self, slot: int, together: Path) -> str | None:
         """What it serves, None where it was told to stop before. Raises what opening raised."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # the working directory is the user's: nothing in it is a module of ours
-            "-m",
-            "service.processes.server",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=(self._listener.fileno(),),
-            process_group=0,  # Ctrl-C is for us, and we pass it on
-        )
+        process = await start_child("service.processes.server", descriptors=(self._listener.fileno(),))
         self._processes[slot] = process
         if self._stopping.is_set():  # the signal came while it was being made
-            process.terminate()
+            process.send_signal(FINISH)
         order = Order(self._source, self._listener.fileno(), slot, str(together), self._identity)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -134,12 +124,11 @@ class Supervisor:
 
     def _stop(self, number: int) -> None:
         """By a signal; with a second one all ends at once."""
-        if self._stopping.is_set():
-            self._kill()
-            end_at_once(number)
+        if not self._signals.begins(number):
+            return
         self._stopping.set()
         self._listener.close()  # else it would take connections that nobody serves any more
-        self._send(signal.SIGTERM)
+        self._send(FINISH)
         asyncio.get_running_loop().call_later(bound_s(self._settings) + _MARGIN_S, self._kill)
 
     async def _end(self) -> None:
