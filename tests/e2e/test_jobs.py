@@ -25,6 +25,7 @@ from service.jobs.job import JobSpec
 from service.jobs.opening import open_queue
 from service.settings import read_settings
 from tests.conftest import run_mlcd, start_mlcd
+from tests.integration.running import children
 from tests.unit.service.cached import redis_server
 
 NUM_IMAGES, SHARD_IMAGES = 480, 8
@@ -228,6 +229,23 @@ def test_a_worker_that_is_told_to_end_does_so_whatever_the_engine_does(few, tmp_
         assert setting.held(job_id) == []
         again = setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60)
         assert (again.stage, again.attempt) == ("shard", 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_every_process_and_its_echo_give_the_piece_back_uncounted(few, tmp_path, number):
+    """The worker is one process: its engine is a part of it."""
+    with slow(tmp_path, 500) as setting:
+        job_id = setting.submit(few, "out")
+        process = setting.start()
+        in_a_shard(setting, job_id)
+        assert children(process.pid) == []
+        for _ in range(2):
+            process.send_signal(number)
+        output, _ = process.communicate(timeout=10)
+        assert (process.returncode, "Traceback" in output) == (0, False), output
+        assert setting.held(job_id) == []
+        again = setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60)
+        assert again.attempt == 1
 
 
 def test_a_worker_that_is_told_to_end_does_so_whoever_holds_the_queue(few, tmp_path):

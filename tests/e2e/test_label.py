@@ -176,6 +176,24 @@ def test_workers_end_with_their_parent(made, tmp_path):
     assert not any(_runs(worker) for worker in workers)
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_signal_to_every_process_ends_all_without_a_word_of_the_workers(made, undisturbed, tmp_path, number, status):
+    out = tmp_path / "out"
+    process = start(*command(made, out, "--workers", 2))
+    wait_for_parts(out, 2, process)
+    workers = descendants(process.pid)
+    deadline = time.monotonic() + 60
+    for pid in (*workers, process.pid):
+        os.kill(pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in output) == (status, False), output
+    while any(map(_runs, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert run_mlcd(*command(made, out, "--workers", 2)).returncode == 0
+    assert_same(out, undisturbed)
+
+
 def _runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

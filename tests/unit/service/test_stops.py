@@ -66,10 +66,31 @@ def test_what_keeps_the_loop_does_not_keep_the_process(signals, status):
         started = time.monotonic()
         for _ in range(signals):
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
+            time.sleep(0.25)
         assert process.wait(timeout=20) == status
         assert time.monotonic() - started < 10
 
 
 def test_the_first_process_of_a_container_ends_too():
     assert run(DEAF).returncode == 128 + signal.SIGTERM
+
+
+ECHO = """
+import signal, time
+from service.stops import StopSignals
+
+signals = StopSignals(last=lambda: print("last", flush=True))
+begins = []
+signal.signal(signal.SIGINT, lambda number, _: begins.append(signals.begins(number)))
+for _ in range(3):
+    signal.raise_signal(signal.SIGINT)
+print(signals.begun, begins, flush=True)
+time.sleep(0.2)
+signal.raise_signal(signal.SIGINT)
+print("goes on", flush=True)
+"""
+
+
+def test_what_follows_at_once_is_an_echo_and_what_follows_later_ends_the_process():
+    result = run(ECHO)
+    assert (result.returncode, result.stdout) == (-signal.SIGINT, "True [True, False, False]\nlast\n"), result.stderr
