@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Self, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -16,12 +15,15 @@ from service.observability.request import took
 from service.security.fetch.budget import Budget, Share
 from service.security.fetch.hosts import allows
 from service.security.fetch.network import CheckedNetwork, MeteredStream, host_refused
+from service.security.fetch.resolver import LookUp, Resolver, system_addresses
 from service.security.fetch.urls import GivenImage, ImageUrl, Url, parse_url
 from service.settings import Fetch, Limits
 
 _Outcome: TypeAlias = bytes | ImageRejected
 _KEPT_S: Final = 2.0
 """Of a connection without a request: less than hosts commonly allow, so that they seldom close it under a request."""
+_DOMAINS: Final = 4
+"""With name servers that do not answer, before names of others wait for them."""
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _OK: Final = 200
 _BINARY: Final = (b"application/octet-stream", b"binary/octet-stream")
@@ -34,28 +36,32 @@ class Fetcher:
     Opened with `async with`. Without hosts in `settings.allow` it opens nothing, and refuses every URL.
     """
 
-    def __init__(self, settings: Fetch, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Fetch, limits: Limits, metrics: Metrics, *, look_up: LookUp = system_addresses
+    ) -> None:
         self._settings, self._limits, self._metrics = settings, limits, metrics
         self._num_waiting = 0
         self._budget = Budget(limits, metrics)
+        of_domain = settings.max_connections_per_host
+        num_threads = max(settings.max_connections, _DOMAINS * of_domain)
+        self._resolver = Resolver(look_up, num_threads=num_threads, most_per_domain=of_domain)
         self._places = asyncio.Semaphore(settings.max_connections)
         self._places_by_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
         settings = self._settings
-        self._resolvers = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="resolve")
         self._pool = httpcore.AsyncConnectionPool(
             # Of the system and of certifi. Made once, as it takes long; and not at all where nothing is fetched.
             ssl_context=httpcore.default_ssl_context() if settings.allow else None,
             max_connections=settings.max_connections,
             keepalive_expiry=_KEPT_S,
-            network_backend=CheckedNetwork(settings.networks, self._resolvers),
+            network_backend=CheckedNetwork(settings.networks, self._resolver),
         )
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.aclose()
-        self._resolvers.shutdown(wait=False, cancel_futures=True)
+        self._resolver.close()
 
     def screened(self, images: Sequence[GivenImage]) -> list[bytes | ImageRejected | Url]:
         """What can be said without asking anybody: URLs are read, or replaced by their refusal."""

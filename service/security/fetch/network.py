@@ -1,10 +1,7 @@
 """The way out: names are resolved here, once, and only addresses that were checked are connected to."""
 
-import asyncio
-import socket
 import ssl
 from collections.abc import Iterable
-from concurrent.futures import Executor
 from typing import Any, Final
 
 import httpcore
@@ -12,6 +9,7 @@ from httpcore import SOCKET_OPTION, AsyncNetworkBackend, AsyncNetworkStream
 
 from mlcd.errors import ImageRejected
 from service.security.fetch.addresses import Network, may_connect
+from service.security.fetch.resolver import Resolver
 
 _ATTEMPT_S: Final = 3.0
 """For one address of several: the next may answer."""
@@ -23,12 +21,10 @@ _MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 
 class CheckedNetwork(AsyncNetworkBackend):
     """Connects to hosts whose every address is public or in `networks`: to the address that was checked, not the name.
-
-    resolvers: threads for the system's resolver, which knows no other way to wait.
     """
 
-    def __init__(self, networks: tuple[Network, ...], resolvers: Executor) -> None:
-        self._networks, self._resolvers = networks, resolvers
+    def __init__(self, networks: tuple[Network, ...], resolver: Resolver) -> None:
+        self._networks, self._resolver = networks, resolver
         self._backend = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -53,9 +49,8 @@ class CheckedNetwork(AsyncNetworkBackend):
         raise failure
 
     async def _addresses(self, host: str, port: int) -> list[str]:
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._resolvers, _resolve, host, port)
+            found = await self._resolver.addresses(host, port)
         except (OSError, UnicodeError):
             found = []
         if not found or not all(may_connect(address, self._networks) for address in found):
@@ -110,7 +105,3 @@ def host_refused() -> ImageRejected:
         "the URL's host is not one that this server fetches from",
         remedy="send the image itself as a data-URI",
     )
-
-
-def _resolve(host: str, port: int) -> list[str]:
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]

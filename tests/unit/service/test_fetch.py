@@ -306,6 +306,38 @@ def test_a_slow_name_server_holds_nobody_up(monkeypatch):
         assert run(scenario()) == ("fetch-late", b"x")
 
 
+@pytest.mark.parametrize("name", ["slow.example", "{}.slow.example"])
+def test_look_ups_that_nobody_waits_for_any_more_hold_no_other_domain_up(name):
+    """Whatever came of who asked: a look-up ends when the system's resolver says so."""
+    answered = threading.Event()
+
+    def look_up(host, _):
+        if host.endswith("slow.example"):
+            answered.wait(30)
+        return ["127.0.0.1"]
+
+    async def scenario():
+        given = LOOPBACK | {"allow": ["*.slow.example", "slow.example", "good.example"], "ports": [host.port]}
+        settings = Fetch(**given | {"max_connections": 4, "max_connections_per_host": 4})
+        async with Fetcher(settings, Limits(), new_metrics(), look_up=look_up) as fetcher:
+            for i in range(12):
+                gone = asyncio.create_task(outcomes(fetcher, f"http://{name.format(i)}:{host.port}/"))
+                await asyncio.sleep(0.01)
+                gone.cancel()
+                await asyncio.wait([gone])
+            found = await outcomes(fetcher, f"http://good.example:{host.port}/")
+            waiting = asyncio.create_task(outcomes(fetcher, f"http://{name.format(0)}:{host.port}/"))
+            await asyncio.sleep(0.01)
+            answered.set()
+            return found + await waiting
+
+    with ImageHost({"/": ok(b"x")}) as host:
+        try:
+            assert run(scenario()) == [b"x", b"x"]
+        finally:
+            answered.set()
+
+
 def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
     limits = Limits(max_body_bytes=10**6, max_queued_bytes=10**6, max_images=8, max_queued_images=8)
     begun = threading.Event()
