@@ -34,6 +34,8 @@ class Ground:
     settings: Settings
     headers: ThreadPoolExecutor
     decoders: ThreadPoolExecutor
+    large: ThreadPoolExecutor
+    """For pictures that take seconds, apart from `decoders`."""
     num_decoders: int
     admission: Admission
     metrics: Metrics
@@ -78,6 +80,7 @@ async def open_model(
             ground.admission,
             headers=ground.headers,
             decoders=ground.decoders,
+            large=ground.large,
             num_decoders=ground.num_decoders,
             preprocess=engine.served.preprocess,
             dimension=engine.served.dimension,

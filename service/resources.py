@@ -148,6 +148,7 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
             stack.callback(collections.close, finish=False)
         headers = _open_pool(stack, 1, "headers")
         decoders = _open_pool(stack, threads.decode, "decode")
+        large = _open_pool(stack, max(1, threads.decode // 2), "large")
         compute = _open_pool(stack, threads.compute, "compute")
         parsing = _open_pool(stack, 1, "parse")
         writing = _open_pool(stack, _WRITERS, "write")
@@ -181,6 +182,7 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
             settings=settings,
             headers=headers,
             decoders=decoders,
+            large=large,
             num_decoders=threads.decode,
             admission=admission,
             metrics=metrics,

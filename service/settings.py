@@ -34,6 +34,8 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """Images (or embeddings) in one request."""
     max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
     """Pixels of one image, compared with its header before it is decoded (Pillow itself refuses twice the default)."""
+    rate_pixels: Annotated[int, Field(gt=0)] = 4_000_000
+    """Pixels that count as one image of a key's rate: a larger image that is to be decoded counts several times."""
     max_top: Annotated[int, Field(gt=0)] = 1000
     """Labels or matches per image."""
     max_queued_images: Annotated[int, Field(gt=0)] = 512

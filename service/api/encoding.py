@@ -17,6 +17,7 @@ from service.observability.request import count_images, stage_s
 from service.problems import BadRequest, StrictBatch
 from service.resources import Resources
 from service.security.fetch.urls import GivenImage, Url
+from service.security.rate import RequestAccount
 
 
 async def encode(
@@ -27,9 +28,9 @@ async def encode(
     They are counted for the client's key, together with what else the request has that counts, `num_beside`.
     """
     count_images(len(images))
-    await resources.rates.take(request.state.key, len(images) + num_beside)
+    account = await _counted(request, resources, len(images) + num_beside)
     async with _at_hand(request, resources, resources.fetcher.screened(images)) as found:
-        return await _encode(request, resources, found)
+        return await _encode(request, resources, found, account)
 
 
 async def encode_strictly(
@@ -42,10 +43,10 @@ async def encode_strictly(
     count_images(len(images))
     screened = resources.fetcher.screened(images)
     _refuse_rejected(resources, screened, param)
-    await resources.rates.take(request.state.key, len(images))
+    account = await _counted(request, resources, len(images))
     async with _at_hand(request, resources, screened) as found:
         _refuse_rejected(resources, found, param)
-        encoded = await _encode(request, resources, found)
+        encoded = await _encode(request, resources, found, account)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
     return encoded
@@ -88,9 +89,19 @@ async def _at_hand(
         yield found
 
 
-async def _encode(request: Request, resources: Resources, images: Sequence[bytes | ImageRejected]) -> Encoded:
+async def _counted(request: Request, resources: Resources, num: int) -> RequestAccount:
+    """So many images are counted for the client's key; what large ones are beyond that is charged to the account."""
+    key, limits = request.state.key, resources.settings.limits
+    await resources.rates.take(key, num)
+    return RequestAccount(resources.rates, key, taken=num, pixels_per_image=limits.rate_pixels)
+
+
+async def _encode(
+    request: Request, resources: Resources, images: Sequence[bytes | ImageRejected], account: RequestAccount
+) -> Encoded:
     deadline: float = request.state.deadline
-    encoded = await within_deadline(resources.pipeline.encode(images, deadline=deadline), deadline)
+    work = resources.pipeline.encode(images, deadline=deadline, account=account)
+    encoded = await within_deadline(work, deadline)
     resources.metrics.images(embedded=len(encoded.rows), rejected=len(encoded.errors))
     return replace(encoded, timings=replace(encoded.timings, fetch_s=stage_s("fetch")))
 

@@ -17,7 +17,7 @@ from mlcd.images.decode import DecodeLimits
 from service.cache.keys import KeySpace
 from service.cache.memory import MemoryCache
 from service.cache.vectors import VectorFormat
-from service.dispatch.pipeline import Encoded, Pipeline, Timings, slowest
+from service.dispatch.pipeline import Account, Encoded, Pipeline, Timings, slowest
 from service.dispatch.served import ServedEncoder
 from service.observability.metrics import Metrics
 from service.observability.request import timed
@@ -41,6 +41,7 @@ class _Request:
     keys: dict[int, bytes]
     """By index in the request, of all that are images."""
     deadline: float
+    account: Account | None
     outcomes: dict[bytes, _Outcome] = field(default_factory=dict)
     computed: set[int] = field(default_factory=set)
     """Indexes of what it had computed itself."""
@@ -80,11 +81,13 @@ class CachedPipeline:
         self._hasher, self._metrics = hasher, metrics
         self._under_way: dict[bytes, asyncio.Future[_Outcome | None]] = {}
 
-    async def encode(self, images: Sequence[bytes | ImageRejected], *, deadline: float) -> Encoded:
+    async def encode(
+        self, images: Sequence[bytes | ImageRejected], *, deadline: float, account: Account | None = None
+    ) -> Encoded:
         """See `Pipeline.encode`."""
         started = time.perf_counter()
         with timed("cache"):
-            request = _Request(images, await self._keys(images), deadline)
+            request = _Request(images, await self._keys(images), deadline, account)
             num_remembered = self._remembered(request)
         led: set[bytes] = set()
         while missing := request.missing():
@@ -142,7 +145,10 @@ class CachedPipeline:
         keys, images = list(rest), [request.image(index) for index in rest.values()]
         started = time.perf_counter()
         encoded = await self._pipeline.encode(
-            images, deadline=request.deadline, each=lambda index, outcome: self._computed(keys[index], outcome)
+            images,
+            deadline=request.deadline,
+            each=lambda index, outcome: self._computed(keys[index], outcome),
+            account=request.account,
         )
         request.pipeline_s += time.perf_counter() - started
         request.timings = slowest([request.timings, encoded.timings])

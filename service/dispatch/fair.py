@@ -1,5 +1,7 @@
-"""A queue that serves requests in turn: one with many images does not hold up one with a single image."""
+"""Queues that serve whoever waits in turn: by number at the engine, by cost at the decoders."""
 
+import heapq
+import itertools
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
@@ -28,4 +30,29 @@ class FairQueue(Generic[_Item]):
             self._queues.move_to_end(request)
         else:
             del self._queues[request]
+        return item
+
+
+class CostQueue(Generic[_Item]):
+    """Self-clocked fair queueing: an item comes when all owners that wait have been served its cost.
+
+    A small item of one owner comes before a large one of another, however many of these there are; and these come,
+    whatever is put in meanwhile. First in, first out for each owner.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, object, _Item]] = []
+        self._due: dict[object, float] = {}
+        """Of the last item of each owner that waits."""
+        self._now = 0.0
+        self._numbers = itertools.count()
+
+    def put(self, owner: object, cost: float, item: _Item) -> None:
+        due = self._due[owner] = self._due.get(owner, self._now) + cost
+        heapq.heappush(self._heap, (due, next(self._numbers), owner, item))
+
+    def take(self) -> _Item:
+        self._now, _, owner, item = heapq.heappop(self._heap)
+        if self._due[owner] == self._now:
+            del self._due[owner]
         return item

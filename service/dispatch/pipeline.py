@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,12 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings
 from service.dispatch.admission import Admission
 from service.dispatch.base import Dispatcher, Engine, refuse_when_down
+from service.dispatch.decoders import Decoders
 from service.observability.metrics import Metrics
 from service.observability.request import took
 from service.problems import TooLarge
+
+_LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,31 @@ class _One:
     timings: Timings
 
 
+_Sized: TypeAlias = tuple[bytes | ImageRejected, int]
+"""An image and its pixels."""
 Each: TypeAlias = Callable[[int, NDArray[np.float32] | ImageRejected], None]
 """Hears of every image as soon as it is done: its index in the request, its embedding [D] or its rejection."""
+
+
+class Account(Protocol):
+    """Who asks: pictures are charged to it, and decoded in turn with those of others."""
+
+    @property
+    def owner(self) -> object: ...
+
+    async def charge(self, pixels: Sequence[int]) -> None:
+        """Raises RateExceeded, or InvalidInput, where pictures of so many pixels are too much."""
+        ...
+
+
+class Anybody:
+    """A request of nobody in particular, whose pictures cost nothing."""
+
+    @property
+    def owner(self) -> object:
+        return self
+
+    async def charge(self, pixels: Sequence[int]) -> None: ...
 
 
 class Pipeline:
@@ -88,6 +114,7 @@ class Pipeline:
         *,
         headers: Executor,
         decoders: Executor,
+        large: Executor,
         num_decoders: int,
         preprocess: PreprocessSpec,
         dimension: int,
@@ -97,10 +124,11 @@ class Pipeline:
     ) -> None:
         """headers: where headers are read, apart from `decoders`: a refusal must not wait for other images.
 
-        max_pixels: of one request.
+        large: for pictures that take seconds, so that they leave `decoders` to the others. max_pixels: of one request.
         """
         self._engine, self._dispatcher, self._admission = engine, dispatcher, admission
-        self._headers, self._decoders, self._num_decoders = headers, decoders, num_decoders
+        self._headers, self._num_decoders = headers, num_decoders
+        self._decoders, self._large = Decoders(decoders), Decoders(large)
         self._preprocess, self._dimension = preprocess, dimension
         self._limits, self._max_pixels = limits, max_pixels
         self._metrics = metrics
@@ -111,35 +139,43 @@ class Pipeline:
         """Read and decode a picture: what is loaded for the first one, no client shall wait for."""
         loop, image = asyncio.get_running_loop(), _blank_jpeg()
         await loop.run_in_executor(self._headers, _read_headers, [image], self._limits)
-        await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
+        await self._decoders.run(self, 0, partial(self._preprocess.prepare, image, self._limits))
 
     async def encode(
-        self, images: Sequence[bytes | ImageRejected], *, deadline: float, each: Each | None = None
+        self,
+        images: Sequence[bytes | ImageRejected],
+        *,
+        deadline: float,
+        each: Each | None = None,
+        account: Account | None = None,
     ) -> Encoded:
         """Every image on its own; an ImageRejected in `images` is passed through to `errors`.
 
         deadline: by the running loop's clock. Cancelled, it drops what is not decoded or not encoded yet.
         Raises Overloaded when the server holds too much already, TooLarge for too many pixels in one request,
-        Unavailable while the engine is down or when it fails, DeadlineExceeded.
+        Unavailable while the engine is down or when it fails, DeadlineExceeded, and what `account` raises.
         """
+        account = account or Anybody()
         loop = asyncio.get_running_loop()
         if loop.time() > deadline:
             raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once")
         refuse_when_down(self._engine, self._metrics)
         with self._admission.images(len(images), deadline=deadline):
-            images, num = await loop.run_in_executor(self._headers, _read_headers, images, self._limits)
+            images, pixels = await loop.run_in_executor(self._headers, _read_headers, images, self._limits)
+            num = sum(pixels)
             if num > self._max_pixels:
                 raise TooLarge(f"{num} pixels in one request, more than {self._max_pixels}", limit="max_queued_pixels")
+            await account.charge(pixels)
             with self._admission.pixels(num):
-                outcomes = await self._encode_all(images, deadline, each)
+                outcomes = await self._encode_all(list(zip(images, pixels, strict=True)), deadline, each, account.owner)
         return self._joined(outcomes)
 
     async def _encode_all(
-        self, images: Sequence[bytes | ImageRejected], deadline: float, each: Each | None
+        self, images: Sequence[_Sized], deadline: float, each: Each | None, owner: object
     ) -> list[_One | ImageRejected]:
         # A request with many images has a few at the decoders at a time: others come in between.
         turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
-        tasks = [asyncio.ensure_future(self._encode_one(image, turn, deadline, request)) for image in images]
+        tasks = [asyncio.ensure_future(self._encode_one(image, turn, deadline, request, owner)) for image in images]
         if each is not None:
             for index, task in enumerate(tasks):
                 task.add_done_callback(partial(_tell, each, index))
@@ -151,16 +187,18 @@ class Pipeline:
 
     async def _encode_one(
         self,
-        image: bytes | ImageRejected,
+        sized: _Sized,
         turn: asyncio.Semaphore,
         deadline: float,
         request: object,
+        owner: object,
     ) -> _One | ImageRejected:
+        image, num_pixels = sized
         if isinstance(image, ImageRejected):
             return image
         started = time.perf_counter()
         try:
-            pixels = await self._decode(image, turn)
+            pixels = await self._decode(image, num_pixels, turn, owner)
         except ImageRejected as rejection:
             return _bare(rejection)
         except asyncio.CancelledError:
@@ -175,14 +213,15 @@ class Pipeline:
             return ImageRejected("no-embedding", "the model finds nothing in this image to describe")
         return _One(row.embedding, Timings(decoded - started, row.queue_s, row.inference_s))
 
-    async def _decode(self, image: bytes, turn: asyncio.Semaphore) -> NDArray[np.uint8]:
-        loop = asyncio.get_running_loop()
+    async def _decode(self, image: bytes, num_pixels: int, turn: asyncio.Semaphore, owner: object) -> NDArray[np.uint8]:
+        prepare = partial(self._preprocess.prepare, image, self._limits)
+        decoders = self._large if num_pixels > _LARGE_PIXELS else self._decoders
         async with turn:
             started = time.perf_counter()
             self._num_decoding += 1
             try:
                 with self._dispatcher.announced():
-                    return await loop.run_in_executor(self._decoders, self._preprocess.prepare, image, self._limits)
+                    return await decoders.run(owner, num_pixels, prepare)
             finally:
                 self._num_decoding -= 1
                 self._metrics.decoded(format_of(image), time.perf_counter() - started)
@@ -206,17 +245,18 @@ def _tell(each: Each, index: int, task: "asyncio.Task[_One | ImageRejected]") ->
 
 def _read_headers(
     images: Sequence[bytes | ImageRejected], limits: DecodeLimits
-) -> tuple[list[bytes | ImageRejected], int]:
-    """The images, those whose header says enough replaced by their rejection, and the pixels of the others."""
+) -> tuple[list[bytes | ImageRejected], list[int]]:
+    """The images, those whose header says enough replaced by their rejection, and the pixels of each, 0 of these."""
     checked: list[bytes | ImageRejected] = []
-    total = 0
+    pixels: list[int] = []
     for image in images:
         try:
-            total += 0 if isinstance(image, ImageRejected) else num_pixels(image, limits=limits)
+            pixels.append(0 if isinstance(image, ImageRejected) else num_pixels(image, limits=limits))
             checked.append(image)
         except ImageRejected as rejection:
+            pixels.append(0)
             checked.append(_bare(rejection))
-    return checked, total
+    return checked, pixels
 
 
 def _bare(rejection: ImageRejected) -> ImageRejected:

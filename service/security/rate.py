@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -40,13 +40,13 @@ class _Counter:
         self._storage: SlidingWindowCounterSupport = storage
         self._limiter = SlidingWindowCounterRateLimiter(storage)
 
-    async def take(self, key: Key, rate: int, num: int) -> int:
-        """0, or in how many seconds so many would be let through."""
+    async def take(self, key: Key, rate: int, num: int, taken: int) -> int:
+        """0, or in how many seconds so many, and what was `taken` before, would be let through."""
         item = RateLimitItemPerMinute(rate)
         if await self._limiter.hit(item, key.id, cost=num):
             return 0
         before, before_s, now, now_s = await self._storage.get_sliding_window(item.key_for(key.id), _WINDOW_S)
-        wait_s = _wait_s(rate - num, before, before_s, now, max(0.0, now_s - _WINDOW_S))
+        wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - _WINDOW_S))
         return max(1, math.ceil(wait_s + _ROUNDING_S))
 
 
@@ -70,34 +70,34 @@ class Rates:
         self._rest_until: float | None = None
         self._metrics = metrics
 
-    async def take(self, key: Key | None, num: int) -> None:
+    async def take(self, key: Key | None, num: int, *, taken: int = 0) -> None:
         """Count so many images; a key without a rate, and no key, may send what it likes.
 
-        Raises RateExceeded, and InvalidInput for more at once than the key may ever send; neither counts them.
+        taken: of the same request, which comes back with all of them. Raises RateExceeded, and InvalidInput for more at
+        once than the key may ever send; neither counts `num`.
         """
         if key is None or key.rate is None or not num:
             return
-        if num > key.rate:
-            raise InvalidInput(
-                f"{num} images in one request, and the API key may send {key.rate} a minute", remedy="send fewer"
-            )
-        if wait_s := await self._take(key, key.rate, num):
+        if taken + num > key.rate:
+            count = f"{num} images in one request" if not taken else f"one request counts as {taken + num} images"
+            raise InvalidInput(f"{count}, and the API key may send {key.rate} a minute", remedy="send fewer")
+        if wait_s := await self._take(key, key.rate, num, taken):
             self._metrics.rejected("rate")
             raise RateExceeded(key.rate, retry_after_s=wait_s)
 
-    async def _take(self, key: Key, rate: int, num: int) -> int:
+    async def _take(self, key: Key, rate: int, num: int, taken: int) -> int:
         now = asyncio.get_running_loop().time()
         if self._shared is None or (self._rest_until is not None and now < self._rest_until):
-            return await self._local.take(key, rate, num)
+            return await self._local.take(key, rate, num, taken)
         if self._rest_until is not None:
             self._rest_until = now + _REDIS_REST_S  # one request tries it again, not all
         try:
             async with asyncio.timeout(_REDIS_TIMEOUT_S):
-                wait_s = await self._shared.take(key, rate, num)
+                wait_s = await self._shared.take(key, rate, num, taken)
         except (StorageError, TimeoutError):
             self._tell(answers=False)
             self._rest_until = now + _REDIS_REST_S
-            return await self._local.take(key, rate, num)
+            return await self._local.take(key, rate, num, taken)
         self._tell(answers=True)
         self._rest_until = None
         return wait_s
@@ -106,6 +106,24 @@ class Rates:
         if answers != (self._rest_until is None):
             state = "answers again" if answers else "does not answer: each server counts for itself until it does"
             _log.warning("the Redis of the rates %s", state)
+
+
+class RequestAccount:
+    """Of one request, to the pipeline: its pictures are its key's, and without a key its own."""
+
+    def __init__(self, rates: Rates, key: Key | None, *, taken: int, pixels_per_image: int) -> None:
+        """taken: images that are counted already. pixels_per_image: see `Limits.rate_pixels`."""
+        self._rates, self._key = rates, key
+        self._taken, self._pixels_per_image = taken, pixels_per_image
+
+    @property
+    def owner(self) -> object:
+        return self if self._key is None else self._key.id
+
+    async def charge(self, pixels: Sequence[int]) -> None:
+        """Count what large pictures are beyond one image each."""
+        more = sum(max(0, num - 1) // self._pixels_per_image for num in pixels)
+        await self._rates.take(self._key, more, taken=self._taken)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import io
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
+from PIL import Image
 
 from service.security.keys import SCOPES, create_key, read_keys, revoke_key
 from tests.conftest import run_mlcd, start_mlcd
@@ -270,6 +272,25 @@ def test_keys_that_cannot_be_read_let_nobody_in(anyone, keys, running):
         keys.path.write_text(held)
         until(lambda: status() == 200, 5)
     assert "every key is refused until it can be read" in running.log.read_text()
+
+
+def test_a_large_image_that_is_decoded_counts_several_times(anyone, keys):
+    def noise():
+        buffer = io.BytesIO()
+        Image.effect_noise((2001, 2000), 50).save(buffer, "PNG")  # a little more than rate_pixels
+        return buffer.getvalue()
+
+    headers = as_header(keys.create("embed", rate=5))
+    until(lambda: anyone.get("/v1/info", headers=headers).status_code == 200, 5)
+    assert anyone.get("/v1/info", headers=headers).json()["limits"]["rate_pixels"] == 4_000_000
+    first, second = noise(), noise()
+    for data, status in ((first, 200), (first, 200), (second, 200), (noise(), 429)):  # 2, 1 as it is remembered, 2
+        answer = anyone.post("/v1/images/embed", files=files(data), headers=headers)
+        assert answer.status_code == status, answer.text
+    other = as_header(keys.create("embed", rate=2))
+    until(lambda: anyone.get("/v1/info", headers=other).status_code == 200, 5)
+    refused = anyone.post("/v1/images/embed", files=files(noise(), noise()), headers=other)
+    assert (refused.status_code, "counts as 4 images" in refused.text) == (422, True)
 
 
 def test_a_key_sends_as_many_images_as_its_rate(anyone, keys, running, picture):

@@ -20,8 +20,7 @@ _MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 
 
 class CheckedNetwork(AsyncNetworkBackend):
-    """Connects to hosts whose every address is public or in `networks`: to the address that was checked, not the name.
-    """
+    """Connects to hosts whose every address is public or in `networks`: to the checked address, not to the name."""
 
     def __init__(self, networks: tuple[Network, ...], resolver: Resolver) -> None:
         self._networks, self._resolver = networks, resolver

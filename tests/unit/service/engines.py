@@ -81,7 +81,7 @@ def new_admission(metrics=None, **options):
     return Admission(**settings, metrics=metrics or new_metrics())
 
 
-def new_pipeline(engine, batcher, metrics=None, *, headers=None, decoders=None, admission=None, **options):
+def new_pipeline(engine, batcher, metrics=None, *, headers=None, decoders=None, large=None, admission=None, **options):
     pool = decoders or ThreadPoolExecutor(2)
     settings = {"limits": DecodeLimits(), "max_pixels": 10**9, "num_decoders": 2} | options
     return Pipeline(
@@ -90,6 +90,7 @@ def new_pipeline(engine, batcher, metrics=None, *, headers=None, decoders=None, 
         admission or new_admission(metrics),
         headers=headers or pool,
         decoders=pool,
+        large=large or pool,
         preprocess=PreprocessSpec(4, 4),
         dimension=3,
         metrics=metrics or new_metrics(),

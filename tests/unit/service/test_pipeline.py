@@ -1,13 +1,15 @@
 import asyncio
+import io
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from PIL import Image
 
 from mlcd.errors import DeadlineExceeded, ImageRejected, Overloaded, Unavailable
 from service.middleware import within_deadline
-from service.problems import TooLarge
+from service.problems import RateExceeded, TooLarge
 from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, new_pipeline, run, sample
 
 
@@ -107,6 +109,47 @@ def test_a_large_request_leaves_decoders_to_a_small_one(photo):
             assert not large.done()
             assert sum(len(batch) for batch in engine.batches) < 40
             assert len((await large).rows) == 60
+
+    run(scenario())
+
+
+def test_pictures_that_take_long_leave_decoders_to_the_others(photo):
+    buffer = io.BytesIO()
+    Image.new("L", (4001, 4000), 128).save(buffer, "PNG")
+
+    async def scenario():
+        engine, held = LocalEngine(latency_s=0.0), threading.Event()
+        with ThreadPoolExecutor(1) as decoders, ThreadPoolExecutor(1) as large:
+            large.submit(held.wait, 15)
+            async with new_batcher(engine) as batcher:
+                pipe = new_pipeline(engine, batcher, decoders=decoders, large=large)
+                bombs = [asyncio.ensure_future(pipe.encode([buffer.getvalue()], deadline=math.inf)) for _ in range(3)]
+                await asyncio.sleep(0.1)
+                assert len((await pipe.encode([photo], deadline=math.inf)).rows) == 1
+                assert not any(bomb.done() for bomb in bombs)
+                held.set()
+                assert [len(encoded.rows) for encoded in await asyncio.gather(*bombs)] == [1, 1, 1]
+
+    run(scenario())
+
+
+def test_an_account_is_charged_by_headers_before_anything_is_decoded(photo):
+    class Poor:
+        owner, charged = "poor", ()
+
+        async def charge(self, pixels):
+            self.charged = pixels
+            raise RateExceeded(1, retry_after_s=1)
+
+    async def scenario():
+        engine, metrics, account = LocalEngine(), new_metrics(), Poor()
+        async with new_batcher(engine) as batcher:
+            pipe = new_pipeline(engine, batcher, metrics)
+            with pytest.raises(RateExceeded):
+                await pipe.encode([photo, b"", photo], deadline=math.inf, account=account)
+        assert account.charged == [640 * 427, 0, 640 * 427]
+        assert sample(metrics, 'mlcd_decode_duration_seconds_count{format="JPEG"}') == 0
+        assert sample(metrics, 'mlcd_held{of="images"}') == 0
 
     run(scenario())
 

@@ -13,7 +13,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from service.problems import RateExceeded
 from service.security import rate
 from service.security.keys import Key
-from service.security.rate import Rates, open_rates
+from service.security.rate import Rates, RequestAccount, open_rates
 from tests.unit.service.cached import redis_server
 from tests.unit.service.engines import new_metrics, run, sample
 
@@ -86,6 +86,39 @@ async def test_after_the_seconds_it_says_a_request_passes_and_not_before(monkeyp
         assert await accepted(rates, key(), asked) == []
         now = start + second_at + stated
         assert await accepted(rates, key(), asked) == [asked]
+
+
+def account(rates, who, taken):
+    return RequestAccount(rates, who, taken=taken, pixels_per_image=100)
+
+
+@looped
+async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
+    rates = Rates(metrics=new_metrics())
+    await rates.take(key(), 3)
+    await account(rates, key(), 3).charge([0, 1, 100, 101, 200, 201, 1, 350])  # 0 0 0 1 1 2 0 3
+    with pytest.raises(InvalidInput, match="one request counts as 11 images, and the API key may send 10 a minute"):
+        await account(rates, key(), 2).charge([1000])
+    assert await accepted(rates, key(), 1) == []
+    for free in (None, key(3, rate=None)):
+        await account(rates, free, 1).charge([10**9])
+    assert account(rates, key(), 1).owner == account(rates, key(), 1).owner != account(rates, key(2), 1).owner
+    assert account(rates, None, 1).owner != account(rates, None, 1).owner
+
+
+@looped
+async def test_after_the_seconds_it_says_the_whole_request_passes(monkeypatch):
+    now = 1_800_000_000.0
+    monkeypatch.setattr("limits.aio.storage.memory.time.time", lambda: now)
+    rates = Rates(metrics=new_metrics())
+    await rates.take(key(), 7)
+    now += 20
+    await rates.take(key(), 2)
+    with pytest.raises(RateExceeded) as caught:
+        await account(rates, key(), 2).charge([501, 1])
+    now += int(caught.value.headers["Retry-After"])
+    await rates.take(key(), 2)
+    await account(rates, key(), 2).charge([501, 1])
 
 
 @pytest.mark.redis
