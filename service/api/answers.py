@@ -1,7 +1,9 @@
 """Answers that carry arrays: contiguous float32 straight into the wire format, and where they come from."""
 
 import io
-from typing import Any, Final
+import re
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -17,6 +19,8 @@ JSON: Final = "application/json"
 RAW: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+_QUOTED: Final = re.compile(r'"(?:\\.?|[^"\\])*+"?')  # a parameter's value, which may hold commas
+_WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
 
 
 def json_answer(content: Any, headers: dict[str, str] | None = None, *, status: int = 200) -> Response:
@@ -56,29 +60,48 @@ def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, s
 
 
 def negotiated(request: Request, offered: tuple[str, ...]) -> str:
-    """The media type that the Accept header prefers; the first offered where it does not say.
+    """Returns the media type that the Accept header prefers (RFC 9110, 12.5.1).
 
-    Raises NotAcceptable where it takes none of them.
+    A type weighs what the most specific range that holds it says, and 0 excludes it. Of equals the
+    one that is named goes before one that a wildcard covers, then the first offered is taken.
+    Raises NotAcceptable where the header takes none of them.
     """
-    best, highest = "", 0.0
-    for part in request.headers.get("accept", "*/*").split(","):
-        kind, weight = _accepted(part)
-        found = next((offer for offer in offered if _matches(kind, offer)), "")
-        if found and weight > highest:
-            best, highest = found, weight
-    if not best:
+    accept = _QUOTED.sub('""', ",".join(request.headers.getlist("accept")))
+    elements = [element for element in accept.split(",") if element.strip()]
+    ranges = [_media_range(element) for element in elements or ["*/*"]]
+    preferred = max(offered, key=partial(_preference, ranges))
+    weight, _ = _preference(ranges, preferred)
+    if weight == 0:
         raise NotAcceptable("this route cannot answer in that media type", remedy=f"accept one of {', '.join(offered)}")
-    return best
+    return preferred
 
 
-def _accepted(part: str) -> tuple[str, float]:
-    kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+class _MediaRange(NamedTuple):
+    """One element of an Accept header. has_parameters: others than the weight."""
+
+    kind: str
+    has_parameters: bool
+    weight: float
+
+    def specificity(self, offer: str) -> int:
+        """Returns how closely it describes a media type without parameters; 0: it does not hold it."""
+        if self.kind == offer:
+            return 3 if self.has_parameters else 4
+        if self.kind == offer.partition("/")[0] + "/*":
+            return 2
+        return 1 if self.kind in ("*/*", "*") else 0
+
+
+def _media_range(element: str) -> _MediaRange:
+    kind, *parameters = (piece.strip().lower() for piece in element.split(";"))
     weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
-    try:
-        return kind, float(weights[0]) if weights else 1.0
-    except ValueError:
-        return kind, 0.0
+    if not all(map(_WEIGHT.fullmatch, weights)):
+        return _MediaRange("", has_parameters=False, weight=0.0)  # it holds nothing: its weight cannot be known
+    weight = float(weights[0]) if weights else 1.0
+    return _MediaRange(kind, has_parameters=len(parameters) > len(weights), weight=weight)
 
 
-def _matches(kind: str, offer: str) -> bool:
-    return kind in ("", "*/*", offer) or (kind.endswith("/*") and offer.startswith(kind[:-1]))
+def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
+    """Returns the weight of a media type and the specificity of the range that says so."""
+    specificity, weight = max((one.specificity(offer), one.weight) for one in ranges)
+    return (weight, specificity) if specificity else (0.0, 0)
