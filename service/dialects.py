@@ -17,6 +17,9 @@ from service.api.schemas.own import Problem
 PROBLEM_PREFIX: Final = "urn:mlcd:problem:"
 _SERVER_FAULT: Final = 500
 _TOO_MANY: Final = 429
+# OpenAI's and Cohere's clients have a class of error for 400 and none for these: who catches classes would miss them.
+_WITHOUT_CLASS: Final = frozenset({413, 415})
+_BAD_REQUEST: Final = 400
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,16 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Dialect:
-    """media_type and schema: of every refusal; render: its body."""
+    """media_type and schema: of every refusal; render: its body; unknown: statuses that it has 400 for."""
 
     media_type: str
     schema: type[BaseModel]
     render: Callable[[Refusal], dict[str, Any]]
+    unknown: frozenset[int] = frozenset()
+
+    def status(self, status: int) -> int:
+        """Returns the status that a refusal is answered with."""
+        return _BAD_REQUEST if status in self.unknown else status
 
 
 def dialect_of(path: str) -> Dialect:
@@ -84,13 +92,14 @@ def _kserve(refusal: Refusal) -> dict[str, Any]:
 
 
 _OWN: Final = Dialect("application/problem+json", Problem, _problem)
-_OPENAI: Final = Dialect("application/json", OpenAIError, _openai)
+_OPENAI: Final = Dialect("application/json", OpenAIError, _openai, _WITHOUT_CLASS)
+_COHERE: Final = Dialect("application/json", CohereError, _cohere, _WITHOUT_CLASS)
 # The first prefix that fits.
 _BY_PREFIX: Final = (
     ("/embeddings", _OPENAI),
     ("/v1/embeddings", _OPENAI),
     ("/v1/models", _OPENAI),
-    ("/v2/embed", Dialect("application/json", CohereError, _cohere)),
+    ("/v2/embed", _COHERE),
     ("/v2", Dialect("application/json", KServeError, _kserve)),
 )
 DIALECTS: Final = (_OWN, *dict.fromkeys(dialect for _, dialect in _BY_PREFIX))

@@ -316,4 +316,4 @@ def _refusal(request: Request, status: int, detail: str) -> Refusal:
 def _respond(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
     dialect = dialect_of(refusal.instance)
     headers = {"X-Request-Id": refusal.request_id, **(headers or {})}
-    return Response(orjson.dumps(dialect.render(refusal)), refusal.status, headers, dialect.media_type)
+    return Response(orjson.dumps(dialect.render(refusal)), dialect.status(refusal.status), headers, dialect.media_type)

@@ -117,7 +117,7 @@ def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
 
 
 def _complete(path: str, operation: dict[str, Any], *, keyed: bool) -> None:
-    responses = operation["responses"]
+    responses, dialect = operation["responses"], dialect_of(path)
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
     scopes = [scope for scheme in operation.get("security", [])[:1] for scope in scheme[BEARER]]
@@ -128,11 +128,10 @@ def _complete(path: str, operation: dict[str, Any], *, keyed: bool) -> None:
         *(_OF_BODIES if "requestBody" in operation else ()),
     ]
     for status in statuses:
-        responses.setdefault(str(status), {})
+        responses.setdefault(str(dialect.status(status)), {})
     for status, response in responses.items():
         response["headers"] = {**_HEADERS, **_headers_of(int(status))}
         if int(status) >= _FIRST_ERROR:
-            dialect = dialect_of(path)
             response["description"] = TITLES[int(status)]
             response.setdefault("content", {dialect.media_type: {"schema": reference(dialect.schema)}})
     operation["responses"] = dict(sorted(responses.items()))

@@ -107,7 +107,8 @@ def test_both_paths_and_the_headers(client, model, picture):
         ({"messages": message({"type": "text", "text": "a text"})}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "a text"}]}, 400, "messages"),
         ({"messages": message({"type": "image_url"})}, 422, "messages"),
-        ({"input": ["URI"] * 65}, 413, None),
+        ({"input": ["URI"] * 65}, 400, None),
+        ({"input": ["URI", "data:image/png;base64,AAAA"]}, 400, "input[1]"),
     ],
 )
 def test_a_refusal_is_in_openais_shape_and_names_the_field(ask, picture, body, status, param):
@@ -137,8 +138,8 @@ def test_what_is_wrong_before_the_route_is_in_openais_shape_too(client):
         (client.get("/v1/embeddings"), 405),
         (client.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"}), 400),
         (client.post("/embeddings", content=b"[]", headers={"Content-Type": "application/json"}), 400),
-        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Type": "text/plain"}), 415),
-        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Encoding": "gzip"}), 415),
+        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Type": "text/plain"}), 400),
+        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Encoding": "gzip"}), 400),
         (client.get("/v1/models/absent"), 404),
     ):
         assert answer.status_code == status

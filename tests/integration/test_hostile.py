@@ -21,7 +21,8 @@ from tests.integration.bodies import data_uri, files
 from tests.integration.running import serving
 
 REASONS = set(ImageReason.__args__)
-STATUSES = {200, 413, 415, 422}
+STATUSES = {200, 400, 413, 415, 422}
+IN_DIALECTS = {413: 400, 415: 400}  # of OpenAI and Cohere, whose clients have no class of error for these
 BATCH = 20
 GROWTH_MIB = 48  # of the process that decodes: fragments, and what libraries set up on the first image of a kind
 
@@ -88,28 +89,31 @@ class Api:
         return [errors.get(2 * index) for index in range(len(images))]
 
     def strictly(self, image):
-        """One of each other route: every answer's status; all agree."""
+        """One of each other route: every answer's status; all agree, each in its dialect."""
         text, encoded = base64.b64encode(image).decode(), data_uri(image)
         element = struct.pack("<I", len(image)) + image
         head = b'{"inputs":[{"name":"image","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":%d}}]}'
         head %= len(element)
         infer = f"/v2/models/{self.model}/infer"
+        dialects = [
+            self.client.post("/v1/embeddings", json={"model": self.model, "input": [data_uri(self.photo), encoded]}),
+            self.client.post("/v2/embed", json={"model": self.model, "images": [encoded]}),
+        ]
         answers = [
             self.client.post("/v1/images/embed", content=image, headers={"Content-Type": "image/jpeg", "Accept": "application/x-npy"}),
             self.client.post("/v1/labels", files=files(self.photo, image), headers={"Accept": "application/x-npy"}),
-            self.client.post("/v1/embeddings", json={"model": self.model, "input": [data_uri(self.photo), encoded]}),
-            self.client.post("/v2/embed", json={"model": self.model, "images": [encoded]}),
             self.client.post(infer, json={"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}]}),
             self.client.post(infer, content=head + element, headers={"Inference-Header-Content-Length": str(len(head))}),
         ]  # fmt: skip
-        for answer in answers:
+        for answer in answers + dialects:
             assert answer.status_code in STATUSES, answer.text
             if answer.status_code != 200:
                 assert_nothing_slipped_out(answer.text)
-        assert len({answer.status_code for answer in answers}) == 1
+        (status,) = {answer.status_code for answer in answers}
+        assert {answer.status_code for answer in dialects} == {IN_DIALECTS.get(status, status)}
         mixed = self.client.post("/v1/labels", json={"images": [data_uri(self.photo), encoded]})
         assert mixed.json()["results"][0]["labels"] == self.labels
-        return answers[0].status_code
+        return status
 
     def good_one_is_answered(self):
         started = time.monotonic()

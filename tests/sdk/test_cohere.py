@@ -41,5 +41,10 @@ def test_errors_arrive_as_its_own(client, model):
     with pytest.raises(cohere.errors.BadRequestError) as caught:
         client.embed(model=model, input_type="search_query", texts=["a text"], embedding_types=["float"])
     assert "embeds images" in caught.value.body["message"]
+    for images in (["data:image/png;base64,AAAA"], ["data:image/png;base64,AAAA"] * 65):
+        with pytest.raises(cohere.errors.BadRequestError):
+            client.embed(model=model, input_type="image", images=images, embedding_types=["float"])
+    with pytest.raises(cohere.errors.UnprocessableEntityError):
+        client.embed(model=model, input_type="image", images=["a text"], embedding_types=["float"])
     with pytest.raises(cohere.errors.NotFoundError):
         client.embed(model="absent", input_type="image", images=["data:image/png;base64,AA=="])

@@ -44,6 +44,12 @@ def test_errors_arrive_as_its_own(client, model, samples):
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         client.embeddings.create(model=model, input=[samples[0].uri, "a text"])
     assert (caught.value.param, caught.value.code) == ("input[1]", "unreadable")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=model, input=[samples[0].uri, "data:image/png;base64,AAAA"])
+    assert (caught.value.param, caught.value.code) == ("input[1]", "unsupported-format")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=model, input=[samples[0].uri] * 65)
+    assert caught.value.code == "too-large"
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="absent", input=samples[0].uri)
     with pytest.raises(openai.NotFoundError):

@@ -50,7 +50,10 @@ def test_every_route_says_what_it_takes_and_every_status_it_can_give(operations)
         statuses = set(operation["responses"])
         assert {"200", "500"} <= statuses
         if method == "post" and path != "/v1/jobs/{job_id}/retry":  # which has no body
-            assert {"400", "413", "415", "422", "429", "503", "504"} <= statuses, path
+            assert {"400", "422", "429", "503", "504"} <= statuses, path
+            # The clients of the others have no class of error for these.
+            has_classes = dialect_of(path).schema.__name__ in ("OpenAIError", "CohereError")
+            assert statuses & {"413", "415"} == (set() if has_classes else {"413", "415"}), path
             assert all(content["schema"] for content in operation["requestBody"]["content"].values())
         if "{" in path:
             assert {"400", "404"} <= statuses, path

@@ -17,6 +17,7 @@ from service.problems import (
     RecordDamaged,
     StrictBatch,
     TooLarge,
+    Unsupported,
     bad_field,
     handle_mlcd_error,
     handle_unexpected,
@@ -84,6 +85,25 @@ def test_limit_and_index_are_named_where_they_apply():
     assert (problem["status"], problem["index"], problem["limit"]) == (413, 3, "max_pixels")
     assert problem["type"] == "urn:mlcd:problem:too-many-pixels"
     assert answer("/v1/embeddings", strict)[2]["error"]["param"] == "input[3]"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (TooLarge("too many", limit="max_images"), 413, "too-large"),
+        (Unsupported("this route takes JSON"), 415, "unsupported-media-type"),
+        (StrictBatch(3, ImageRejected("unsupported-format", "none"), param="input[3]"), 415, "unsupported-format"),
+        (StrictBatch(3, ImageRejected("too-many-pixels", "9 pixels"), param="input[3]"), 413, "too-many-pixels"),
+    ],
+)
+def test_clients_that_have_no_class_of_error_for_a_status_get_one_that_they_have(error, status, code):
+    for path in ("/v1/embeddings", "/embeddings"):
+        answered, _, body = answer(path, error)
+        assert (answered, body["error"]["code"]) == (400, code)
+        assert body["error"]["param"] == getattr(error, "param", None)
+    assert answer("/v2/embed", error)[0] == 400
+    assert answer("/v2/models/m/infer", error)[0] == answer("/v1/labels", error)[0] == status
+    assert answer("/v1/labels", error)[2]["status"] == status
 
 
 @pytest.mark.parametrize(
