@@ -41,6 +41,7 @@ from service.security.gate import needs
 
 router = APIRouter(tags=["kserve"])
 
+_MICROSECONDS: Final = 1_000_000
 _RAW_REQUEST: Final[dict[str, Any]] = {
     "inputs": [{"name": IMAGE, "shape": [1], "datatype": "BYTES"}],
     "parameters": {"binary_data_output": True},
@@ -82,6 +83,7 @@ async def infer(request: Request, model: str, resources: Opened, version: str = 
     asked, given = await loop.run_in_executor(resources.parsing, _read, body, stated, resources)
     wanted = _wanted(asked, resources)
     check_top(asked.parameters.top, resources)
+    _bound_wait(request, asked.parameters.timeout)
     if isinstance(given, list):
         encoded = await encode_strictly(request, resources, given, param="inputs")
     else:
@@ -99,6 +101,13 @@ async def infer(request: Request, model: str, resources: Opened, version: str = 
     if head_bytes == len(answer):
         return Response(answer, 200, stamp, JSON)
     return Response(answer, 200, {**stamp, LENGTH_HEADER: str(head_bytes)}, RAW)
+
+
+def _bound_wait(request: Request, timeout_us: int) -> None:
+    """Brings the request's deadline forward to the client's own, which counts from the whole request's arrival."""
+    if timeout_us:
+        own = asyncio.get_running_loop().time() + timeout_us / _MICROSECONDS
+        request.state.deadline = min(request.state.deadline, own)
 
 
 def _read(body: bytes, stated: str | None, resources: Resources) -> tuple[InferRequest, list[GivenImage] | ImageBatch]:

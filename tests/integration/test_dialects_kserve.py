@@ -4,12 +4,15 @@ import base64
 import io
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
 from mlcd.clustering.centers import Centers
+from tests.integration.running import serving
 
 HEADER = "Inference-Header-Content-Length"
 
@@ -101,6 +104,42 @@ def test_outputs_come_as_each_is_asked_for(infer, picture):
     assert list(tensors(only)) == ["embedding"]
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"timeout": 0},
+        {"timeout": 60_000_000},
+        {"timeout": 2**64 - 1},
+        {"priority": 0},
+        {"priority": 7},
+        {"sequence_id": 3, "sequence_start": True, "sequence_end": False},
+        {"sequence_id": 2**64 - 1},
+        {"sequence_id": "of a camera", "sequence_start": False, "sequence_end": True},
+    ],
+)
+def test_parameters_of_triton_are_taken_and_change_no_row(infer, picture, parameters):
+    answer = infer({"inputs": [json_input(picture[1])], "parameters": parameters})
+    assert answer.status_code == 200, answer.text
+    assert tensors(answer)["embedding"][0] == pytest.approx(picture[2], abs=1e-5)
+
+
+def test_a_timeout_ends_the_wait_of_its_own_request_alone(photo):
+    fake = "fake:latency_ms=1500,crop=32"
+    pixels = {"name": "image_u8", "shape": [1, 3, 32, 32], "datatype": "UINT8", "data": [7] * (3 * 32 * 32)}
+    given = (json_input(photo), pixels)
+    # With a cache, requests for the same image wait for one inference.
+    with serving(fake, engine="fake", cache__memory_bytes=2**20) as server, ThreadPoolExecutor(8) as pool:
+
+        def ask(tensor, timeout_us):
+            asked = {"inputs": [tensor], "parameters": {"timeout": timeout_us}}
+            return httpx.post(f"{server.url}/v2/models/{fake}/infer", json=asked, timeout=30)
+
+        late = [pool.submit(ask, tensor, 300_000) for tensor in given]
+        others = [pool.submit(ask, tensor, timeout_us) for tensor in given for timeout_us in (0, 10**12)]
+        assert [(one.result().status_code, set(one.result().json())) for one in late] == [(504, {"error"})] * 2
+        assert [one.result().status_code for one in others] == [200] * 4
+
+
 def test_a_raw_body_is_one_image(client, model, picture):
     answer = client.post(f"/v2/models/{model}/infer", content=picture[1], headers={HEADER: "0"})
     assert tensors(answer)["embedding"][0] == pytest.approx(picture[2], abs=1e-5)
@@ -186,7 +225,18 @@ def test_an_input_that_is_not_what_it_says_is_refused(infer, picture, changes):
         {"outputs": [{"name": "x"}]},
         {"outputs": [{"name": "embedding", "parameters": {"classification": 3}}]},
         {"outputs": [{"name": "embedding", "parameters": {"binary_data": "yes"}}]},
-        {"parameters": {"sequence_id": 3}},
+        {"parameters": {"unknown": 3}},
+        {"parameters": {"timeout": -1}},
+        {"parameters": {"timeout": 1.5}},
+        {"parameters": {"timeout": "1"}},
+        {"parameters": {"timeout": True}},
+        {"parameters": {"priority": -1}},
+        {"parameters": {"priority": "high"}},
+        {"parameters": {"sequence_id": True}},
+        {"parameters": {"sequence_id": -3}},
+        {"parameters": {"sequence_id": 1.0}},
+        {"parameters": {"sequence_id": "x" * 129}},
+        {"parameters": {"sequence_start": 1}},
         {"parameters": {"top": 0}},
         {"id": 7},
         {"id": "x" * 257},

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from service.api.schemas.example import EXAMPLE_IMAGE
 
@@ -98,6 +98,14 @@ class InferParameters(BaseModel):
 
     binary_data_output: StrictBool = False
     top: Annotated[StrictInt, Field(ge=1)] = 8
+    timeout: Annotated[StrictInt, Field(ge=0)] = 0
+    """Microseconds until the answer is of no use: 504 then. 0, or more than the server allows: its own deadline."""
+    priority: Annotated[StrictInt, Field(ge=0)] = 0
+    """Not used, as by a model of Triton's without priority levels."""
+    sequence_id: Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(max_length=128)] = 0
+    """Not used, nor its start and end, as by a model of Triton's without state: every image is on its own."""
+    sequence_start: StrictBool = False
+    sequence_end: StrictBool = False
 
 
 class InferRequest(BaseModel):
