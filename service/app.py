@@ -19,6 +19,7 @@ from service.api import (
     document,
     duplicates,
     embeddings,
+    extensions,
     health,
     images,
     inference,
@@ -45,6 +46,7 @@ _ROOMS: Final = (
     models,
     embeddings,
     cohere,
+    extensions,  # before kserve, whose {model} would be "stats"
     kserve,
     inference,
     images,

@@ -24,7 +24,7 @@ _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE: Final = 499
 """nginx's status for it, in metrics only: nobody is there to read it."""
 _IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
-_IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/")
+_IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/embed", "/v2/models/")
 """Whose bodies, JSON included, hold images and nothing else."""
 _SERVER_TIMING: Final = b"server-timing"
 _RETRY_AFTER: Final = b"retry-after"
@@ -126,6 +126,8 @@ class _Exchange:
         status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)
+        if self._record.num_images is not None:
+            self._resources.metrics.inference_request(status, seconds, self._record.stages)
         tracer = self._resources.tracer
         if tracer is not None and self._span is not None:
             fingerprint = self._resources.encoder.fingerprint

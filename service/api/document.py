@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from service.api.schemas.cohere import EmbedRequest
 from service.api.schemas.jobs import JobRequest
-from service.api.schemas.kserve import InferRequest
+from service.api.schemas.kserve import IndexRequest, InferRequest
 from service.api.schemas.openai import EmbeddingsRequest
 from service.api.schemas.own import (
     AddRequest,
@@ -29,6 +29,7 @@ _REQUESTS: Final = (
     EmbeddingsRequest,
     EmbedRequest,
     InferRequest,
+    IndexRequest,
     QueryRequest,
     SearchRequest,
     LoadRequest,

@@ -17,6 +17,8 @@ from service.security.gate import needs
 router = APIRouter(tags=["kserve"])
 
 VERSION: Final = "1"
+# Triton's names of them. Of its model_repository there is the index alone, so it is not told.
+_EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
 _OK: Final = 200
 _UNAVAILABLE: Final = 503
 _METADATA: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ModelMetadata}, 404: {}}
@@ -42,7 +44,7 @@ async def ready(resources: Opened, response: Response) -> dict[str, bool]:
 @router.get("/v2", dependencies=[needs()], response_class=Response, responses={200: {"model": ServerMetadata}})
 async def server() -> Response:
     """Name, version, extensions."""
-    return json_answer({"name": "mlcd", "version": mlcd.__version__, "extensions": ["binary_tensor_data"]})
+    return json_answer({"name": "mlcd", "version": mlcd.__version__, "extensions": _EXTENSIONS})
 
 
 @router.get("/v2/models/{model}", dependencies=[needs()], response_class=Response, responses=_METADATA)

@@ -14,6 +14,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Summary,
     disable_created_metrics,
     generate_latest,
     values,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # faiss comes with it
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _EVERY_S: Final = 0.1
+_FIRST_ERROR: Final = 400  # of HTTP's statuses
 _MAX_COLLECTIONS: Final = 100
 """Clients name them: the number of series must not grow with what clients do."""
 _OF_COLLECTIONS: Final = {
@@ -69,6 +71,15 @@ class Metrics:
         self._asked: dict[Gauge, Callable[[], float]] = {}
         self._requests = self._counter("mlcd_requests_total", "Requests answered.", "route", "status")
         self._durations = self._seconds("mlcd_request_duration_seconds", "Time to answer.", "route")
+        self._answers = self._summary(
+            "mlcd_inference_request_seconds", "Time to answer a request with images.", "outcome"
+        )
+        self._stages = self._summary(
+            "mlcd_inference_stage_seconds", "Time of a request with images in one stage.", "stage"
+        )
+        self._latest = self._gauge(
+            "mlcd_last_inference_timestamp_seconds", "When the latest inference ended.", mode="max"
+        )
         self._images = self._counter("mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome")
         self._decodes = self._seconds(
             "mlcd_decode_duration_seconds", "Time to decode one image, queueing included.", "format"
@@ -126,6 +137,12 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._durations.labels(route).observe(seconds)
 
+    def inference_request(self, status: int, seconds: float, stages: Mapping[str, tuple[float, float]]) -> None:
+        """Counts a request with images. stages: start and end of each that it went through."""
+        self._answers.labels("success" if status < _FIRST_ERROR else "fail").observe(seconds)
+        for stage, (started, ended) in stages.items():
+            self._stages.labels(stage).observe(ended - started)
+
     def images(self, *, embedded: int, rejected: int) -> None:
         self._images.labels("embedded").inc(embedded)
         self._images.labels("rejected").inc(rejected)
@@ -144,6 +161,7 @@ class Metrics:
     def inferred(self, seconds: float) -> None:
         """For `batch`, and for an engine that makes its own batches."""
         self._inferences.observe(seconds)
+        self._latest.set_to_current_time()
 
     def cache_looked_up(self, tier: str, result: str, num: int) -> None:
         """tier: memory, redis, in_flight. result: hit, miss, damaged (Redis holds something else), error."""
@@ -221,11 +239,15 @@ class Metrics:
         """Of all processes that are counted together."""
         self._ask()
         self._tell_collections()
+        return generate_latest(self.counted())
+
+    def counted(self) -> CollectorRegistry:
+        """Returns what all processes that are counted together have counted."""
         if self._together is None:
-            return generate_latest(self._registry)
+            return self._registry
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=str(self._together))
-        return generate_latest(registry)
+        return registry
 
     def _ask(self) -> None:
         for gauge, ask in self._asked.items():
@@ -247,6 +269,9 @@ class Metrics:
 
     def _seconds(self, name: str, meaning: str, *labels: str) -> Histogram:
         return Histogram(name, meaning, labels, buckets=_SECONDS, registry=self._registry)
+
+    def _summary(self, name: str, meaning: str, *labels: str) -> Summary:
+        return Summary(name, meaning, labels, registry=self._registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str, mode: str = "livesum") -> Gauge:
         """mode: how the values of several processes become one; without one, each would have a line of its own."""

@@ -54,6 +54,84 @@ class ModelMetadata(BaseModel):
     parameters: dict[str, str]
 
 
+class ConfiguredTensor(BaseModel):
+    """Without the dimension of the batch. optional: another input may be given in its place."""
+
+    name: str
+    data_type: Literal["TYPE_STRING", "TYPE_UINT8", "TYPE_FP32", "TYPE_INT32"]
+    dims: list[int]
+    optional: bool | None = None
+
+
+class ModelConfig(BaseModel):
+    """Triton's ModelConfig, of which this has what holds here. max_batch_size: images in one request."""
+
+    name: str
+    platform: str
+    version_policy: dict[str, dict[str, list[int]]]
+    max_batch_size: int
+    input: list[ConfiguredTensor]
+    output: list[ConfiguredTensor]
+    dynamic_batching: dict[str, Any]
+    parameters: dict[str, dict[str, str]]
+
+
+class IndexRequest(BaseModel):
+    """ready: only a model that can serve."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ready: StrictBool = False
+
+
+class ModelIndex(BaseModel):
+    """reason: where it is not ready."""
+
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str | None = None
+
+
+class Duration(BaseModel):
+    """How often it was measured, and all of it together; a count of 0 is what is not measured."""
+
+    count: int
+    ns: int
+
+
+class InferenceStatistics(BaseModel):
+    """Of requests. compute_input: decoding; compute_infer: of the batches that their images rode in."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class VersionStatistics(BaseModel):
+    """inference_count: images, execution_count: batches that the engine computed, the server's own trials included."""
+
+    name: str
+    version: str
+    last_inference: int
+    """Milliseconds since 1970; 0: there was none."""
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStatistics
+    batch_stats: list[Any]
+
+
+class ModelStatistics(BaseModel):
+    """Triton's statistics of the served model."""
+
+    model_stats: list[VersionStatistics]
+
+
 class InputParameters(BaseModel):
     """binary_data_size: bytes of this tensor after the JSON part."""
 
