@@ -26,9 +26,28 @@ checkpoint: {every_steps: 10}
 """
 
 
-def pytest_configure():
+PLAIN_CPU = {"OV_CPU_MAX_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+"""What OpenVINO, oneDNN and torch ask for what they may use; the processes that tests start inherit it."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--plain-cpu", action="store_true", help="compute as on a CPU with AVX2 and without bfloat16")
+
+
+def pytest_configure(config):
+    if config.getoption("plain_cpu"):
+        os.environ.update(PLAIN_CPU)  # read when a library computes first
     # A background job of a shell ignores Ctrl-C and hands that down to what the tests start; a terminal does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def bf16():
+    """Skips on a CPU, or within a run of --plain-cpu, that has no bfloat16 to show."""
+    from mlcd.encoders.openvino import computes_bf16
+
+    if not computes_bf16():
+        pytest.skip("this CPU computes no bf16")
 
 
 @pytest.fixture(scope="session")

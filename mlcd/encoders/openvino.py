@@ -67,7 +67,7 @@ class OpenVinoEncoder:
         num_threads: int = 0,
     ) -> None:
         """num_threads: 0 takes all cores that the process may use."""
-        if precision == "bf16" and "BF16" not in capabilities():
+        if precision == "bf16" and not computes_bf16():
             raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
@@ -114,6 +114,11 @@ def capabilities() -> list[str]:
     """What OpenVINO computes in on this CPU: FP32, INT8, BF16, …"""
     found: list[str] = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return found
+
+
+def computes_bf16() -> bool:
+    """Asks OpenVINO, which may be told to do without what the CPU has (OV_CPU_MAX_ISA)."""
+    return "BF16" in capabilities()
 
 
 def read_onnx(path: Path) -> ov.Model:

@@ -187,8 +187,14 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
     if device.type == "cuda":
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise ConfigInvalid("this GPU has no bf16 instructions", remedy="use precision fp32")
-    elif not cpu_features() & {"AVX512_BF16", "AMX_BF16"}:
+    elif not computes_bf16():
         raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+
+
+def computes_bf16() -> bool:
+    """Asks the CPU, and oneDNN, which may be told to do without what the CPU has (ONEDNN_MAX_CPU_ISA)."""
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 - torch has no public name for it
+    return supported and bool(cpu_features() & {"AVX512_BF16", "AMX_BF16"})
 
 
 @contextmanager

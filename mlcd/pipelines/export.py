@@ -7,24 +7,19 @@ real images; Hugging Face's files read back tensor by tensor.
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import onnx
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from mlcd.artifact import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.draft import Draft, find_published
-from mlcd.encoders.base import Precision
-from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, ImageRejected, InvalidInput
-from mlcd.images.sources import open_source
+from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
@@ -32,25 +27,15 @@ from mlcd.models.places import digest_of_weights
 from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
 from mlcd.models.servable import CONFIG, WEIGHTS, Servable
 from mlcd.models.zoo import LoadOptions, load
+from mlcd.pipelines.parity import check_parity
 from mlcd.progress import Reporter
-from mlcd.types import Fingerprint, ImageBatch, model_name
+from mlcd.types import Fingerprint, model_name
 
 ONNX: Final = "model.onnx"
 EXTERNAL: Final = "model.onnx.data"
 """Beside it, the weights that a protobuf file cannot hold (2 GiB): those of the bigG towers."""
 _MAX_GRAPH_BYTES: Final = 1_900_000_000
-MIN_COSINE: Final = 0.9999
-_NUM_PARITY_IMAGES: Final = 64
 _OPSET: Final = 18
-
-
-@dataclass(frozen=True)
-class Parity:
-    """min_cosine: the worst agreement over the images. source: where they came from."""
-
-    min_cosine: float
-    num_images: int
-    source: str
 
 
 @dataclass(frozen=True)
@@ -118,9 +103,7 @@ def export_model(
         return draft.publish(
             fingerprint=model.fingerprint(),
             summary={
-                "parity_min_cosine": parity.min_cosine,
-                "parity_images": parity.num_images,
-                "parity_source": parity.source,
+                **parity.summary(),
                 "dimension": model.trunk.config.output_dim,
                 "weights_digest": model.weights_digest(),
             },
@@ -208,54 +191,3 @@ def _strip_traces(graph: onnx.ModelProto) -> None:
         del function.metadata_props[:]
         for node in function.node:
             del node.metadata_props[:]
-
-
-def check_parity(
-    model: Servable,
-    path: Path,
-    images: str | None,
-    name: str,
-    *,
-    precision: Precision = "fp32",
-    min_cosine: float = MIN_COSINE,
-) -> Parity:
-    """Compare the graph at `path`, run in `precision`, with the model in fp32.
-
-    Raises ArtifactInvalid where the cosine of an image is below min_cosine.
-    """
-    batch, source = _parity_images(model, images)
-    encoder = OpenVinoEncoder(
-        read_onnx(path), name=name, fingerprint="", preprocess=model.preprocess, precision=precision
-    )
-    try:
-        served = np.concatenate([encoder.encode(batch[:1]), encoder.encode(batch[1:])])
-    finally:
-        encoder.close()
-    with torch.inference_mode():
-        trained = model(torch.from_numpy(batch)).numpy()
-    worst = float((served.astype(np.float64) * trained.astype(np.float64)).sum(axis=1).min())
-    if not worst >= min_cosine:
-        raise ArtifactInvalid(
-            f"the exported model differs from the trained one: cosine {worst:.6f} on an image of {source},"
-            f" below {min_cosine}",
-            remedy="nothing was exported; report this with the versions that `pip freeze` prints",
-        )
-    return Parity(worst, len(batch), source)
-
-
-def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str]:
-    if images is None:
-        from sklearn.datasets import load_sample_images
-
-        pictures: Sequence[np.ndarray] = load_sample_images().images
-        return np.stack([model.preprocess.apply(Image.fromarray(picture)) for picture in pictures]), "scikit-learn"
-    source = open_source(images)
-    prepared: list[np.ndarray] = []
-    for entry in source.entries[:: max(1, len(source.entries) // _NUM_PARITY_IMAGES)]:
-        try:
-            prepared.append(model.preprocess.prepare(source.read(entry)))
-        except ImageRejected:
-            continue
-    if not prepared:
-        raise InvalidInput(f"no image of {images} can be decoded", remedy="give others with --images")
-    return np.stack(prepared[:_NUM_PARITY_IMAGES]), images

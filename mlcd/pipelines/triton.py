@@ -12,42 +12,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 from mlcd.artifact import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.disk import translated_os_errors
 from mlcd.draft import Draft, find_published
-from mlcd.encoders.base import Precision
 from mlcd.errors import Conflict
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import PREPROCESS, Servable
 from mlcd.models.zoo import LoadOptions
 from mlcd.pipelines.export import (
     EXTERNAL,
-    MIN_COSINE,
     ONNX,
-    Parity,
-    check_parity,
     chosen_options,
     find_weights,
     load_weights,
     write_onnx,
 )
+from mlcd.pipelines.parity import Parity, check_parity
 from mlcd.pipelines.triton_config import TritonOptions, Version, write_config
 from mlcd.progress import Reporter
 from mlcd.types import model_name
 
 CONFIG_FILE: Final = "config.pbtxt"
-MIN_COSINE_HALF: Final = 0.999
 DEFAULT_NAME: Final = "mlcd-vit"
 _SCRIPT: Final = "model.py"
 _SCRIPT_SOURCE: Final = Path(__file__).with_name("triton_model.py")
-
-
-class _Gate(TypedDict):
-    precision: Precision
-    min_cosine: float
 
 
 def export_triton(
@@ -85,7 +76,9 @@ def export_triton(
             with Draft(place, request) as draft, reporter.stage("export", None) as meter:
                 _write_graph(draft, graph, model)
                 meter.advance(1)
-                parity = check_parity(model, draft.path / ONNX, images or weights.images, name, **_gate(options))
+                parity = check_parity(
+                    model, draft.path / ONNX, images or weights.images, name, precision=options.precision
+                )
                 meter.advance(1, cosine=parity.min_cosine)
                 done = _publish(draft, model, options, versions, parity)
         _show(folder)
@@ -155,13 +148,6 @@ def _write_graph(draft: Draft, graph: Artifact | None, model: Servable) -> None:
                 shutil.copyfile(graph.file(file), path)
 
 
-def _gate(options: TritonOptions) -> _Gate:
-    """float16 is judged by bfloat16, the coarser of the two, as TensorRT is not where a model is exported."""
-    if options.precision == "fp32":
-        return {"precision": "fp32", "min_cosine": MIN_COSINE}
-    return {"precision": "bf16", "min_cosine": MIN_COSINE_HALF}
-
-
 def _versions(earlier: dict[int, Artifact], number: int, model: Servable) -> dict[int, Version]:
     """What config.pbtxt says of each; all are of one size, since it is said once."""
     versions = {number: Version(model.fingerprint(), model.preprocess)}
@@ -199,9 +185,7 @@ def _publish(
     return draft.publish(
         fingerprint=model.fingerprint(),
         summary={
-            "parity_min_cosine": parity.min_cosine,
-            "parity_images": parity.num_images,
-            "parity_source": parity.source,
+            **parity.summary(),
             "dimension": dimension,
         },
     )

@@ -1,0 +1,146 @@
+"""The parity gate of an export: a graph is compared with its model, on real images, before it is published.
+
+The graph runs in the engine that this machine has. Half precision that this CPU does not compute is emulated on the
+other side: the graph in float32 is compared with the model whose weights and activations are rounded.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mlcd.encoders.base import Precision
+from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
+from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput
+from mlcd.images.sources import open_source
+from mlcd.models.rope import RotaryPositions
+from mlcd.models.servable import Servable
+from mlcd.types import ImageBatch
+
+GraphPrecision: TypeAlias = Precision | Literal["fp16"]
+"""What the exported graph will be computed in, on whatever machine."""
+
+MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.999}
+_HALF: Final[dict[GraphPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_NUM_IMAGES: Final = 64
+
+
+@dataclass(frozen=True)
+class Parity:
+    """min_cosine: the worst agreement over the images. source: where they came from. measured: in what precision."""
+
+    min_cosine: float
+    num_images: int
+    source: str
+    measured: str
+
+    def summary(self) -> dict[str, Any]:
+        """The lines of a manifest."""
+        return {
+            "parity_min_cosine": self.min_cosine,
+            "parity_images": self.num_images,
+            "parity_source": self.source,
+            "parity_measured": self.measured,
+        }
+
+
+def check_parity(
+    model: Servable, path: Path, images: str | None, name: str, *, precision: GraphPrecision = "fp32"
+) -> Parity:
+    """Compare the graph at `path`, meant to run in `precision`, with the model in float32.
+
+    Raises ArtifactInvalid where the cosine of an image is below MIN_COSINE.
+    """
+    batch, source = _parity_images(model, images)
+    if precision == "fp32" or (precision == "bf16" and computes_bf16()):
+        served, expected = _graph_rows(model, path, batch, name, precision), _model_rows(model, batch)
+        measured = f"{precision} by OpenVINO"
+    else:
+        served, expected = _graph_rows(model, path, batch, name, "fp32"), _rounded_rows(model, batch, _HALF[precision])
+        measured = f"emulated {precision}: weights and activations rounded"
+    worst = float((served.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
+    if not worst >= MIN_COSINE[precision]:
+        raise ArtifactInvalid(
+            f"the exported model differs from the trained one: cosine {worst:.6f} on an image of {source},"
+            f" below {MIN_COSINE[precision]} ({measured})",
+            remedy="nothing was exported; report this with the versions that `pip freeze` prints",
+        )
+    return Parity(worst, len(batch), source, measured)
+
+
+def _graph_rows(model: Servable, path: Path, batch: ImageBatch, name: str, precision: Precision) -> NDArray[np.float32]:
+    encoder = OpenVinoEncoder(
+        read_onnx(path), name=name, fingerprint="", preprocess=model.preprocess, precision=precision
+    )
+    try:
+        return np.concatenate([encoder.encode(batch[:1]), encoder.encode(batch[1:])])
+    finally:
+        encoder.close()
+
+
+def _model_rows(model: Servable, batch: ImageBatch) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        rows: NDArray[np.float32] = model(torch.from_numpy(batch)).numpy()
+        return rows
+
+
+def _rounded_rows(model: Servable, batch: ImageBatch, dtype: torch.dtype) -> NDArray[np.float32]:
+    """The model as an engine of half precision computes it: rounded numbers, sums and the unit length in float32.
+
+    A CPU without the instructions would compute in the dtype itself a hundred times slower.
+    """
+    with torch.inference_mode(), _rounded_activations(model.trunk, dtype):
+        weights = {
+            f"trunk.{name}": tensor if "rope" in name.split(".") else _rounded(tensor, dtype)
+            for name, tensor in model.trunk.named_parameters()
+        }
+        rows: NDArray[np.float32] = functional_call(model, weights, torch.from_numpy(batch)).numpy()
+        return rows
+
+
+@contextmanager
+def _rounded_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """What goes into a layer and comes out of it is rounded; the angles of positions never are."""
+
+    def of_input(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(_rounded(one, dtype) if isinstance(one, Tensor) else one for one in given)
+
+    def of_output(_: nn.Module, __: tuple[Any, ...], result: Tensor) -> Tensor:
+        return _rounded(result, dtype)
+
+    with ExitStack() as hooks:
+        for module in trunk.modules():
+            if not isinstance(module, RotaryPositions):
+                hooks.callback(module.register_forward_pre_hook(of_input).remove)
+                hooks.callback(module.register_forward_hook(of_output).remove)
+        yield
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype).to(tensor.dtype)
+
+
+def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str]:
+    if images is None:
+        from sklearn.datasets import load_sample_images
+
+        pictures: Sequence[np.ndarray] = load_sample_images().images
+        return np.stack([model.preprocess.apply(Image.fromarray(picture)) for picture in pictures]), "scikit-learn"
+    source = open_source(images)
+    prepared: list[np.ndarray] = []
+    for entry in source.entries[:: max(1, len(source.entries) // _NUM_IMAGES)]:
+        try:
+            prepared.append(model.preprocess.prepare(source.read(entry)))
+        except ImageRejected:
+            continue
+    if not prepared:
+        raise InvalidInput(f"no image of {images} can be decoded", remedy="give others with --images")
+    return np.stack(prepared[:_NUM_IMAGES]), images
