@@ -25,17 +25,6 @@ FROM packages AS api-packages
 COPY deploy/locks/api.txt ./
 RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r api.txt
 
-FROM packages AS train-packages
-COPY deploy/locks/train.txt ./
-RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r train.txt
-
-FROM ${PYTHON_IMAGE} AS triton-packages
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-WORKDIR /locks
-RUN python -m venv --without-pip /opt/triton
-COPY deploy/locks/triton.txt ./
-RUN python -m pip --python /opt/triton/bin/python install --require-hashes --only-binary :all: --no-deps -r triton.txt
-
 FROM ${PYTHON_IMAGE} AS runtime
 # /var/lib/mlcd is what a container may keep, /data what jobs read and write, /tmp what it may lose; nothing else is
 # written.
@@ -62,12 +51,12 @@ FROM api AS worker
 HEALTHCHECK NONE
 CMD ["--help"]
 
-# torch as its registry has it, which on Linux brings CUDA: one image for machines with a GPU and without.
-FROM runtime AS train
-COPY --from=train-packages /opt/mlcd /opt/mlcd
-COPY --from=project /opt/mlcd /opt/mlcd
-ENTRYPOINT ["mlcd"]
-CMD ["--help"]
+FROM ${PYTHON_IMAGE} AS triton-packages
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /locks
+RUN python -m venv --without-pip /opt/triton
+COPY deploy/locks/triton.txt ./
+RUN python -m pip --python /opt/triton/bin/python install --require-hashes --only-binary :all: --no-deps -r triton.txt
 
 # The server that nvidia-pytriton bundles: a release without the security fixes of 2025, for a network of its own only.
 FROM runtime AS triton-cpu
@@ -85,3 +74,14 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-ISc", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8003, timeout=4); c.request('GET', '/v2/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["python", "/opt/triton/serve.py", "--address", "0.0.0.0"]
 CMD ["/srv/triton"]
+
+FROM packages AS train-packages
+COPY deploy/locks/train.txt ./
+RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r train.txt
+
+# torch as its registry has it, which on Linux brings CUDA: one image for machines with a GPU and without.
+FROM runtime AS train
+COPY --from=train-packages /opt/mlcd /opt/mlcd
+COPY --from=project /opt/mlcd /opt/mlcd
+ENTRYPOINT ["mlcd"]
+CMD ["--help"]
