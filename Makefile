@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton demo test test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
+.PHONY: help setup redis bundled-triton demo test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,9 @@ demo: setup ## raw images to a live service; DEMO_ARGS=--no-serve stops after th
 
 test: setup redis bundled-triton ## all tests that need no GPU, no Docker and no patience
 	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
+
+test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AVX2 and without bfloat16
+	@$(BIN)/python -m pytest --plain-cpu -m "plain_cpu and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-slow: setup redis ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -6,6 +6,8 @@ from mlcd.clustering.certificate import lowered, raised, score_slack
 from mlcd.clustering.nearest import CenterScan
 from mlcd.types import unit_rows
 
+pytestmark = pytest.mark.plain_cpu
+
 
 @pytest.mark.parametrize("name", ["numpy", "torch-fp32", "torch-bf16"])
 def test_the_bound_holds_for_every_product(name):

@@ -11,6 +11,8 @@ from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import unit_rows
 
+pytestmark = pytest.mark.plain_cpu
+
 
 def brute_force(z, centers, top, threshold=None):
     """float64, a double loop, the total order spelled out."""

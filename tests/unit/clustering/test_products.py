@@ -4,6 +4,8 @@ import pytest
 from mlcd.clustering.nearest import open_products
 from mlcd.types import unit_rows
 
+pytestmark = pytest.mark.plain_cpu
+
 ROWS = unit_rows(np.random.default_rng(0).standard_normal((9, 16)))
 CENTERS = unit_rows(np.random.default_rng(1).standard_normal((200, 16)))  # three groups of 64, and a bit
 

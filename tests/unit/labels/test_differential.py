@@ -9,6 +9,8 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.types import unit_rows
 
+pytestmark = pytest.mark.plain_cpu
+
 TIE = 1e-6  # scores closer than this may change places: theirs are float32
 
 
