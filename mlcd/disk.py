@@ -4,15 +4,21 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from mlcd.errors import DiskFull, InvalidInput
+from mlcd.errors import DiskFull, InvalidInput, TooManyOpenFiles
 
 # The last is numpy's ndarray.tofile.
 _NO_SPACE: Final = re.compile(r"No space left on device|File too large|\d+ requested and \d+ written")
+
+
+# Those of faiss are words only.
+_TOO_MANY_FILES: Final = re.compile(r"Too many open files")
+_SPARE_FILES: Final = 8  # fewer free descriptors are none: other threads open and close files meanwhile
 
 
 @contextmanager
@@ -21,6 +27,7 @@ def translated_os_errors(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        refuse_too_many_files(error)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise InvalidInput(f"{place} cannot be written: no permission", remedy="give a writable output") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
@@ -43,16 +50,72 @@ def _is_disk_full(error: BaseException) -> bool:
     return bool(_NO_SPACE.search(str(error)))
 
 
+def refuse_too_many_files(error: BaseException) -> None:
+    """Raises TooManyOpenFiles from an error that says that no descriptor is free."""
+    is_numbered = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    if is_numbered or _TOO_MANY_FILES.search(str(error)):
+        raise too_many_files() from error
+
+
+@contextmanager
+def limited_open_files() -> Iterator[None]:
+    """Turns "too many open files" into an error that names the remedy."""
+    try:
+        yield
+    except OSError as error:
+        refuse_too_many_files(error)
+        raise
+
+
+def too_many_files() -> TooManyOpenFiles:
+    return TooManyOpenFiles(
+        "the process has too many open files",
+        remedy="try again later; where it stays so, raise the limit on open files (ulimit -n)",
+    )
+
+
+def lacks_open_files() -> bool:
+    """Tells whether hardly a descriptor is free: for libraries that do not say why they could not open a file."""
+    descriptors: list[int] = []
+    try:
+        for _ in range(_SPARE_FILES):
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401 - those before the last are closed
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return False
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; what the block makes there is at `path` when it ends, and on the disk.
+
+    A reader finds what was there before or all of what is new, after a power cut too. Where the block fails, nothing
+    changes. Of a directory, whoever makes it syncs the files; it takes the place of none but an empty one.
+    """
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        sync_path(temporary)
+        temporary.rename(path)
+        sync_path(path.parent)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
 def temporary_path(path: Path) -> Path:
     """Nobody else's: a process that was thought dead may still be writing the same file."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    temporary = temporary_path(path)
-    temporary.write_bytes(content)
-    sync_path(temporary)
-    temporary.rename(path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def sync_path(path: Path) -> None:

@@ -8,6 +8,7 @@ MlcdError                 base: a message, and the remedy where there is one
 ├── Unavailable           not now: engine down, starting, out of space
 │   ├── Overloaded        the queue is full
 │   ├── DiskFull          no space where something is written
+│   ├── TooManyOpenFiles  no descriptor is free
 │   └── DeadlineExceeded  the time allowed for the work has passed
 ├── ArtifactInvalid       a directory is incomplete, damaged or of another kind
 ├── ConfigInvalid         a recipe, option or setting is wrong
@@ -77,6 +78,10 @@ class Overloaded(Unavailable):
 
 class DiskFull(Unavailable):
     """There is no space where something is written."""
+
+
+class TooManyOpenFiles(Unavailable):
+    """The process, or the system, has as many files open as it may."""
 
 
 class DeadlineExceeded(Unavailable):

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mlcd.disk import replacing, sync_path
 from mlcd.errors import ArtifactInvalid
 from mlcd.models.runs import checkpoint_name
 from training.data.loader import StepBatches
@@ -50,16 +51,13 @@ def bad_state_path(run: Path, step: int) -> Path:
 
 def clear_bad_batch(run: Path, step: int) -> None:
     """Remove what an earlier attempt kept of that step: it may have been on more processes than this one."""
-    for leftover in (run / FOLDER).glob(f"{checkpoint_name(step)}-rank*"):
+    for leftover in (run / FOLDER).glob(f"*{checkpoint_name(step)}-rank*"):  # drafts begin with a dot
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
     """Write this process's part of the batch, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    for leftover in (temporary, path):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    shutil.rmtree(path, ignore_errors=True)
     tensors: dict[str, Tensor] = {}
     for index, part in enumerate(batch.parts):
         tensors |= {
@@ -68,13 +66,16 @@ def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
             f"labels.{index}": part.labels,
             f"positions.{index}": torch.from_numpy(part.positions),
         }
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / _BATCH)
     norms = {"loss": meters.loss, "grad_norm": meters.grad_norm, "center_grad_norm": meters.center_grad_norm}
     # As words: JSON has no NaN.
     facts = {"step": batch.step, "keys": [part.keys for part in batch.parts]}
     facts |= {name: str(value.item()) for name, value in norms.items()}
-    (temporary / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
-    temporary.rename(path)
+    with replacing(path) as draft:
+        draft.mkdir(parents=True)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft / _BATCH)
+        (draft / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+        for name in (_BATCH, _FACTS):
+            sync_path(draft / name)
 
 
 def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:

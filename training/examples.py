@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.examples import EXAMPLES, Examples
 from mlcd.clustering.members import NearestMembers
+from mlcd.disk import replacing
 from training.data.dataset import Dataset
 
 
@@ -15,9 +16,8 @@ def write_examples(dataset: Dataset, run: Path) -> None:
     """Make `run`/examples.arrow, which every checkpoint's centers take over, unless it stands already."""
     path = run / EXAMPLES
     if not path.is_file():
-        temporary = path.with_name(f".{path.name}.tmp")
-        class_examples(dataset).write(temporary)
-        temporary.rename(path)
+        with replacing(path) as temporary:
+            class_examples(dataset).write(temporary)
 
 
 def class_examples(dataset: Dataset) -> Examples:

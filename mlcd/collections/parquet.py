@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item, encode_metadata
-from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
+from mlcd.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 from mlcd.progress import Meter
 
@@ -29,23 +29,17 @@ def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
     """
     if path.exists():
         raise Conflict(f"{path} exists", remedy="give another file")
-    temporary = path.with_name(f".{path.name}.tmp")
     num_items = 0
     with translated_os_errors(path):
         try:
-            with pq.ParquetWriter(temporary, _schema(collection)) as writer:
+            with replacing(path) as temporary, pq.ParquetWriter(temporary, _schema(collection)) as writer:
                 for items in collection.items(_ROWS):
                     writer.write_table(_table(items, writer.schema))
                     num_items += len(items)
                     meter.advance(len(items))
-            sync_path(temporary)
-            temporary.rename(path)
-            sync_path(path.parent)
         except OSError as error:
             refuse_full_disk(error, path)
             raise
-        finally:
-            temporary.unlink(missing_ok=True)
     return num_items
 
 

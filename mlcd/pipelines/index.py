@@ -1,7 +1,6 @@
 """Embeddings to a durable collection; collections to files and back; near-duplicates."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Col
 from mlcd.collections.duplicates import duplicate_groups, num_tile_pairs
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import ParquetItems, write_parquet
-from mlcd.disk import refuse_full_disk, translated_os_errors
+from mlcd.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Conflict
 from mlcd.progress import Reporter, Stages
@@ -72,20 +71,14 @@ def duplicates(source: Path, out: Path, reporter: Reporter, *, similarity: float
         embeddings = EmbeddingsArtifact.open(source)
         found = _grouped(embeddings.num_rows, _reading(embeddings), similarity, reporter)
         ids = embeddings.keys
-    temporary = out.with_name(f".{out.name}.tmp")
     with translated_os_errors(out):
         try:
-            with temporary.open("w", encoding="utf-8") as file:
+            with replacing(out) as temporary, temporary.open("w", encoding="utf-8") as file:
                 for rows in found:
                     file.write(json.dumps({"ids": [ids[row] for row in rows]}, ensure_ascii=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(out)
         except OSError as error:
             refuse_full_disk(error, out)
             raise
-        finally:
-            temporary.unlink(missing_ok=True)
     return len(found), sum(map(len, found))
 
 

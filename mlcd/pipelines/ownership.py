@@ -4,13 +4,12 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
+from mlcd.disk import refuse_full_disk, replacing, sync_path, translated_os_errors
 from mlcd.draft import lock_directory
 from mlcd.errors import Conflict, Unavailable
 
@@ -43,20 +42,17 @@ def claim(path: Path, owner: str) -> None:
     """A directory of this owner's at `path`, whoever else of the same is at it. Raises Conflict for another's."""
     if owner_of(path) == owner:
         return
-    made = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with translated_os_errors(path):
         try:
-            made.mkdir()
-            write_owner(made, owner)
-            made.rename(path)
+            with replacing(path) as made:
+                made.mkdir()
+                write_owner(made, owner)
         except OSError as error:
             refuse_full_disk(error, path)
             if error.errno not in _TAKEN:
                 raise
             if owner_of(path) != owner:
                 raise Conflict(f"{path} holds something else", remedy="remove it or give another output") from error
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
 
 
 def take_over(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from mlcd.artifact import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
-from mlcd.disk import translated_os_errors
+from mlcd.disk import translated_os_errors, write_synced
 from mlcd.draft import Draft, find_published
 from mlcd.errors import Conflict
 from mlcd.images.transform import PreprocessSpec
@@ -198,10 +198,5 @@ def _show(folder: Path) -> None:
     shown = folder / CONFIG_FILE
     if shown.is_file() and shown.read_bytes() == newest:
         return
-    temporary = folder / f".{CONFIG_FILE}.tmp"
     with translated_os_errors(folder):
-        with temporary.open("wb") as file:
-            file.write(newest)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(shown)
+        write_synced(shown, newest)

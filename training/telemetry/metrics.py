@@ -6,6 +6,7 @@ Both are cut back to the checkpoint when a run resumes.
 import json
 from pathlib import Path
 
+from mlcd.disk import write_synced
 from mlcd.errors import ConfigInvalid
 
 NAME = "metrics.jsonl"
@@ -47,9 +48,8 @@ def _append(path: Path, record: dict[str, object]) -> None:
 def _cut_back(path: Path, resume_step: int) -> None:
     lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
     # A crash can leave half a line at the end; another one, now, must not leave half a file.
-    kept = path.with_name(f".{path.name}.tmp")
-    kept.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= resume_step))
-    kept.replace(path)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= resume_step]
+    write_synced(path, "".join(kept).encode())
 
 
 class TensorBoardLog:

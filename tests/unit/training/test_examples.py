@@ -1,5 +1,6 @@
 from mlcd.clustering.examples import EXAMPLES, Examples
 from mlcd.labels.table import LabelTable
+from tests.unit.disk_order import check_durable, recorded
 from training.config import load_config
 from training.data.dataset import open_dataset
 from training.examples import class_examples, write_examples
@@ -39,7 +40,9 @@ def test_they_come_from_all_data_sets_of_a_mixture(labeled, digits, tiny_recipe)
 
 def test_they_are_written_once(labeled, digits, tiny_recipe, tmp_path):
     dataset = dataset_of(tiny_recipe, (digits, labeled / "labels"))
-    write_examples(dataset, tmp_path)
+    with recorded() as steps:
+        write_examples(dataset, tmp_path)
+    check_durable(steps, tmp_path / EXAMPLES)
     before = (tmp_path / EXAMPLES).stat().st_mtime_ns
     write_examples(dataset, tmp_path)
     assert (tmp_path / EXAMPLES).stat().st_mtime_ns == before
