@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.api.access import Opened
+from service.security.gate import shows_key
 
 router = APIRouter(tags=["health"])
 
@@ -25,6 +26,7 @@ async def ready(resources: Opened, response: Response) -> dict[str, Any]:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(resources: Opened) -> Response:
-    """Prometheus text format."""
-    return Response(resources.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(request: Request, resources: Opened) -> Response:
+    """Prometheus text format. On a server with keys, collections are named to whoever shows one of scope `search`."""
+    exposition = resources.metrics.exposition(names=shows_key(request, "search"))
+    return Response(exposition, media_type="text/plain; version=0.0.4; charset=utf-8")

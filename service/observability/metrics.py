@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.dispatch.served import ServedEncoder
+from service.observability.collection_metrics import CollectionMetrics
 
 if TYPE_CHECKING:  # faiss comes with it
     from mlcd.collections.collection import Collection
@@ -30,14 +30,6 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 _IMAGES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _EVERY_S: Final = 0.1
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
-_MAX_COLLECTIONS: Final = 100
-"""Clients name them: the number of series must not grow with what clients do."""
-_OF_COLLECTIONS: Final = {
-    "items": "Items that can be found.",
-    "indexed": "Items that its index was made of.",
-    "unindexed": "Items that every search scans beside the index.",
-    "recall": "Recall@10 that the audit of its index measured; none where searches are exact.",
-}
 
 disable_created_metrics()  # a second series for every one, which only one process alone would have
 
@@ -101,10 +93,6 @@ class Metrics:
         ).labels(model, engine)
         self._lookups = self._seconds("mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode")
         self._searches = self._seconds("mlcd_index_search_duration_seconds", "Time to search a collection.")
-        self._of_collections = {
-            what: self._gauge(f"mlcd_collection_{what}", meaning, "collection", mode="livemax")
-            for what, meaning in _OF_COLLECTIONS.items()
-        }
         self._collections: Callable[[], Mapping[str, Collection]] = dict
         # Of the queue, which every process looks at: to be counted once.
         self._jobs = self._gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
@@ -190,7 +178,7 @@ class Metrics:
             yield
 
     def collections(self, opened: Callable[[], Mapping[str, "Collection"]]) -> None:
-        """opened: asked when the metrics are read; by name, of which the first hundred are told."""
+        """opened: asked when the metrics are read, by name."""
         self._collections = opened
 
     def jobs(self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int) -> None:
@@ -235,11 +223,14 @@ class Metrics:
             self._lags.observe(max(0.0, time.perf_counter() - due))
             self._ask()
 
-    def exposition(self) -> bytes:
-        """Of all processes that are counted together."""
+    def exposition(self, *, names: bool = False) -> bytes:
+        """Of all processes that are counted together, each of which has the same collections.
+
+        names: of collections may be told.
+        """
         self._ask()
-        self._tell_collections()
-        return generate_latest(self.counted())
+        of_collections = CollectionMetrics(self._collections(), names=names)
+        return generate_latest(self.counted()) + generate_latest(of_collections)
 
     def counted(self) -> CollectorRegistry:
         """Returns what all processes that are counted together have counted."""
@@ -252,17 +243,6 @@ class Metrics:
     def _ask(self) -> None:
         for gauge, ask in self._asked.items():
             gauge.set(ask())
-
-    def _tell_collections(self) -> None:
-        if self._together is None:  # where several processes are, none of them can delete a collection
-            for gauge in self._of_collections.values():
-                gauge.clear()
-        for name, collection in islice(self._collections().items(), _MAX_COLLECTIONS):
-            described = collection.describe()
-            for what in ("items", "indexed", "unindexed"):
-                self._of_collections[what].labels(name).set(getattr(described, what))
-            if described.recall is not None:
-                self._of_collections["recall"].labels(name).set(described.recall["measured"])
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, registry=self._registry)

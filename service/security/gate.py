@@ -11,7 +11,8 @@ from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
 from starlette.routing import BaseRoute
 
-from service.problems import Forbidden
+from mlcd.errors import Unavailable
+from service.problems import Forbidden, Unauthorized
 from service.resources import Resources
 from service.security.keys import Scope
 
@@ -65,6 +66,17 @@ _GATE: Final = _Gate()
 def needs(scope: Scope | None = None) -> Any:
     """Among a route's `dependencies`: it takes keys of this scope; None: every valid key."""
     return Security(_GATE, scopes=[] if scope is None else [scope])
+
+
+def shows_key(request: Request, scope: Scope) -> bool:
+    """Tells whether a request to a route that needs no key shows one of this scope; true where all may enter."""
+    resources: Resources = request.app.state.resources
+    if resources.keys is None:
+        return True
+    try:
+        return resources.keys.identify(_shown(request)).grants(scope)
+    except (Unauthorized, Unavailable):
+        return False
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
