@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final
+from urllib.parse import unquote
 
 import orjson
 from fastapi import Request
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from mlcd.collections.items import check_name
 from mlcd.errors import (
     ArtifactInvalid,
     ConfigInvalid,
@@ -26,6 +28,7 @@ from mlcd.errors import (
     MlcdError,
     NotFound,
     Overloaded,
+    TooManyOpenFiles,
     Unavailable,
 )
 from service.dialects import Refusal, dialect_of
@@ -151,6 +154,7 @@ STATUS: Final[dict[type[MlcdError], int]] = {
     Overloaded: 429,
     Unavailable: 503,
     DiskFull: 503,
+    TooManyOpenFiles: 503,
     DeadlineExceeded: 504,
     # Faults of the server's own configuration or artifacts; training's own error cannot happen here.
     ArtifactInvalid: 500,
@@ -159,6 +163,7 @@ STATUS: Final[dict[type[MlcdError], int]] = {
     Diverged: 500,
     MlcdError: 500,
 }
+_COLLECTION: Final = re.compile(rb"/v1/collections/([^/]+)")
 _RECORD_DAMAGED: Final = "job-damaged"
 _IMAGE_STATUS: Final = {"too-many-bytes": 413, "too-many-pixels": 413, "unsupported-format": 415}
 _IMAGE_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
@@ -258,9 +263,9 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     # The text of a server fault names files and versions: that is for the log, not for the client.
     is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
     detail = str(error) if is_shown else "the server is misconfigured; its log says how"
-    refusal = replace(_refusal(request, status, detail), param=getattr(error, "param", None))
-    if isinstance(error, TooLarge):
-        refusal = replace(refusal, limit=error.limit)
+    refusal = replace(
+        _refusal(request, status, detail), param=getattr(error, "param", None), limit=getattr(error, "limit", None)
+    )
     if isinstance(error, RecordDamaged):
         refusal = replace(refusal, name=_RECORD_DAMAGED)
     if isinstance(error, StrictBatch):
@@ -276,12 +281,28 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if (wrong := misnamed(request)) is not None:
+        return await handle_mlcd_error(request, wrong)
     details = {404: "there is no such route", 405: "this route does not take that method"}
     detail = details.get(error.status_code, "the request cannot be read")
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request)):
         headers = {"Allow": ", ".join(sorted(methods))}
     return _respond(_refusal(request, error.status_code, detail), headers)
+
+
+def misnamed(request: Request) -> InvalidInput | None:
+    """What is wrong with the name of a collection in the path as it came in; None where that is right.
+
+    Routes are found by the decoded path, in which a name with a slash is two of its parts.
+    """
+    path = request.scope.get("raw_path", b"").partition(b"?")[0]
+    if found := _COLLECTION.match(path):
+        try:
+            check_name(unquote(found[1].decode("latin-1")))
+        except InvalidInput as error:
+            return error
+    return None
 
 
 def _methods(request: Request) -> set[str]:

@@ -27,6 +27,7 @@ MAX_FIELDS: Final = 128
 MAX_FIELD_BYTES: Final = 128
 EXACT_INTEGER: Final = 2**53
 """Integers beyond are not exact in float64, as which JSON readers and our comparisons take numbers."""
+_DOTS: Final = frozenset({".", ".."})  # RFC 3986, 5.2.4; escaped, too
 _MAX_DEPTH: Final = 8
 _NAME: Final = re.compile(r"(?!.*\.partial$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Of drafts the last part is `.partial`: they lie beside what they become."""
@@ -87,6 +88,17 @@ def check_id(item_id: object) -> str:
     if size > MAX_ID_BYTES or "\0" in item_id:
         raise InvalidInput(
             f"the id {_shown(item_id)} cannot be used", remedy=f"at most {MAX_ID_BYTES} bytes, none of them zero"
+        )
+    return item_id
+
+
+def check_new_id(item_id: object) -> str:
+    """`item_id` where a new item may have it: one that can be asked for in a URL. Raises InvalidInput."""
+    item_id = check_id(item_id)
+    if item_id in _DOTS:
+        raise InvalidInput(
+            f"an item cannot have the id {item_id!r}: clients take it out of a URL as a step in a path",
+            remedy="give it another id",
         )
     return item_id
 

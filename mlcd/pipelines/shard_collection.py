@@ -16,7 +16,7 @@ from typing import Final
 
 from mlcd.artifact import draft_path
 from mlcd.collections.collection import GENERATIONS, LEDGER
-from mlcd.collections.items import check_id, encode_metadata
+from mlcd.collections.items import check_new_id, encode_metadata
 from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
 from mlcd.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.errors import Conflict, InvalidInput
@@ -73,7 +73,7 @@ class CollectionShards:
         seen: set[str | None] = set()
         for key, class_name in zip(entries.keys(), entries.class_names(), strict=True):
             try:
-                check_id(key)
+                check_new_id(key)
                 if class_name not in seen:
                     seen.add(class_name)
                     encode_metadata(key, metadata_of(class_name))

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import Response
 
 from mlcd.collections.collection import Collection
@@ -15,14 +15,30 @@ from service.api.changes import change
 from service.api.document import json_body
 from service.api.queries import given_fields
 from service.api.schemas.own import CollectionList, CreateRequest, DeletedCollection, DescribedCollection
+from service.problems import misnamed
 from service.resources import Resources
 from service.security.gate import needs
 
 router = APIRouter(tags=["collections"])
 
-Name = Annotated[
-    str, Path(description="letters, digits, . _ -", json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"})
-]
+
+def _named(
+    request: Request,
+    name: Annotated[
+        str,
+        Path(
+            description="letters, digits, . _ -",
+            json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
+        ),
+    ],
+) -> str:
+    """The name in the path, and not what is before a slash in it: a%2Fitems%2Fb is no item of a."""
+    if (wrong := misnamed(request)) is not None:
+        raise wrong
+    return name
+
+
+Name = Annotated[str, Depends(_named)]
 _LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}, 504: {}}
 _ONE: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": DescribedCollection},

@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from mlcd.collections.items import Item, check_id, encode_metadata, unit_embedding
+from mlcd.collections.items import Item, check_new_id, encode_metadata, unit_embedding
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 from service.api.access import Opened
@@ -219,7 +219,7 @@ def _parsed(value: object, image: bytes | None, dimension: int) -> _Given:
     fields = given_fields(value)
     if unknown := fields.keys() - _FIELDS:
         raise InvalidInput(f"the item has {len(unknown)} unknown fields", remedy=f"known: {', '.join(sorted(_FIELDS))}")
-    item_id, metadata = check_id(fields.get("id")), fields.get("metadata", {})
+    item_id, metadata = check_new_id(fields.get("id")), fields.get("metadata", {})
     encode_metadata(item_id, metadata)
     if ("image" in fields) + ("embedding" in fields) + (image is not None) != 1:
         raise InvalidInput("the item needs either an image or an embedding")
