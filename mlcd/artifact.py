@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from mlcd.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Fingerprint
 
@@ -121,6 +122,7 @@ def verify_file(artifact: Artifact, name: str) -> None:
     try:
         actual = measure(path)
     except OSError as error:
+        refuse_too_many_files(error)
         raise ArtifactInvalid(f"{path} cannot be read", remedy="restore it, or make the artifact again") from error
     if actual != entry:
         raise ArtifactInvalid(f"{path} differs from its manifest", remedy="it is damaged or was edited; make it again")
@@ -167,6 +169,7 @@ def _read_manifest(path: Path) -> Artifact:
             digest=manifest["digest"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        refuse_too_many_files(error)
         raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again") from error
     if not intact:
         raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again")

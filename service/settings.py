@@ -52,6 +52,9 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """Values in that JSON, where a list, an object or a field counts as ten."""
     max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
     """Bytes of one search's answer; for more, ask for fewer matches or leave their metadata out."""
+    max_collections: Annotated[int, Field(gt=0)] = 1000
+    """Collections that may be made over REST; those that are there already, or that jobs and commands add, are opened
+    however many they are."""
     max_connections: Annotated[int, Field(gt=0)] = 1000
     """Connections at one time; for one more, one that has its answer already is closed, else the one that has waited
     longest for its next request. Sixteen more may ask for health and metrics alone."""

@@ -95,7 +95,11 @@ def open_collections(settings: Settings) -> Collections | None:
     """All that are in the state folder, None without one; slow. Several processes may only search them."""
     if settings.state_dir is None:
         return None
-    return Collections.open(Path(settings.state_dir) / "collections", read_only=settings.processes > 1)
+    return Collections.open(
+        Path(settings.state_dir) / "collections",
+        read_only=settings.processes > 1,
+        max_collections=settings.limits.max_collections,
+    )
 
 
 def _open_centers(settings: Settings, folder: str, fingerprint: Fingerprint, *, strict: bool) -> Centers | None:

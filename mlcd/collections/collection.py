@@ -2,18 +2,16 @@
 
 items.sqlite    the ledger, source of truth
 index/00000001  the newest generation of the index over it
-lock            held by the one process that has the collection open
+lock            held by the one process that has the collection open (see `mlcd.collections.locks`)
 
 Writers queue; whoever comes first writes for all that wait, in one transaction. The state that readers hold is replaced
 when it is on the disk and before anyone is told. A background thread makes a new generation of the index when much was
 added or deleted since the last.
 """
 
-import fcntl
 import json
 import logging
 import os
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,21 +24,29 @@ from numpy.typing import NDArray
 
 from mlcd.artifact import Parent
 from mlcd.collections.changes import Change, Delete, Describe, Outcome, Put, Request, commit, missing
+from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import open_newest, remove_before, write_generation
 from mlcd.collections.growth import Growth
-from mlcd.collections.items import Item, check_id, encode_metadata, unit_embedding
+from mlcd.collections.items import Item, check_id, check_new_id, encode_metadata, unit_embedding
 from mlcd.collections.ledger import Ledger
+from mlcd.collections.locks import LOCK, Lock, lock_collection
 from mlcd.collections.searcher import Found, Searcher
-from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
-from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError, NotFound
+from mlcd.disk import (
+    lacks_open_files,
+    limited_open_files,
+    refuse_full_disk,
+    replacing,
+    too_many_files,
+    translated_os_errors,
+)
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.indexes.tuning import LARGEST_TARGET
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
 _log = logging.getLogger("mlcd.collections")
 LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"
-LOCK: Final = "lock"
 DEFAULT_RECALL: Final = 0.99
 MAX_TOP: Final = 10_000
 _UNINDEXED_ROWS: Final = 10_000
@@ -86,16 +92,17 @@ class Collection:
         growth: Growth,
         facts: Mapping[str, Any],
         *,
-        lock: int,
+        lock: Lock,
         background: bool,
         writable: bool,
+        shared: Descriptors | None,
     ) -> None:
         self.path, self.writable, self._background = path, writable, background
         self.fingerprint: Fingerprint = facts["fingerprint"]
         self.dimension: int = facts["dimension"]
         self.recall_target: float = facts["recall"]
         self.source: dict[str, str] | None = facts.get("source")
-        self._ledger, self._growth, self._lock_descriptor = ledger, growth, lock
+        self._ledger, self._growth, self._lock, self._shared = ledger, growth, lock, shared
         self._searcher = growth.searcher()
         self._waiting: deque[Change] = deque()
         self._writing, self._indexing = threading.Lock(), threading.Lock()
@@ -114,11 +121,12 @@ class Collection:
         recall: float = DEFAULT_RECALL,
         source: Mapping[str, str] | None = None,
         background: bool = True,
+        shared: Descriptors | None = None,
     ) -> Self:
         """A new, empty one at `path`, complete or not there. Raises Conflict where something stands there.
 
         recall: what the index has to reach, by the lower bound of the interval. source: what it was made from.
-        background: as for `open`.
+        background, shared: as for `open`.
         """
         if not 0 < recall <= LARGEST_TARGET:
             raise ConfigInvalid(
@@ -129,6 +137,8 @@ class Collection:
             raise ConfigInvalid(f"{dimension} is no dimension")
         if path.exists():
             raise Conflict(f"{path} exists", remedy="give another name, or delete it first")
+        if lacks_open_files():  # before anything is there that could not be removed either
+            raise too_many_files()
         facts = {"fingerprint": fingerprint, "dimension": dimension, "recall": recall, "source": dict(source or {})}
         with translated_os_errors(path):
             try:
@@ -136,20 +146,24 @@ class Collection:
             except (OSError, MlcdError) as error:
                 refuse_full_disk(error, path)
                 raise
-        return cls.open(path, background=background)
+        return cls.open(path, background=background, shared=shared)
 
     @classmethod
-    def open(cls, path: Path, *, background: bool = True, read_only: bool = False) -> Self:
+    @limited_open_files()
+    def open(
+        cls, path: Path, *, background: bool = True, read_only: bool = False, shared: Descriptors | None = None
+    ) -> Self:
         """The collection at `path`, its index verified, what the index lacks added to it.
 
         background: the index is made again where much has changed; without, only by `reindex`. read_only: for searches
-        alone, by any number of processes at one time; so it is, too, where the folder cannot be written.
+        alone, by any number of processes at one time; so it is, too, where the folder cannot be written. shared: of the
+        store that opens it; without, it keeps descriptors of its own.
 
-        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it open. A damaged index
-        is not an error: everything is scanned until it is made again.
+        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it open,
+        TooManyOpenFiles. A damaged index is not an error: everything is scanned until it is made again.
         """
         writable = not read_only and all(os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK))
-        lock = _lock(path, writable=writable)
+        lock = (shared.lock if shared else lock_collection)(path, writable=writable)
         ledger: Ledger | None = None
         try:
             ledger = Ledger.open(path / LEDGER, read_only=not writable)
@@ -158,13 +172,16 @@ class Collection:
             generation, damaged = open_newest(folder, dimension=dimension, fingerprint=facts["fingerprint"])
             growth = Growth(generation, dimension)
             _replay(ledger, growth, generation.rows, dimension)
-            collection = cls(path, ledger, growth, facts, lock=lock, background=background, writable=writable)
+            collection = cls(
+                path, ledger, growth, facts, lock=lock, background=background, writable=writable, shared=shared
+            )
         except BaseException:
             if ledger is not None:
-                ledger.close()
-            os.close(lock)
+                ledger.rest()
+            lock.release()
             raise
         collection._damaged = damaged
+        collection._was_used()
         collection._index_where_due()
         return collection
 
@@ -178,8 +195,20 @@ class Collection:
         if finish and self._thread is not None:
             self._thread.join()
         with self._writing:
-            self._ledger.close()
-            os.close(self._lock_descriptor)
+            self._ledger.rest()
+            self._lock.release()
+        if self._shared is not None:
+            self._shared.forget(self)
+
+    def rest(self) -> bool:
+        """Closes the ledger until the next change, unless one is being made; searches have no use for it."""
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            self._ledger.rest()
+        finally:
+            self._writing.release()
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +236,7 @@ class Collection:
         encoded = []
         seen: set[str] = set()
         for item in items:
-            item_id = check_id(item.id)
+            item_id = check_new_id(item.id)
             if item_id in seen:
                 raise InvalidInput(f"the id {item_id[:80]!r} is given twice", remedy="give every id once")
             seen.add(item_id)
@@ -337,6 +366,7 @@ class Collection:
         rows = searcher.rows[: searcher.num_positions][searcher.alive]
         for start in range(0, len(rows), _COPIED_ROWS):
             with self._writing:
+                self._check_open()
                 self._ledger.vectors(rows[start : start + _COPIED_ROWS], self.dimension)
 
     def _parents(self) -> tuple[Parent, ...]:
@@ -359,10 +389,15 @@ class Collection:
         with self._writing:
             while not change.settled:
                 self._write_for_all()
+        self._was_used()
         if change.error is not None:
             raise change.error
         self._index_where_due()
         return change.outcomes
+
+    def _was_used(self) -> None:
+        if self._shared is not None:
+            self._shared.used(self)
 
     def _write_for_all(self) -> None:
         changes = [self._waiting.popleft() for _ in range(min(len(self._waiting), _COMMITTED_CHANGES))]
@@ -429,17 +464,11 @@ class Collection:
 
 
 def _write_empty(path: Path, facts: Mapping[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    draft.mkdir(parents=True)
-    try:
-        Ledger.create(draft / LEDGER, facts).close()
+    with replacing(path) as draft:
+        draft.mkdir(parents=True)
+        Ledger.create(draft / LEDGER, facts).rest()
         (draft / GENERATIONS).mkdir()
         (draft / LOCK).touch()
-        sync_path(draft)
-        draft.rename(path)
-        sync_path(path.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _unit(queries: NDArray[np.floating]) -> Embeddings:
@@ -463,17 +492,3 @@ def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: 
         part = waiting[start : start + _COPIED_ROWS]
         for entry, vector in zip(part, ledger.vectors([entry.row for entry in part], dimension), strict=True):
             growth.append(entry.id, entry.row, vector, entry.metadata)
-
-
-def _lock(path: Path, *, writable: bool) -> int:
-    """For one process that writes, or for many that read."""
-    try:
-        descriptor = os.open(path / LOCK, os.O_RDWR if writable else os.O_RDONLY)
-    except OSError as error:
-        raise NotFound(f"there is no collection at {path}", remedy="create it first") from error
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if writable else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise Conflict(f"another process has the collection {path.name} open", remedy="end it, or ask it") from error
-    return descriptor

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mlcd.artifact import Parent, Request, open_artifact
@@ -137,13 +138,11 @@ def _write_vectors(path: Path, blocks: Iterator[Embeddings], shape: tuple[int, i
 
 
 def _mapped(path: Path) -> Embeddings:
-    """An empty file cannot be mapped."""
-    vectors: Embeddings = np.load(path, allow_pickle=False)[:0] if _is_empty(path) else np.load(path, mmap_mode="r")
-    return vectors
-
-
-def _is_empty(path: Path) -> bool:
+    """The vectors of a file as `_write_vectors` makes it, mapped without a descriptor: numpy's maps keep one each."""
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
-        shape, _, _ = np.lib.format.read_array_header_1_0(file)
-    return shape[0] == 0
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        start = file.tell()
+    with pa.memory_map(str(path)) as file:
+        vectors = np.frombuffer(file.read_buffer(), dtype, offset=start)
+    return vectors.reshape(shape)

@@ -7,13 +7,15 @@ facts      what the collection is pinned to
 A row number stands for one vector for ever: a new vector of the same id gets a new number, a deleted one is never used
 again. So an index that was made of some rows stays right about them, and what it lacks is what has other numbers.
 Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+
+An open connection has three descriptors: of the file, its log, and the log's index. A ledger that rests has none.
 """
 
 import json
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +23,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.errors import ArtifactInvalid, DiskFull, Unavailable
+from mlcd.disk import lacks_open_files, too_many_files
+from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavailable
 from mlcd.types import Embeddings
 
 SCHEMA: Final = 1
@@ -39,6 +42,7 @@ _CHECKPOINT_PAGES: Final = 1000
 _NO_SPACE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _REFUSED: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
+_NOT_OPENED: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR})
 _ROWS_A_QUERY: Final = 500
 
 
@@ -52,22 +56,47 @@ class Entry:
 
 
 class Ledger:
-    """One connection; whoever holds it lets one thread in at a time."""
+    """One connection, made when it is used; whoever holds it lets one thread in at a time."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self._path, self._connection = path, connection
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path, self._read_only = path, read_only
+        self._connected: sqlite3.Connection | None = None
+        self._left: tuple[int, int] | None = None
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """Raises Unavailable where the file cannot be opened now, Conflict where it is another one than before."""
+        if self._connected is None:
+            if self._left is not None and not self._path.is_file():  # SQLite would make one
+                raise self._replaced()
+            connection = _connect_to_read(self._path) if self._read_only else _connect(self._path)
+            if self._left is not None and self._left != _identity(self._path, connection):
+                connection.close()
+                raise self._replaced()
+            self._connected = connection
+        return self._connected
+
+    def _replaced(self) -> Conflict:
+        """What is known of the items is of the file that was there before."""
+        return Conflict(
+            f"the ledger of {self._path.parent.name} was removed or replaced meanwhile",
+            remedy="open the collection again",
+        )
 
     @classmethod
     def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
-        connection = _connect(path)
-        with _translated(path):
-            connection.executescript(_TABLES)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA}")
-        ledger = cls(path, connection)
-        with ledger.transaction():
-            stated = [(name, json.dumps(value)) for name, value in facts.items()]
-            connection.executemany("INSERT INTO facts VALUES (?, ?)", stated)
+        ledger = cls(path)
+        try:
+            with _translated(path):
+                ledger._connection.executescript(_TABLES)
+                ledger._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                ledger._connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            with ledger.transaction():
+                stated = [(name, json.dumps(value)) for name, value in facts.items()]
+                ledger._connection.executemany("INSERT INTO facts VALUES (?, ?)", stated)
+        except BaseException:
+            ledger.rest()
+            raise
         return ledger
 
     @classmethod
@@ -78,18 +107,30 @@ class Ledger:
         """
         if not path.is_file():
             raise ArtifactInvalid(f"{path} is missing", remedy="restore the collection, or import it again")
-        connection = _connect_to_read(path) if read_only else _connect(path)
-        with _translated(path):
-            application = connection.execute("PRAGMA application_id").fetchone()[0]
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != _APPLICATION:
-            raise ArtifactInvalid(f"{path} is not a collection's ledger", remedy="restore it")
-        if version > SCHEMA:
-            raise ArtifactInvalid(f"{path} is of schema {version}", remedy="upgrade mlcd to read it")
-        return cls(path, connection)
+        ledger = cls(path, read_only=read_only)
+        try:
+            ledger._check()
+        except BaseException:
+            ledger.rest()
+            raise
+        return ledger
 
-    def close(self) -> None:
-        self._connection.close()
+    def _check(self) -> None:
+        with _translated(self._path):
+            application = self._connection.execute("PRAGMA application_id").fetchone()[0]
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != _APPLICATION:
+            raise ArtifactInvalid(f"{self._path} is not a collection's ledger", remedy="restore it")
+        if version > SCHEMA:
+            raise ArtifactInvalid(f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it")
+
+    def rest(self) -> None:
+        """Closes the connection until the ledger is used again; its log goes into the file, which is synced."""
+        if self._connected is not None:
+            with suppress(MlcdError, sqlite3.Error, OSError):
+                self._left = _identity(self._path, self._connected)
+            self._connected.close()
+            self._connected = None
 
     def facts(self) -> dict[str, Any]:
         with _translated(self._path):
@@ -99,13 +140,14 @@ class Ledger:
     def transaction(self) -> Iterator[None]:
         """All or nothing; on the disk when it ends. Raises DiskFull where there is no space left."""
         with _translated(self._path):
-            self._connection.execute("BEGIN IMMEDIATE")
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._connection.execute("COMMIT")
+                connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
 
     def find(self, item_id: str) -> Entry | None:
@@ -164,10 +206,14 @@ class Ledger:
 def _connect(path: Path) -> sqlite3.Connection:
     with _translated(path):
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # of a new file; an old one keeps its own
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        try:
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # of a new file; an old one keeps its own
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        except BaseException:
+            connection.close()
+            raise
     return connection
 
 
@@ -183,12 +229,21 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         )
 
 
+def _identity(path: Path, connection: sqlite3.Connection) -> tuple[int, int]:
+    """The file's number, which another one may be given later, and the number of the last row that was made in it."""
+    with _translated(path):
+        last = connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0]
+    return path.stat().st_ino, last or 0
+
+
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
+        if code in _NOT_OPENED and lacks_open_files():
+            raise too_many_files() from error
         if code in _NO_SPACE:
             raise DiskFull(
                 f"{path} cannot be written: the disk is full or fails",

@@ -12,9 +12,10 @@ from typing import Final, Self
 
 from mlcd.artifact import draft_path
 from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection
+from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.items import check_name, is_name
-from mlcd.disk import sync_path
-from mlcd.errors import Conflict, MlcdError, NotFound
+from mlcd.disk import limited_open_files
+from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix
@@ -24,22 +25,35 @@ _log = logging.getLogger("mlcd.collections")
 _LEFTOVERS: Final = (".*.tmp", ".*.deleted")
 
 
-class Collections:
-    """Opens each collection once and closes them all. Every method may be called from many threads."""
+class TooManyCollections(Conflict):
+    """There are as many collections as there may be."""
 
-    def __init__(self, folder: Path, *, writable: bool) -> None:
+    limit: Final = "max_collections"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{self.limit} allows no more than {most} collections", remedy="delete one first")
+
+
+class Collections:
+    """Opens each collection once and closes them all. Every method may be called from many threads.
+
+    How many there may be is bounded by memory, not by open files: their descriptors are shared.
+    """
+
+    def __init__(self, folder: Path, descriptors: Descriptors, *, writable: bool, max_collections: int | None) -> None:
         self.writable = writable
-        self._folder = folder
+        self._folder, self._descriptors, self._most = folder, descriptors, max_collections
         self._opened: dict[str, Collection] = {}
         self._refused_until_s: dict[str, float] = {}
         self._closed = False
         self._changing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, *, read_only: bool = False) -> Self:
+    def open(cls, folder: Path, *, read_only: bool = False, max_collections: int | None = None) -> Self:
         """Those in `folder`, which is made where it is missing, all verified and ready.
 
-        read_only: see `Collection.open`. Raises the error of the first that cannot be opened.
+        read_only: see `Collection.open`. max_collections: `create` makes no more; those that are there are opened
+        however many they are. Raises the error of the first that cannot be opened.
         """
         writable = not read_only and _is_writable(folder)
         if writable:
@@ -47,7 +61,9 @@ class Collections:
             for pattern in _LEFTOVERS:
                 for path in folder.glob(pattern):
                     shutil.rmtree(path, ignore_errors=True)
-        store = cls(folder, writable=writable)
+        with limited_open_files():
+            descriptors = Descriptors.open(folder, writable=writable)
+        store = cls(folder, descriptors, writable=writable, max_collections=max_collections)
         try:
             store.find_new()
         except BaseException:
@@ -63,6 +79,7 @@ class Collections:
                 if name not in self._opened and not name.startswith(".") and not name.endswith(_DRAFT):
                     self._open(check_name(name))
 
+    @limited_open_files()
     def arrived(self) -> list[str]:
         """Names of those that were put into the folder meanwhile."""
         ledgers = sorted(self._folder.glob(f"*/{LEDGER}"))
@@ -81,6 +98,8 @@ class Collections:
                 raise _refusal(name)
             try:
                 self._open(name)
+            except TooManyOpenFiles:  # soon over, and no fault of the collection
+                raise
             except MlcdError as error:
                 self._refused_until_s[name] = time.monotonic() + _RETRY_S
                 _log.warning("the collection %s cannot be opened: %s", name, error)
@@ -91,7 +110,7 @@ class Collections:
     def open_all_arrived(self) -> None:
         """Those that cannot be opened are left aside."""
         for name in self.arrived():
-            with suppress(Conflict):
+            with suppress(Conflict, TooManyOpenFiles):
                 self.open_arrived(name)
 
     def close(self, *, finish: bool = True) -> None:
@@ -101,6 +120,7 @@ class Collections:
             for collection in self._opened.values():
                 collection.close(finish=finish)
             self._opened.clear()
+            self._descriptors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +151,7 @@ class Collections:
         """The collection `name`, which is made where there is none, and whether it was.
 
         recall: None: whatever one has that is there, else 0.99. Raises Conflict where one is there for another model,
-        dimension or recall, or where nothing can be made.
+        dimension or recall, where nothing can be made, or where there are as many as there may be.
         """
         check_name(name)
         with self._changing:
@@ -139,10 +159,13 @@ class Collections:
             made = found is None and not (path / LEDGER).is_file()
             if made:
                 self._check_writable()
+                self._check_room()
                 if path.exists():
                     raise Conflict(f"something else stands where {name} would be", remedy="give another name")
                 recall = DEFAULT_RECALL if recall is None else recall
-                found = Collection.create(path, fingerprint=fingerprint, dimension=dimension, recall=recall)
+                found = Collection.create(
+                    path, fingerprint=fingerprint, dimension=dimension, recall=recall, shared=self._descriptors
+                )
                 self._opened[name] = found
             elif found is None:  # put there by somebody else
                 found = self._open(name)
@@ -159,24 +182,36 @@ class Collections:
                 )
             return found, made
 
+    @limited_open_files()
     def delete(self, name: str) -> None:
-        """With all its items, for good; gone from the disk's view at once. Raises NotFound, Conflict."""
+        """With all its items, for good; gone from the disk's view at once.
+
+        Raises NotFound, Conflict, TooManyOpenFiles.
+        """
         check_name(name)
         self._check_writable()
         with self._changing:
             collection = self._opened.get(name)
             if collection is None:
                 raise NotFound("there is no such collection")
-            del self._opened[name]
-            collection.close(finish=False)
-            dead = self._folder / f".{name}.{uuid.uuid4().hex}.deleted"
-            collection.path.rename(dead)
-            sync_path(self._folder)
+            folder = os.open(self._folder, os.O_RDONLY)  # first: what follows cannot be taken back
+            try:
+                del self._opened[name]
+                collection.close(finish=False)
+                dead = self._folder / f".{name}.{uuid.uuid4().hex}.deleted"
+                collection.path.rename(dead)
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         shutil.rmtree(dead, ignore_errors=True)
 
     def _open(self, name: str) -> Collection:
-        self._opened[name] = Collection.open(self._folder / name, read_only=not self.writable)
+        self._opened[name] = Collection.open(self._folder / name, read_only=not self.writable, shared=self._descriptors)
         return self._opened[name]
+
+    def _check_room(self) -> None:
+        if self._most is not None and len(self._opened) >= self._most:
+            raise TooManyCollections(self._most)
 
     def _check_writable(self) -> None:
         if not self.writable:

@@ -9,6 +9,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Neighbors
 
@@ -97,6 +98,7 @@ class FaissIndex:
         try:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
+            refuse_too_many_files(error)
             raise ArtifactInvalid(
                 f"{path} is not a readable index", remedy="build it again with `mlcd index`"
             ) from error

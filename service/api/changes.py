@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from mlcd.errors import Unavailable
+from mlcd.errors import TooManyOpenFiles, Unavailable
 from service.middleware import within_deadline
 from service.observability.request import timed
 from service.resources import Resources
@@ -19,7 +19,7 @@ _log = logging.getLogger("mlcd.service")
 async def change(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
     """What `work` returns, by the request's deadline. Past it, the change may still be made: it is idempotent.
 
-    Raises Unavailable where the disk is full; nothing has changed then.
+    Raises Unavailable where the disk is full or no more files can be opened; nothing has changed then.
     """
     running = asyncio.get_running_loop().run_in_executor(resources.writing, _without_places, work)
     with timed("store"):
@@ -30,6 +30,9 @@ def _without_places(work: Callable[[], _Result]) -> _Result:
     """What the disk refuses names files: that is for the log, not for the client."""
     try:
         return work()
+    except TooManyOpenFiles as error:
+        _log.error("a collection cannot be changed: %s", error)
+        raise
     except Unavailable as error:
         _log.error("a collection cannot be changed: %s", error)
         raise Unavailable(

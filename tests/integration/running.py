@@ -3,8 +3,10 @@
 import contextlib
 import os
 import re
+import resource
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,17 +17,18 @@ from tests.conftest import free_port, start_mlcd
 class Server:
     """settings: MLCD_ names without the prefix, in lower case; two underscores for nested ones.
 
-    output: a file for all that it says, where that may be more than a pipe holds.
+    output: a file for all that it says, where that may be more than a pipe holds. files: how many it may have open.
     """
 
-    def __init__(self, model, *, output=subprocess.PIPE, **settings):
+    def __init__(self, model, *, output=subprocess.PIPE, files=None, **settings):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # The fake engine is there to be loaded, by the same few images over and over.
         defaults = {"drain_s": 0} | ({"cache__memory_bytes": 0} if settings.get("engine") == "fake" else {})
         given = {f"MLCD_{name.upper()}": str(value) for name, value in (defaults | settings).items()}
         arguments = ("serve", "--model", model, "--port", self.port)
-        self.process = start_mlcd(*arguments, env={**os.environ, **given}, stdout=output)
+        limited = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)) if files else None
+        self.process = start_mlcd(*arguments, env={**os.environ, **given}, stdout=output, preexec_fn=limited)
 
     def wait_ready(self, timeout_s=60):
         until(self.ready, timeout_s, self)

@@ -11,7 +11,7 @@ def recorded():
     steps, fsync, rename = [], os.fsync, os.rename
 
     def synced(descriptor):
-        steps.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        steps.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink()))
         fsync(descriptor)
 
     def renamed(source, target, **options):

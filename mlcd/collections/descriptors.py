@@ -1,0 +1,66 @@
+"""The descriptors that many collections share: what each has for itself would not suffice for all."""
+
+import resource
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from mlcd.collections.locks import Lock, StoreLocks
+
+_PER_LEDGER: Final = 3  # descriptors of an open one
+_SHARE: Final = 20  # so many times as many are left for connections and all else
+_MOST_LEDGERS: Final = 64  # to open one again takes a millisecond or two
+
+
+class Resting(Protocol):
+    """Something that uses descriptors, and can do without them between its uses."""
+
+    def rest(self) -> bool:
+        """Gives them back until the next use. False where it is in use."""
+        ...
+
+
+class Descriptors:
+    """One for all locks of a store's collections, and those of the ledgers that were used last.
+
+    `lock` is for one thread at a time; `used` and `forget` may be called from many.
+    """
+
+    def __init__(self, locks: StoreLocks, *, most: int) -> None:
+        """most: ledgers that stay open; those in use come on top."""
+        self._locks, self._most = locks, most
+        self._order: dict[Resting, None] = {}  # the one used last is the last
+        self._changing = threading.Lock()
+
+    @classmethod
+    def open(cls, folder: Path, *, writable: bool) -> Self:
+        """Of the store in `folder`; as many as go with the process's limit on open files."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_LEDGERS if soft == resource.RLIM_INFINITY else soft // (_SHARE * _PER_LEDGER)
+        return cls(StoreLocks(folder, writable=writable), most=min(max(1, most), _MOST_LEDGERS))
+
+    def lock(self, path: Path, *, writable: bool) -> Lock:
+        """See `StoreLocks.lock`."""
+        return self._locks.lock(path, writable=writable)
+
+    def used(self, one: Resting) -> None:
+        """Has those rest that were not used for the longest time, where there are too many."""
+        with self._changing:
+            self._order.pop(one, None)
+            self._order[one] = None
+            idle = list(islice(self._order, max(0, len(self._order) - self._most)))
+            for other in idle:
+                del self._order[other]
+        for other in idle:
+            if not other.rest():
+                with self._changing:
+                    self._order.setdefault(other)
+
+    def forget(self, one: Resting) -> None:
+        """It is closed for good."""
+        with self._changing:
+            self._order.pop(one, None)
+
+    def close(self) -> None:
+        self._locks.close()
