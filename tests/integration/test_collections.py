@@ -171,8 +171,8 @@ def test_a_deep_filter_is_refused_however_deep(client, photos):
     for levels in (9, 100, 1100, 100_000):
         deep = '{"not":' * levels + '{"field":"n","eq":1}' + "}" * levels
         answer = client.post(f"{photos}/search", content='{"ids":["i0"],"filter":' + deep + "}", headers=JSON)
-        assert answer.status_code in (400, 422)
-        assert "too deep" in answer.json()["detail"]
+        assert answer.status_code in (400, 413, 422)
+        assert "too deep" in answer.json()["detail"] or answer.json()["limit"] == "max_json_values"
         assert len(answer.content) < 1000
     long = {"or": [{"field": "n", "eq": n} for n in range(129)]}
     assert "at most 128" in client.post(f"{photos}/search", json={"ids": ["i0"], "filter": long}).json()["detail"]
