@@ -17,7 +17,7 @@ from mlcd.types import unit_rows
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, children, serving, until
 
-ODD_IDS = ["sea/1.png", "a//b", "ä é/☃?x=1#y&z", "100%", "sp ace", "..", "../../etc/passwd", "x" * 1024, "☃" * 341]
+ODD_IDS = ["sea/1.png", "a//b", "ä é/☃?x=1#y&z", "100%", "sp ace", "...", "../../etc/passwd", "x" * 1024, "☃" * 341]
 
 
 @pytest.fixture

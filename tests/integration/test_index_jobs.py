@@ -35,7 +35,7 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
             assert client.post("/v1/jobs", json=asked).status_code == 422
         job = index(server, environment, model, state, images, home / "digits")
         assert (job["state"], job["progress"]["collected"], job["progress"]["indexed"]) == ("succeeded", 20, 20)
-        assert [path.name for path in home.iterdir()] == ["digits"]
+        assert sorted(path.name for path in home.iterdir()) == [".locks", "digits"]
         picture = sorted(images.rglob("*.png"))[7]
         found = client.post("/v1/collections/digits/search?top=1", files=files(picture.read_bytes()))
         assert found.status_code == 200, found.text
