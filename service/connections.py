@@ -212,3 +212,9 @@ def allow_descriptors() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_DESCRIPTORS), most))
+
+
+def affordable(num: int) -> int:
+    """Returns how many of `num` connections may be there: with half of the open files that there may be."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return num if most == resource.RLIM_INFINITY else min(num, max(1, most // 2))

@@ -204,7 +204,7 @@ class _Body:
         return message
 
     def release(self) -> None:
-        self._resources.admission.release_bytes(self._reserved, key=self._key)
+        self._resources.admission.bytes.release(self._reserved, owner=self._key)
 
     async def _arrival(self) -> Message:
         """Returns the next part of the body. Raises TooSlow where the client lets the server wait.
@@ -231,11 +231,11 @@ class _Body:
         if self._of_images:
             refuse_when_down(self._resources.engine, self._resources.metrics)
             if not self._has_room():
-                raise self._resources.admission.refusal("images")
+                raise self._resources.admission.refusal()
         key = self._scope["state"].get("key")  # the route has identified it before it reads
         self._key = None if key is None else key.id
         # What a client only states costs nothing yet: it is charged when it comes.
-        self._resources.admission.check_bytes(int(self._stated), key=self._key)
+        self._resources.admission.bytes.check(int(self._stated), owner=self._key)
         self._reserve(min(int(self._stated), _RESERVED_BYTES))
 
     def _has_room(self) -> bool:
@@ -247,7 +247,7 @@ class _Body:
 
     def _reserve(self, num: int) -> None:
         if num > self._reserved:
-            self._resources.admission.reserve_bytes(num - self._reserved, key=self._key)
+            self._resources.admission.bytes.reserve(num - self._reserved, owner=self._key)
             self._reserved = num
 
 

@@ -85,7 +85,7 @@ async def open_model(
             preprocess=engine.served.preprocess,
             dimension=engine.served.dimension,
             limits=ground.decode_limits,
-            max_pixels=ground.settings.limits.max_queued_pixels,
+            max_pixels=ground.settings.limits.pixels_of_one,
             metrics=ground.metrics,
         )
         await pipeline.warm_up()

@@ -17,6 +17,7 @@ from service.cache.cached import CachedPipeline
 from service.cache.memory import MemoryCache
 from service.dispatch.admission import Admission, bounded_retry_s
 from service.dispatch.base import Dispatcher, Engine
+from service.dispatch.capacity import Capacity
 from service.dispatch.direct import TritonEngine, open_triton_engine
 from service.dispatch.engine import SupervisedEngine
 from service.dispatch.pipeline import Pipeline
@@ -172,10 +173,9 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
         engine.observe(metrics)
         admission = Admission(
             max_images=limits.max_queued_images,
-            max_pixels=limits.max_queued_pixels,
-            max_bytes=limits.max_queued_bytes,
-            max_body_bytes=limits.max_body_bytes,
-            max_streams=limits.max_streams,
+            pixels=Capacity("pixels", limits.max_queued_pixels, always=limits.max_pixels, metrics=metrics),
+            bytes_=Capacity("bytes", limits.max_queued_bytes, always=limits.max_body_bytes, metrics=metrics),
+            streams=Capacity("streams", limits.max_streams, always=limits.max_streams, metrics=metrics),
             metrics=metrics,
         )
         ground = Ground(

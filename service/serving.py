@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
 from service.app import create_app
-from service.connections import Bounds, Connection, allow_descriptors
+from service.connections import Bounds, Connection, affordable, allow_descriptors
 from service.memory import keep_what_is_open, return_large_blocks
 from service.observability.logs import configure_logs
 from service.resources import Resources, find_model, open_resources
@@ -89,7 +89,8 @@ def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
     """Its end by one of `stops` is arranged."""
     settings, app = resources.settings, create_app(resources)
     limits = settings.limits
-    bounds = Bounds(most=limits.max_connections, exchange_s=limits.deadline_s, metrics=resources.metrics)
+    most = affordable(limits.max_connections)
+    bounds = Bounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
     config = uvicorn.Config(
         app,
         http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be

@@ -41,7 +41,8 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_queued_images: Annotated[int, Field(gt=0)] = 512
     """Images admitted at one time; beyond it requests are refused with 429."""
     max_queued_pixels: Annotated[int, Field(gt=0)] = 2_000_000_000
-    """Pixels of the images admitted at one time, by their headers: what decoding them costs (10 ms a million)."""
+    """Pixels of the images admitted at one time, by their headers: what decoding them costs (10 ms a million).
+    One request may have half as many."""
     max_queued_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
     """Bytes of request bodies held at one time; beyond it requests are refused before their bodies are read."""
     max_json_bytes: Annotated[int, Field(gt=0)] = 32 * 2**20
@@ -56,12 +57,18 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """Collections that may be made over REST; those that are there already, or that jobs and commands add, are opened
     however many they are."""
     max_connections: Annotated[int, Field(gt=0)] = 1000
-    """Connections at one time; for one more, one that has its answer already is closed, else the one that has waited
-    longest for its next request. Sixteen more may ask for health and metrics alone."""
+    """Connections at one time, at most half of the open files that the process may have; for one more, one that has its
+    answer already is closed, else the one that has waited longest for its next request. Sixteen more may ask for
+    health and metrics alone."""
     max_streams: Annotated[int, Field(gt=0)] = 128
     """Streams of a job's events at one time."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """A request that is not answered by then gets 504, counted from its first byte."""
+
+    @property
+    def pixels_of_one(self) -> int:
+        """Pixels of the images in one request: no client takes more than half of what all may."""
+        return max(self.max_queued_pixels // 2, self.max_pixels)
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> Self:

@@ -60,7 +60,7 @@ async def encode_pixels(request: Request, resources: Resources, pixels: ImageBat
     refuse_when_down(resources.engine, resources.metrics)
     with (
         resources.admission.images(len(pixels), deadline=deadline),
-        resources.admission.pixels(pixels[:, 0].size),
+        resources.admission.pixels.reserved(pixels[:, 0].size, owner=request.state.key and request.state.key.id),
     ):
         together = (resources.dispatcher.encode(image, deadline=deadline, request=request) for image in pixels)
         rows = await within_deadline(asyncio.gather(*together), deadline)
@@ -84,7 +84,7 @@ async def _at_hand(
     if any(isinstance(image, Url) for image in images):
         refuse_when_down(resources.engine, resources.metrics)
         if resources.admission.full:
-            raise resources.admission.refusal("images")
+            raise resources.admission.refusal()
     async with resources.fetcher.fetched(images, deadline=request.state.deadline) as found:
         yield found
 

@@ -181,7 +181,7 @@ class _EventStream(StreamingResponse):
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._resources.admission.stream():
+        with self._resources.admission.streams.reserved(1, owner=None):
             await super().__call__(scope, receive, send)
 
 

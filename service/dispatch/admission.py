@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 from mlcd.errors import Overloaded
+from service.dispatch.capacity import Capacity
 from service.observability.metrics import Metrics
 
 _MIN_RETRY_S: Final = 1
@@ -68,17 +68,15 @@ class Admission:
         self,
         *,
         max_images: int,
-        max_pixels: int,
-        max_bytes: int,
-        max_body_bytes: int,
-        max_streams: int,
+        pixels: Capacity,
+        bytes_: Capacity,
+        streams: Capacity,
         metrics: Metrics,
     ) -> None:
-        self._max_images, self._max_pixels = max_images, max_pixels
-        self._max_bytes, self._max_body_bytes = max_bytes, max_body_bytes
-        self._max_streams = max_streams
-        self._images = self._pixels = self._bytes = self._streams = 0
-        self._bytes_of: Counter[str] = Counter()
+        """pixels: of pictures, by their headers. bytes_: of bodies. streams: of events."""
+        self.pixels, self.bytes, self.streams = pixels, bytes_, streams
+        self._max_images = max_images
+        self._images = 0
         self._rate = DrainRate()
         self._metrics = metrics
 
@@ -103,7 +101,7 @@ class Admission:
     def images(self, num: int, *, deadline: float) -> Iterator[None]:
         """A place for so many images. Raises Overloaded where there is none, or none that would be served in time."""
         if not self.has_room(num, deadline=deadline):
-            raise self.refusal("images")
+            raise self.refusal()
         self._rate.working(asyncio.get_running_loop().time())
         self._images += num
         self._metrics.held("images", self._images)
@@ -114,69 +112,9 @@ class Admission:
             self._metrics.held("images", self._images)
             self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._images)
 
-    @contextlib.contextmanager
-    def pixels(self, num: int) -> Iterator[None]:
-        """A place for images of so many pixels together, by their headers."""
-        if self._pixels + num > self._max_pixels:
-            raise self.refusal("pixels")
-        self._pixels += num
-        self._metrics.held("pixels", self._pixels)
-        try:
-            yield
-        finally:
-            self._pixels -= num
-            self._metrics.held("pixels", self._pixels)
-
-    def check_bytes(self, num: int, *, key: str | None) -> None:
-        """Raises Overloaded where `reserve_bytes` would: before anything of a body is read."""
-        free = self._max_bytes - self._bytes - num
-        if free < 0:
-            raise self.refusal("bytes")
-        # However many keys are greedy, each of them leaves as much free as it holds itself: one
-        # alone can fill half of the whole, and there is always something left for a newcomer.
-        if key is not None and self._bytes_of[key] + num > max(free, self._max_body_bytes):
-            self._metrics.rejected("overloaded")
-            raise Overloaded(
-                "the API key holds as many bytes as it may at one time",
-                remedy="try again when its other requests are answered",
-            )
-
-    def reserve_bytes(self, num: int, *, key: str | None) -> None:
-        """Reserves memory for bytes of a body, until `release_bytes`. None is nobody's share.
-
-        Raises Overloaded where the server, or the key, holds as many as it may.
-        """
-        self.check_bytes(num, key=key)
-        self._change_bytes(num, key)
-
-    def release_bytes(self, num: int, *, key: str | None) -> None:
-        """Releases what was reserved."""
-        self._change_bytes(-num, key)
-
-    def _change_bytes(self, num: int, key: str | None) -> None:
-        self._bytes += num
-        self._metrics.held("bytes", self._bytes)
-        if key is not None:
-            self._bytes_of[key] += num
-            if not self._bytes_of[key]:
-                del self._bytes_of[key]
-
-    @contextlib.contextmanager
-    def stream(self) -> Iterator[None]:
-        """Reserves a place for a stream of events. Raises Overloaded where there is none."""
-        if self._streams >= self._max_streams:
-            raise self.refusal("event streams")
-        self._streams += 1
-        self._metrics.held("streams", self._streams)
-        try:
-            yield
-        finally:
-            self._streams -= 1
-            self._metrics.held("streams", self._streams)
-
-    def refusal(self, of: str) -> Overloaded:
+    def refusal(self) -> Overloaded:
         self._metrics.rejected("overloaded")
-        return Overloaded(f"the server holds as many {of} as it may", remedy="try again in a moment")
+        return Overloaded("the server holds as many images as it may", remedy="try again in a moment")
 
 
 def bounded_retry_s(seconds: float) -> int:

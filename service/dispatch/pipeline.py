@@ -166,7 +166,7 @@ class Pipeline:
             if num > self._max_pixels:
                 raise TooLarge(f"{num} pixels in one request, more than {self._max_pixels}", limit="max_queued_pixels")
             await account.charge(pixels)
-            with self._admission.pixels(num):
+            with self._admission.pixels.reserved(num, owner=account.owner):
                 outcomes = await self._encode_all(list(zip(images, pixels, strict=True)), deadline, each, account.owner)
         return self._joined(outcomes)
 

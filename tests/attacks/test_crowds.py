@@ -84,3 +84,11 @@ def test_streams_of_events_keep_no_probe_out_and_are_bounded(crowded, tokens):
         assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
         assert httpx.get(f"{crowded.url}/v1/jobs", headers=headers, timeout=5).status_code == 200
     until(lambda: crowded.metric('mlcd_held{of="streams"}') == 0, 10)
+
+
+def test_connections_leave_descriptors_for_all_else(photo):
+    """With a low limit on open files, idle connections took every one of them."""
+    with serving("fake:latency_ms=1", engine="fake", files=128) as server, connections(server, 200, b"G"):
+        assert probes(server) == 20
+        answer = httpx.post(f"{server.url}/v1/images/embed", files={"files": photo}, timeout=10)
+        assert answer.status_code == 200

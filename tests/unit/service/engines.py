@@ -11,6 +11,7 @@ from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
 from service.dispatch.admission import Admission
 from service.dispatch.batcher import MicroBatcher
+from service.dispatch.capacity import Capacity
 from service.dispatch.pipeline import Pipeline
 from service.dispatch.process import EngineFailed, Inference
 from service.observability.metrics import Metrics
@@ -75,10 +76,13 @@ def new_batcher(engine, metrics=None, **options):
     return MicroBatcher(engine, **({"max_batch": 8, "max_queued": 100} | options), metrics=metrics or new_metrics())
 
 
-def new_admission(metrics=None, **options):
-    settings = {"max_images": 100, "max_pixels": 10**9, "max_bytes": 10**6} | options
-    settings = {"max_body_bytes": settings["max_bytes"], "max_streams": 10} | settings
-    return Admission(**settings, metrics=metrics or new_metrics())
+def new_admission(metrics=None, *, max_images=100, **most):
+    """most: of pixels, bytes and streams, each of which one owner may hold all of."""
+    metrics = metrics or new_metrics()
+    units = {"pixels": 10**9, "bytes": 10**6, "streams": 10} | most
+    capacities = {of: Capacity(of, num, always=num, metrics=metrics) for of, num in units.items()}
+    capacities["bytes_"] = capacities.pop("bytes")
+    return Admission(max_images=max_images, **capacities, metrics=metrics)
 
 
 def new_pipeline(engine, batcher, metrics=None, *, headers=None, decoders=None, large=None, admission=None, **options):

@@ -38,44 +38,6 @@ def test_a_client_is_told_to_come_back_when_half_is_done():
     run(scenario())
 
 
-def test_bytes_and_pixels_are_bounded_and_given_back():
-    admission = new_admission(max_bytes=10, max_pixels=10)
-    for _ in range(3):
-        admission.reserve_bytes(10, key=None)
-        with pytest.raises(Overloaded, match="bytes"):
-            admission.reserve_bytes(1, key=None)
-        admission.release_bytes(10, key=None)
-        with admission.pixels(10), pytest.raises(Overloaded, match="pixels"):
-            admission.pixels(1).__enter__()
-
-
-def test_a_key_leaves_as_many_bytes_free_as_it_holds():
-    admission = new_admission(max_bytes=120, max_body_bytes=10)
-    for greedy, most in (("a", 60), ("b", 30), ("c", 15)):  # half of what the ones before left
-        admission.reserve_bytes(most, key=greedy)
-        with pytest.raises(Overloaded, match="API key"):
-            admission.reserve_bytes(1, key=greedy)
-    admission.reserve_bytes(5, key="newcomer")
-    admission.release_bytes(60, key="a")
-    admission.reserve_bytes(30, key="c")
-
-
-def test_one_body_of_a_key_fits_however_little_the_server_holds():
-    admission = new_admission(max_bytes=12, max_body_bytes=10)
-    admission.reserve_bytes(10, key="a")
-    with pytest.raises(Overloaded):
-        admission.reserve_bytes(1, key="a")
-    admission.release_bytes(10, key="a")
-
-
-def test_streams_are_bounded_apart():
-    admission = new_admission(max_streams=1)
-    with admission.stream(), pytest.raises(Overloaded, match="streams"):
-        admission.stream().__enter__()
-    with admission.stream():
-        pass
-
-
 def test_the_rate_is_of_the_time_in_which_there_was_work_and_of_late():
     rate = DrainRate()
     assert rate.seconds_for(10, 0.0) == 0

@@ -33,7 +33,7 @@ def test_pixels_are_counted_before_anything_is_decoded(photo):
         engine, metrics = LocalEngine(latency_s=0.2), new_metrics()
         async with new_batcher(engine) as batcher:
             photo_pixels = 640 * 427
-            admission = new_admission(max_pixels=3 * photo_pixels)
+            admission = new_admission(pixels=3 * photo_pixels)
             pipe = new_pipeline(engine, batcher, metrics, admission=admission, max_pixels=3 * photo_pixels)
             first = asyncio.ensure_future(pipe.encode([photo] * 2, deadline=math.inf))
             await asyncio.sleep(0.1)
