@@ -193,8 +193,10 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
 
 def computes_bf16() -> bool:
     """Asks the CPU, and oneDNN, which may be told to do without what the CPU has (ONEDNN_MAX_CPU_ISA)."""
+    if not cpu_features() & {"AVX512_BF16", "AMX_BF16"}:
+        return False
     supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 - torch has no public name for it
-    return supported and bool(cpu_features() & {"AVX512_BF16", "AMX_BF16"})
+    return supported
 
 
 @contextmanager
