@@ -30,11 +30,17 @@ PLAIN_CPU = {"OV_CPU_MAX_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_C
 """What OpenVINO, oneDNN and torch ask for what they may use; the processes that tests start inherit it."""
 
 
+PATIENT_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
+"""Threads that wait sleep. They spin where every process has the cores to itself, and among the processes of the tests
+that is most of what they do: a linear probe of 200 rows took 30 s of CPU time, and takes 5."""
+
+
 def pytest_addoption(parser):
     parser.addoption("--plain-cpu", action="store_true", help="compute as on a CPU with AVX2 and without bfloat16")
 
 
 def pytest_configure(config):
+    os.environ.update({name: os.environ.get(name, value) for name, value in PATIENT_THREADS.items()})
     if config.getoption("plain_cpu"):
         os.environ.update(PLAIN_CPU)  # read when a library computes first
     # A background job of a shell ignores Ctrl-C and hands that down to what the tests start; a terminal does not.
