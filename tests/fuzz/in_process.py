@@ -62,7 +62,7 @@ class Service:
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"host", b"a"), *headers],
+            "headers": [(b"host", b"localhost"), *headers],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
         }

@@ -126,8 +126,8 @@ def test_search_by_image_embedding_and_key(mlcd_client, paths, rows, stored):
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert by_key.matches[0][0].similarity == pytest.approx(1, abs=1e-5)
     assert by_key.matches[0][0].metadata.keys() == {"class_name"}
-    for unknown in ("none", "../info", "a/b?c"):
-        with pytest.raises(RefusedNotFound, match="no such"):
+    for unknown, kind in (("none", RefusedNotFound), ("../info", RefusedInput), ("a/b?c", RefusedInput)):
+        with pytest.raises(kind, match="no such|cannot name"):
             mlcd_client.search(unknown, paths[:1])
 
 

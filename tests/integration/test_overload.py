@@ -53,8 +53,8 @@ def first_answer(server, sent):
 
 def test_a_body_for_which_there_is_no_room_is_refused_before_it_comes(small):
     with socket.create_connection(("127.0.0.1", small.port), timeout=10) as holding:
-        holding.sendall(head(900_000) + b"x" * 1000)
-        until(lambda: small.metric('mlcd_held{of="bytes"}') >= 900_000, 5)
+        holding.sendall(head(900_000) + b"x" * 899_000)  # what is only announced is not held
+        until(lambda: small.metric('mlcd_held{of="bytes"}') >= 899_000, 5)
         status, headers = first_answer(small, head(200_000))
         assert status == 429
         assert 1 <= int(headers["retry-after"]) <= 30
