@@ -44,7 +44,7 @@ from training.optim.groups import parameter_groups
 from training.parallel.processes import Processes
 from training.run import initial_state
 from training.state import TrainState
-from training.step import augmented, train_step
+from training.step import on_device, train_step
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 
 RECIPES: Final = {"small": "small", "b32": "vit-b32-1m", "l14": "vit-l14-1m"}
@@ -98,7 +98,7 @@ def ours(name: str, state: TrainState, batches: Iterator[StepBatches], config: R
         batch = next(batches)
         labels = [part.labels.to(device) for part in batch.parts]
         shares = [len(part.labels) / config.schedule.batch_size for part in batch.parts]
-        train_step(state, augmented(batch.parts, config, device), labels, shares, config)
+        train_step(state, on_device(batch.parts, device), labels, shares, config)
         state.step += 1
         return batch.wait_s
 
@@ -115,7 +115,7 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
     num_parts = len(batch.parts)
 
     def step() -> float:
-        for pixels, part in zip(augmented(batch.parts, config, device), batch.parts, strict=True):
+        for pixels, part in zip(on_device(batch.parts, device), batch.parts, strict=True):
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 embeddings = tower.embed(pixels)
                 cosines = functional.normalize(embeddings, dim=1) @ functional.normalize(classifier, dim=1).T

@@ -1,6 +1,7 @@
 """Random numbers as pure functions of counters: the same on every machine, rank, resume and batch size."""
 
 import math
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,17 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _FEISTEL_ROUNDS: Final = 8  # 4 are enough against any statistical test of few positions; hashing is cheap
+
+
+class Stream(IntEnum):
+    """The uses of a run's seed, the counter after it: no two draw the same numbers."""
+
+    CROPS = 1
+    EPOCHS = 2
+    NEGATIVES = 3
+    LABELS = 4
+    MIXTURE = 5
+    COLUMN_NEGATIVES = 6
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,6 +1,6 @@
 """Batches whose loss or gradient was not finite, kept with the state that met them: `bad_batches/` of a run.
 
-step_000007-rank0/  batch.safetensors (of each micro-batch i: images.i uint8, aspects.i, labels.i, positions.i) and
+step_000007-rank0/  batch.safetensors (of each micro-batch i: images.i uint8, labels.i, positions.i) and
                     batch.json (step, keys, loss and gradient norms), of each process
 step_000007-state/  a checkpoint of the state before that step
 """
@@ -36,7 +36,6 @@ class BadPart:
     """A micro-batch of all processes; see `training.data.loader.Batch`."""
 
     images: Tensor
-    aspects: Tensor
     labels: Tensor
     positions: NDArray[np.int64]
 
@@ -62,7 +61,6 @@ def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
     for index, part in enumerate(batch.parts):
         tensors |= {
             f"images.{index}": part.images,
-            f"aspects.{index}": part.aspects,
             f"labels.{index}": part.labels,
             f"positions.{index}": torch.from_numpy(part.positions),
         }
@@ -86,6 +84,8 @@ def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
     folders = sorted(path.parent.glob(f"step_{name[1]}-rank*"), key=lambda folder: int(folder.name.split("rank")[1]))
     try:
         stored = [load_file(folder / _BATCH) for folder in folders]
+        if any(key.startswith("aspects.") for key in stored[0]):
+            raise ArtifactInvalid(f"{path} holds pictures, not crops", remedy="replay it with the version that kept it")
         step = int(json.loads((folders[0] / _FACTS).read_text())["step"])
         num_parts = sum(key.startswith("images.") for key in stored[0])
         return step, [_joined(stored, index) for index in range(num_parts)]
@@ -94,8 +94,7 @@ def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
 
 
 def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
-    images, aspects, labels, positions = (
-        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored])
-        for kind in ("images", "aspects", "labels", "positions")
+    images, labels, positions = (
+        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored]) for kind in ("images", "labels", "positions")
     )
-    return BadPart(images, aspects, labels, positions.numpy())
+    return BadPart(images, labels, positions.numpy())

@@ -1,10 +1,11 @@
 """Configuration of a run: recipes (YAML) plus `a.b=c` overrides, every key known, the result saved with the run."""
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,7 +19,12 @@ from mlcd.models.vit import Activation, ViTConfig
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 
 _SOME_CLASSES = 500
-_MANY_CLASSES = 10_000
+_MANY_CLASSES = 10_000  # that are all drawn
+_PUBLISHED_CLASSES = 1_000_000
+_PUBLISHED_SCALE = 64.0
+_PUBLISHED_RATIO = 0.1
+# What a run makes of the same settings; 1 cropped, drew and started from centers otherwise.
+ARITHMETIC: Final = 2
 _VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", "out")
 
 
@@ -54,7 +60,8 @@ class DataConfig(_Section):
     decode: DecodeMode = "exact"
     """fast: large JPEGs are decoded at a fraction of their size, which gives somewhat other pixels, sooner."""
     memory_gib: Annotated[float, Field(ge=0)] = 4.0
-    """Decoded images are held in memory by each process where they fit into this; else each epoch decodes again."""
+    """Decoded images are held in memory by each process where they fit into this; else each epoch decodes again. Each
+    is counted as 3 (1.75 S)² / augment.min_area bytes, S being model.image_size; a smaller one takes less."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that decode for each training process, where images are not held. None: its share of the cores."""
     prefetch_steps: Annotated[int, Field(ge=1)] = 4
@@ -114,9 +121,11 @@ class LossConfig(_Section):
     """Draw the l positives out of so many nearest centers, anew each time an image is seen; those not drawn count as
     negatives then, as in the authors' later code, which draws 8 of 10. None: always the nearest l."""
     scale: Annotated[float, Field(gt=0)] | None = None
-    """s. None: 64, the authors' for a million centers, but 8 or 16 below 10,000 (`resolved_scale`)."""
+    """s. None: 16 below 500 centers, 8 up to 10,000 for mlcd and mlc (16 for the others), from there along a straight
+    line of the logarithms to 64 at a million, which is the authors'."""
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    """r, the share of classes drawn as negatives. None: 0.1 as published, but 1 below 10,000 centers."""
+    """r, the share of classes drawn as negatives. None: 1 up to 10,000 centers k, then 10,000 / k, and never less than
+    0.1, as published: so more centers never mean fewer negatives."""
     margin_kind: MarginKind = "arcface"
     """arcface: added to the angle. cosface: subtracted from the cosine. On positives only."""
     margin: Annotated[float, Field(ge=0, lt=1.5)] = 0.3
@@ -168,24 +177,27 @@ class LossConfig(_Section):
         )
 
     def resolved_scale(self, num_classes: int) -> float:
-        """From 10,000 classes on the authors' for a million; below that see docs/explanation/validation.md."""
+        """What was measured for few classes, the authors' for a million, and no jump between the two.
+
+        For the evidence see docs/explanation/validation.md.
+        """
         if self.scale is not None:
             return self.scale
-        if num_classes >= _MANY_CLASSES:
-            return 64.0
-        return 8.0 if num_classes >= _SOME_CLASSES and self.kind in ("mlcd", "mlc") else 16.0
+        few = 8.0 if num_classes >= _SOME_CLASSES and self.kind in ("mlcd", "mlc") else 16.0
+        way = math.log(num_classes / _MANY_CLASSES) / math.log(_PUBLISHED_CLASSES / _MANY_CLASSES)
+        return float(few * (_PUBLISHED_SCALE / few) ** min(1.0, max(0.0, way)))
 
     def resolved_ratio(self, num_classes: int) -> float:
-        return self.negative_ratio or (1.0 if num_classes < _MANY_CLASSES else 0.1)
+        return self.negative_ratio or max(_PUBLISHED_RATIO, min(1.0, _MANY_CLASSES / num_classes))
 
 
 class AugmentConfig(_Section):
-    """Random resized crop and flip; the defaults are those of the authors' later recipe."""
+    """Random resized crop, distributed as torchvision's, and flip; the defaults are the authors' later recipe's."""
 
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Least share of the picture's area that a crop has."""
+    """Least share of the picture's area that a crop has, where one of the drawn aspect fits."""
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
-    """Largest ratio of a crop's sides."""
+    """Largest ratio of a crop's sides, of the picture as it is."""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the images that are mirrored."""
 
@@ -204,8 +216,10 @@ class OptimConfig(_Section):
     """Of the tower's matrices; biases, norms, the class token, positions and the centers do not decay."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     """Decay of the mean gradient, and of the mean squared one."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the mean squared gradient that the update is divided by."""
     warmup_steps: Annotated[int, Field(ge=0)] = 50
-    """In which the learning rate rises."""
+    """In which the learning rate rises; at most schedule.steps."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """Largest norm of the gradient of tower and centers together. None: not clipped."""
     max_skips: Annotated[int, Field(ge=0)] = 0
@@ -295,6 +309,15 @@ class RunConfig(_Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> Self:
+        if self.optim.warmup_steps > self.schedule.steps:
+            raise ValueError(
+                f"optim.warmup_steps={self.optim.warmup_steps} is more than schedule.steps={self.schedule.steps}: "
+                "the learning rate would never reach optim.lr"
+            )
+        return self
+
     def identity(self) -> dict[str, Any]:
         """What decides the result: everything but places, which the artifact records as parents.
 
@@ -304,7 +327,7 @@ class RunConfig(_Section):
         data |= {"prefetch_steps": True, "mix": {"__all__": {"images", "labels"}}}
         excluded: dict[str, Any] = {"out": True, "data": data, "evaluation": True, "telemetry": True}
         excluded |= {"optim": {"max_skips": True}}
-        return self.model_dump(mode="json", exclude=excluded)
+        return {**self.model_dump(mode="json", exclude=excluded), "arithmetic": ARITHMETIC}
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None) -> RunConfig:
@@ -363,6 +386,8 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
             raise ConfigInvalid(f"unknown key {name}", remedy=remedy) from error
         if first["type"] == "missing":
             raise ConfigInvalid(f"{name} is not set", remedy=f"add {name}=VALUE") from error
+        if not name:  # what several sections say does not go together
+            raise ConfigInvalid(first["msg"].removeprefix("Value error, ")) from error
         raise ConfigInvalid(f"{name}={first['input']!r}: {first['msg'].lower()}") from error
 
 

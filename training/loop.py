@@ -1,4 +1,4 @@
-"""The loop, in the order time flows: batch, augment, step, log, evaluate, checkpoint."""
+"""The loop, in the order time flows: batch, step, log, evaluate, checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +21,7 @@ from training.parallel.processes import Processes
 from training.parallel.torchrun import Elsewhere
 from training.signals import Interrupted, Preempted, Signals, received_signals
 from training.state import TrainState
-from training.step import Meters, NotFinite, augmented, train_step
+from training.step import Meters, NotFinite, on_device, train_step
 from training.telemetry.throughput import Throughput
 
 
@@ -154,7 +154,7 @@ def _step(
     """One step of `state`; None where it was left out because it was not finite. Raises Diverged after too many."""
     labels = [part.labels.to(processes.device) for part in batch.parts]
     try:
-        meters = train_step(state, augmented(batch.parts, config, processes.device), labels, agreement.shares, config)
+        meters = train_step(state, on_device(batch.parts, processes.device), labels, agreement.shares, config)
     except NotFinite as error:
         meters = None
         _keep(state, batch, error.meters, run=run, store=store, processes=processes)

@@ -17,7 +17,7 @@ from training.optim.clip import clip_global_norm
 from training.parallel.processes import open_processes
 from training.run import initial_state, read_run_config, run_directory
 from training.state import TrainState
-from training.step import augmented, backward
+from training.step import backward, on_device
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def replay(run: Path, batch: Path) -> Replay:
         load_checkpoint(state, state_path)
         counts = [len(part.labels) for part in parts]
         shares = [count / max(1, sum(counts)) for count in counts]
-        images = augmented(parts, config, processes.device)
+        images = on_device(parts, processes.device)
         labels = [part.labels.to(processes.device) for part in parts]
         with _first_not_finite(state) as found:
             loss, _ = backward(state, images, labels, shares)

@@ -12,11 +12,11 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Parent, Request, draft_path, open_artifact
+from mlcd.artifact import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
 from mlcd.clustering.centers import Centers
 from mlcd.disk import refuse_full_disk
 from mlcd.draft import Draft, find_published
-from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
@@ -25,13 +25,13 @@ from mlcd.pipelines.embed import images_parent
 from mlcd.pipelines.encoded import check_source
 from mlcd.progress import Reporter
 from training.checkpoint.store import CheckpointStore
-from training.config import RunConfig, validate_config
+from training.config import ARITHMETIC, RunConfig, validate_config
 from training.data.dataset import Dataset, open_dataset
 from training.evaluation.while_training import check_evaluation
 from training.examples import write_examples
 from training.flops import step_flops
 from training.loop import Journal, Log, train
-from training.optim.groups import center_optimizer, parameter_groups
+from training.optim.groups import adamw_settings, center_optimizer, parameter_groups
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
@@ -66,6 +66,7 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
         evaluation = check_evaluation(config)
         centers = None if config.data.centers is None else Centers.open(Path(config.data.centers))
         request = _request(config, out, dataset)
+        _refuse_earlier(out, request)
         done = find_published(out, request)
     if done is not None:
         return done
@@ -100,6 +101,17 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
             draft.publish(fingerprint=fingerprint, summary=summary, logs=_logs(draft.path))
     processes.meet("the end")
     return open_artifact(out, "run", verify_files=False)
+
+
+def _refuse_earlier(out: Path, request: Request) -> None:
+    """Raises Conflict where a run of an earlier version stands at `out`, finished or not: it would go on as another."""
+    finished = open_artifact(out, verify_files=False).request().identity() if (out / MANIFEST).is_file() else None
+    for identity in (finished, Draft(out, request).begun()):
+        if identity and identity["kind"] == "run" and identity["config"].get("arithmetic") != ARITHMETIC:
+            raise Conflict(
+                f"{out} was begun by another version of mlcd, which crops images and draws negatives otherwise",
+                remedy="end it with that version, or remove it or give another output directory",
+            )
 
 
 def read_run_config(run: Path) -> RunConfig:
@@ -145,7 +157,7 @@ def initial_state(
     if config.compute.precision == "fp64":
         head.double()
     groups = parameter_groups(model.trunk, config.optim)
-    optimizer = torch.optim.AdamW(groups, lr=config.optim.lr, betas=config.optim.betas)
+    optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
     return TrainState(backbone, head, optimizer, center_optimizer(head, config.optim))
 
 

@@ -6,13 +6,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from training.config import RunConfig
-from training.data.augment import augment
 from training.optim.clip import clip_global_norm
 from training.optim.schedule import learning_rate
 from training.state import TrainState
@@ -24,11 +21,7 @@ class MicroBatch(Protocol):
     @property
     def images(self) -> Tensor: ...
     @property
-    def aspects(self) -> Tensor: ...
-    @property
     def labels(self) -> Tensor: ...
-    @property
-    def positions(self) -> NDArray[np.int64]: ...
 
 
 @dataclass(frozen=True)
@@ -61,17 +54,10 @@ class NotFinite(Exception):
         self.meters = meters
 
 
-def augmented(parts: Sequence[MicroBatch], config: RunConfig, device: torch.device) -> Iterator[Tensor]:
-    """Of one micro-batch at a time, so that only one is on the device as floating-point numbers."""
+def on_device(parts: Sequence[MicroBatch], device: torch.device) -> Iterator[Tensor]:
+    """The images of one micro-batch at a time, so that only one is on the device as floating-point numbers."""
     for part in parts:
-        yield augment(
-            part.images.to(device, non_blocking=True),
-            part.aspects,
-            part.positions,
-            image_size=config.model.image_size,
-            config=config.augment,
-            seed=config.seed,
-        )
+        yield part.images.to(device, non_blocking=True).float()
 
 
 def train_step(

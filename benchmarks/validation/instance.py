@@ -9,10 +9,9 @@ cost twice as much per step. The inverse temperature is learned, as CLIP and Sig
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
 import yaml
@@ -24,12 +23,12 @@ from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from training.config import RunConfig
-from training.data.augment import augment
 from training.data.dataset import open_dataset
 from training.data.loader import Loader, StepBatches
-from training.optim.groups import parameter_groups
+from training.optim.groups import adamw_settings, parameter_groups
 from training.optim.schedule import learning_rate
 from training.parallel.processes import open_processes
+from training.step import on_device
 
 InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
 
@@ -99,15 +98,16 @@ def _train(config: RunConfig, loss: InstanceLoss, draft: Path, device: torch.dev
     loss.to(device)
     scalars = {"params": list(loss.parameters()), "weight_decay": 0.0, "peak_lr": config.optim.lr}
     groups = [*parameter_groups(model.trunk, config.optim), scalars]
-    training = _Training(model, loss, torch.optim.AdamW(groups, lr=config.optim.lr, betas=config.optim.betas))
+    training = _Training(model, loss, torch.optim.AdamW(groups, **adamw_settings(config.optim)))
     (draft / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     with (
-        Loader(open_dataset(config), config, rank=0, size=1, start_step=0) as loader,
+        _view(config, config.seed) as first,
+        _view(config, config.seed + _SECOND_VIEW) as second,
         (draft / METRICS).open("w") as log,
     ):
-        for batch in loader:
-            record = _step(training, batch, config, device)
-            step = batch.step + 1
+        for views in zip(first, second, strict=True):
+            record = _step(training, views, config, device)
+            step = views[0].step + 1
             if step % config.log_every == 0 or step == config.schedule.steps:
                 log.write(json.dumps({"step": step, **{name: value.item() for name, value in record.items()}}) + "\n")
                 log.flush()
@@ -115,15 +115,21 @@ def _train(config: RunConfig, loss: InstanceLoss, draft: Path, device: torch.dev
     model.float().write(draft / WEIGHTS)
 
 
-def _step(training: _Training, batch: StepBatches, config: RunConfig, device: torch.device) -> dict[str, Tensor]:
+def _view(config: RunConfig, crop_seed: int) -> Loader:
+    return Loader(open_dataset(config), config, rank=0, size=1, start_step=0, crop_seed=crop_seed)
+
+
+def _step(
+    training: _Training, views: tuple[StepBatches, StepBatches], config: RunConfig, device: torch.device
+) -> dict[str, Tensor]:
     factor = learning_rate(
-        batch.step, peak=1.0, warmup_steps=config.optim.warmup_steps, num_steps=config.schedule.steps
+        views[0].step, peak=1.0, warmup_steps=config.optim.warmup_steps, num_steps=config.schedule.steps
     )
     for group in training.optimizer.param_groups:
         group["lr"] = factor * group["peak_lr"]
     training.model.train()
     with torch.autocast(device.type, torch.bfloat16, enabled=config.compute.precision == "bf16"):
-        first, second = (training.model.embed(view) for view in _views(batch, config, device))
+        first, second = (training.model.embed(next(on_device(view.parts, device))) for view in views)
     first, second = normalize(first.float(), dim=1), normalize(second.float(), dim=1)
     loss = training.loss(first, second)
     training.optimizer.zero_grad(set_to_none=True)
@@ -133,13 +139,6 @@ def _step(training: _Training, batch: StepBatches, config: RunConfig, device: to
     training.optimizer.step()
     training.loss.clamp()
     return {"loss": loss.detach(), "scale": training.loss.log_scale.detach().exp(), **_cosines(first, second)}
-
-
-def _views(batch: StepBatches, config: RunConfig, device: torch.device) -> Iterator[Tensor]:
-    (part,) = batch.parts
-    options: dict[str, Any] = {"image_size": config.model.image_size, "config": config.augment}
-    for seed in (config.seed, config.seed + _SECOND_VIEW):
-        yield augment(part.images.to(device), part.aspects, part.positions, seed=seed, **options)
 
 
 @torch.no_grad()

@@ -111,6 +111,7 @@ def config_of(study: Study, spec: RunSpec) -> RunConfig:
         f"model.image_size={tier.image_size}",
         f"schedule.steps={max(1, spec.steps)}",
         f"optim.lr={spec.setting.lr}",
+        *(["optim.warmup_steps=0"] if spec.steps == 0 else []),  # untrained
         f"checkpoint.every_steps={tier.checkpoint_steps}",
         "telemetry.peak_tflops=1.0",  # of no account here, and measuring it takes a second
     ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mlcd.errors import ConfigInvalid
+from mlcd.randomness import Stream
 
 NegativePolicy = Literal["independent", "partialfc"]
 
@@ -22,7 +23,6 @@ NegativePolicy = Literal["independent", "partialfc"]
 _GOLDEN: Final = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1: Final = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2: Final = 0x94D049BB133111EB - 2**64
-_STREAM: Final = 3  # apart from the streams of sample order and augmentation
 _SMALLEST: Final = -(2**63)
 
 
@@ -34,11 +34,13 @@ def draw_negatives(
     step: int,
     policy: NegativePolicy = "independent",
     labels: Tensor | None = None,
+    column: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
     """Ascending int64 ids of the classes drawn in this step; all of them at r = 1.
 
-    labels: int64 [B, L] of the global batch, which `partialfc` needs. At least one class is drawn.
+    labels: int64 [B, L] of the global batch, which `partialfc` needs. column: each one draws for itself. At least one
+    class is drawn.
     """
     if not 0.0 < ratio <= 1.0:
         raise ConfigInvalid(f"the negative ratio must be in (0, 1], got {ratio}")
@@ -46,7 +48,7 @@ def draw_negatives(
     quota = max(1, int(ratio * num_classes))
     if quota == num_classes:
         return ids
-    hashes = hash_classes(seed, step, ids)
+    hashes = hash_classes(seed, step, ids, column=column)
     if policy == "partialfc":
         if labels is None:
             raise ValueError("the policy partialfc needs the labels of the global batch")
@@ -58,10 +60,11 @@ def draw_negatives(
     return ids[hashes <= threshold]
 
 
-def hash_classes(seed: int, step: int, ids: Tensor) -> Tensor:
-    """int64 whose signed order is the unsigned order of `mlcd.randomness.hash_counters(seed, 3, step, ids)`."""
+def hash_classes(seed: int, step: int, ids: Tensor, *, column: int | None = None) -> Tensor:
+    """int64 whose signed order is the unsigned order of `mlcd.randomness.hash_counters` of the same counters."""
+    drawn_for = (Stream.NEGATIVES, step) if column is None else (Stream.COLUMN_NEGATIVES, step, column)
     state = torch.zeros((), dtype=torch.int64, device=ids.device)
-    for counter in (seed, _STREAM, step, ids):
+    for counter in (seed, *drawn_for, ids):
         state = _mix(state ^ counter)
     return state ^ _SMALLEST
 

@@ -7,7 +7,8 @@ from mlcd.errors import InvalidInput
 
 
 def distinct_labels(labels: Tensor, num_classes: int) -> Tensor:
-    """int64 [B, L] of class ids, -1 for none, to the same with later duplicates of a row as -1 (rows sorted).
+    """int64 [B, L] of class ids, -1 for none, to the same with later duplicates of a row as -1; the others keep
+    their columns, best first.
 
     Raises InvalidInput naming sample and value for a label outside [-1, num_classes), and for another dtype:
     float32 labels are exact only below 2^24 classes.
@@ -21,7 +22,7 @@ def distinct_labels(labels: Tensor, num_classes: int) -> Tensor:
             f"sample {sample} has label {int(labels[sample, column])}, outside the {num_classes} classes",
             remedy="were the labels made with these centers?",
         )
-    ordered = labels.sort(dim=1).values
+    ordered, columns = labels.sort(dim=1, stable=True)
     repeated = torch.zeros_like(ordered, dtype=torch.bool)
     repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    return ordered.masked_fill(repeated, -1)
+    return labels.masked_fill(torch.zeros_like(repeated).scatter_(1, columns, repeated), -1)

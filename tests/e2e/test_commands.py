@@ -235,7 +235,9 @@ def test_a_folder_of_any_name_goes_through_the_whole_journey(digits, tiny_recipe
     for digit in "01":
         shutil.copytree(digits / digit, tmp_path / name / digit)
     recipe = tmp_path / "short.yaml"
-    recipe.write_text(tiny_recipe.read_text().replace("steps: 30", "steps: 2"))
+    recipe.write_text(
+        tiny_recipe.read_text().replace("steps: 30", "steps: 2").replace("warmup_steps: 5", "warmup_steps: 2")
+    )
     labels = tmp_path / "labels"
     for command in (
         ["embed", name, "features", "--model", "pixels"],

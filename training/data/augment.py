@@ -1,61 +1,68 @@
-"""Random resized crop and horizontal flip of a batch, drawn from (seed, position in the stream)."""
+"""Random resized crop and horizontal flip, drawn from (seed, position in the stream)."""
+
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional
 
-from mlcd.randomness import uniform
+from mlcd.randomness import Stream, uniform
 from training.config import AugmentConfig
 
+_ATTEMPTS: Final = 10  # torchvision's
+_DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; left, top, mirror
 
-def augment(
-    images: Tensor,
-    aspects: Tensor,
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is made of each picture: a square of `image_size`. Another seed gives another view of the same position."""
+
+    image_size: int
+    config: AugmentConfig
+    seed: int
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Of n pictures, float64 [n] each, in their pixels, not whole ones; mirrored: bool [n]."""
+
+    left: NDArray[np.float64]
+    top: NDArray[np.float64]
+    width: NDArray[np.float64]
+    height: NDArray[np.float64]
+    mirrored: NDArray[np.bool_]
+
+
+def crop_boxes(
+    widths: NDArray[np.int64],
+    heights: NDArray[np.int64],
     positions: NDArray[np.int64],
-    *,
-    image_size: int,
     config: AugmentConfig,
     seed: int,
-) -> Tensor:
-    """Whole pictures squashed to squares, [B, 3, R, R], to crops [B, 3, image_size, image_size], values 0..255.
+) -> Boxes:
+    """A box in each picture [n], distributed as those of torchvision's RandomResizedCrop, but for its whole pixels.
 
-    Area uniform in [min_area, 1] and aspect ratio log-uniform in [1/max_aspect, max_aspect], both of the box in the
-    picture before it was squashed, whose width / height is in `aspects` [B]; place uniform. A box that would reach
-    beyond the picture is cut to its width or height. float64 images stay float64, others become float32. A sample's
-    result depends on its own position only, not on the batch that it comes in.
+    Area uniform in [min_area, 1] and aspect ratio log-uniform in [1/max_aspect, max_aspect], drawn anew up to ten times
+    until the box fits; then the largest box in the middle whose aspect is within the bound. Place uniform. A box
+    depends on its own picture's size and position only. Whole pixels would be a coarse choice where a picture has few.
     """
-    boxes = _boxes(aspects.cpu().numpy(), positions, config, seed)
-    dtype = torch.float64 if images.dtype == torch.float64 else torch.float32
-    # Not affine_grid: its matrix product may round differently in a batch of another size.
-    scale_x, scale_y, shift_x, shift_y = torch.from_numpy(boxes).to(images.device, dtype)[:, :, None, None]
-    centers = (2 * torch.arange(image_size, device=images.device, dtype=dtype) + 1) / image_size - 1
-    shape = (len(positions), image_size, image_size)
-    grid_x = (scale_x * centers[None, None, :] + shift_x).expand(shape)
-    grid_y = (scale_y * centers[None, :, None] + shift_y).expand(shape)
-    grid = torch.stack([grid_x, grid_y], dim=-1)
-    return functional.grid_sample(
-        images.to(dtype), grid, mode="bilinear", padding_mode="reflection", align_corners=False
+    numbers = uniform(seed, Stream.CROPS, positions[:, None], np.arange(_DRAWS))
+    area, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
+    left, top, mirror = numbers[:, 2 * _ATTEMPTS :].T
+    area = (config.min_area + (1.0 - config.min_area) * area) * (widths * heights)[:, None]
+    ratio = config.max_aspect ** (2.0 * aspect - 1.0)
+    tried = np.sqrt([area * ratio, area / ratio])
+    fits = (tried[0] <= widths[:, None]) & (tried[1] <= heights[:, None])
+    found = fits.any(axis=1)
+    width, height = np.where(
+        found,
+        tried[:, np.arange(len(positions)), fits.argmax(axis=1)],
+        [np.minimum(widths, heights * config.max_aspect), np.minimum(heights, widths * config.max_aspect)],
     )
-
-
-def _boxes(
-    aspects: NDArray[np.floating], positions: NDArray[np.int64], config: AugmentConfig, seed: int
-) -> NDArray[np.float64]:
-    """Half width (negative where mirrored), half height, center x and y of each box, [4, B].
-
-    The picture spans [-1, 1] in both directions, whatever its aspect.
-    """
-    area, aspect, left, top, mirror = (uniform(seed, 1, positions, draw) for draw in range(5))
-    area = config.min_area + (1.0 - config.min_area) * area
-    ratio = config.max_aspect ** (2.0 * aspect - 1.0) / aspects.astype(np.float64)
-    width, height = np.minimum(np.sqrt(area * ratio), 1.0), np.minimum(np.sqrt(area / ratio), 1.0)
-    return np.stack(
-        [
-            np.where(mirror < config.flip, -width, width),
-            height,
-            (1.0 - width) * (2.0 * left - 1.0),
-            (1.0 - height) * (2.0 * top - 1.0),
-        ]
+    return Boxes(
+        left=(widths - width) * np.where(found, left, 0.5),
+        top=(heights - height) * np.where(found, top, 0.5),
+        width=width,
+        height=height,
+        mirrored=mirror < config.flip,
     )

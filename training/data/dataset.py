@@ -65,7 +65,8 @@ class Dataset:
 def open_dataset(config: RunConfig) -> Dataset:
     """Every image of `config.data` that is not held out and has labels; the others are counted, not replaced.
 
-    Raises NotFound, ArtifactInvalid, InvalidInput where images or labels cannot be used or do not belong together,
+    Raises NotFound, ArtifactInvalid, InvalidInput where images or labels cannot be used or do not belong together, or a
+    label is none of the centers',
     ConfigInvalid where a weight of the mixture is too small. Shards that are damaged are reported and left out.
     """
     if config.data.decode == "fast":
@@ -122,6 +123,7 @@ def _labels_at(
     sha256 = np.empty((num, DIGEST_BYTES), dtype=np.uint8)
     start = 0
     for ids, digests in table.labeled_rows():
+        _refuse_unknown(ids, start, table)
         into = places[start : start + len(ids)]
         start += len(ids)
         used = into >= 0
@@ -129,6 +131,18 @@ def _labels_at(
         labels[into[used], :width] = ids[used, :width]
         sha256[into[used]] = digests[used]
     return labels, sha256
+
+
+def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> None:
+    """Raises InvalidInput for a label that is none of the centers'; ids: of the labeled rows from `start` on."""
+    unknown = (ids < -1) | (ids >= table.num_centers)
+    if unknown.any():
+        row, column = np.argwhere(unknown)[0]
+        key = table.labeled_keys()[start + int(row)].as_py()
+        raise InvalidInput(
+            f"{key} has label {ids[row, column]} in {table.artifact.path}, which is of {table.num_centers} centers",
+            remedy="label the images again",
+        )
 
 
 def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:

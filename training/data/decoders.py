@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from mlcd.errors import Unavailable
 from mlcd.images.transform import DecodeMode
-from training.data.squares import DecodingReader, Sample, SquareReader, Squares
+from training.data.augment import Augmentation
+from training.data.crops import CropReader, Crops, PictureCrops
+from training.data.pictures import Sample
 
 Chunk = Sequence[Sample]
 
@@ -27,7 +29,7 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 class Decoders(Protocol):
     """Decodes chunks of samples, several at a time."""
 
-    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Squares]:
+    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Crops]:
         """Every chunk decoded, in order; only a bounded number of chunks is taken ahead. To be called once."""
 
     def close(self) -> None: ...
@@ -47,12 +49,12 @@ def block_stop_signals() -> None:
 class ThreadDecoders:
     """Threads; Pillow frees the interpreter while it works."""
 
-    def __init__(self, reader: SquareReader, num_threads: int) -> None:
+    def __init__(self, reader: CropReader, num_threads: int) -> None:
         self._reader, self._ahead = reader, _CHUNKS_AHEAD * num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
 
-    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Squares]:
-        waiting: deque[Future[Squares]] = deque()
+    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Crops]:
+        waiting: deque[Future[Crops]] = deque()
         for chunk in chunks:
             waiting.append(self._pool.submit(self._reader.read, chunk))
             if len(waiting) > self._ahead:
@@ -67,14 +69,16 @@ class ThreadDecoders:
 class ProcessDecoders:
     """Worker processes, started anew (never forked: the trainer has threads)."""
 
-    def __init__(self, locations: Sequence[str], side: int, mode: DecodeMode, num_workers: int) -> None:
-        self._chunks = _WorkerChunks(locations, side, mode)
+    def __init__(
+        self, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation, num_workers: int
+    ) -> None:
+        self._chunks = _WorkerChunks(locations, mode, augmentation)
         self._num_workers = num_workers
         self._iterator: Any = None
 
-    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Squares]:
+    def decode(self, chunks: Iterable[Chunk]) -> Iterator[Crops]:
         """Raises Unavailable, within seconds, where a worker process ends that should not."""
-        loader: DataLoader[Squares] = DataLoader(
+        loader: DataLoader[Crops] = DataLoader(
             self._chunks,
             batch_sampler=chunks,  # type: ignore[arg-type]  # any batches of what the dataset takes
             num_workers=self._num_workers,
@@ -107,27 +111,26 @@ class ProcessDecoders:
         self._iterator = None
 
 
-class _WorkerChunks(Dataset[Squares]):
+class _WorkerChunks(Dataset[Crops]):
     """What a worker process holds; it opens the sources at its first chunk."""
 
-    def __init__(self, locations: Sequence[str], side: int, mode: DecodeMode) -> None:
-        self._locations, self._side, self._mode = locations, side, mode
-        self._reader: DecodingReader | None = None
+    def __init__(self, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation) -> None:
+        self._locations, self._mode, self._augmentation = locations, mode, augmentation
+        self._reader: PictureCrops | None = None
 
-    def __getitems__(self, samples: list[Sample]) -> Squares:
+    def __getitems__(self, samples: list[Sample]) -> Crops:
         if self._reader is None:
-            self._reader = DecodingReader.open(self._locations, self._side, self._mode)
-        squares = self._reader.read(samples)
+            self._reader = PictureCrops.open(self._locations, self._mode, self._augmentation)
+        crops = self._reader.read(samples)
         # Here an error of a full /dev/shm reaches the trainer; in the queue's own thread nobody would learn of it.
-        squares.pixels.share_memory_()
-        squares.aspects.share_memory_()
-        return squares
+        crops.pixels.share_memory_()
+        return crops
 
 
 def _tells_of_death(error: Exception) -> bool:
     if any(sign in str(error) for sign in _SIGNS_OF_DEATH):
         return True
-    # A worker that dies while its squares are handed over: the connection ends, or is not there.
+    # A worker that dies while its crops are handed over: the connection ends, or is not there.
     return isinstance(error, EOFError | OSError) and not str(error).startswith(_FROM_A_LIVING_WORKER)
 
 

@@ -1,13 +1,9 @@
 """Labels drawn anew each time an image is seen, out of more of its nearest centers."""
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.randomness import uniform
-
-_LABELS: Final = 4  # a stream of random numbers beside those of `augment` and `order`
+from mlcd.randomness import Stream, uniform
 
 
 def draw_labels(stored: NDArray[np.int32], positions: NDArray[np.int64], num: int, seed: int) -> NDArray[np.int32]:
@@ -19,7 +15,7 @@ def draw_labels(stored: NDArray[np.int32], positions: NDArray[np.int64], num: in
     length = stored.shape[1]
     if length == num:
         return stored
-    chances = uniform(seed, _LABELS, positions[:, None], np.arange(length))
+    chances = uniform(seed, Stream.LABELS, positions[:, None], np.arange(length))
     chances[stored < 0] = 1.0
     drawn = np.sort(np.argpartition(chances, num - 1, axis=1)[:, :num], axis=1)
     return np.take_along_axis(stored, drawn, axis=1)

@@ -19,11 +19,13 @@ from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput
 from mlcd.types import SampleKey
 from training.config import RunConfig
+from training.data.augment import Augmentation
+from training.data.crops import Crops, PictureCrops
 from training.data.dataset import Dataset
 from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, block_stop_signals
 from training.data.drawing import draw_labels
 from training.data.order import locate, own_part, part_counts, part_indices, step_positions
-from training.data.squares import DecodingReader, HoldingReader, Sample, Squares, square_side
+from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +37,13 @@ _FIRST_REPORTS: Final = 10
 
 @dataclass(frozen=True)
 class Batch:
-    """One process's share of a micro-batch. images: uint8 [b, 3, R, R], the whole picture squashed to a square.
+    """One process's share of a micro-batch. images: uint8 [b, 3, S, S], a crop of each, as the model sees it.
 
-    aspects: float32 [b], width / height of the picture. labels: int64 [b, L], -1 for none. positions: int64 [b], in
-    the endless stream of samples. num_skipped: samples that could not be decoded; they are not among the b.
+    labels: int64 [b, L], -1 for none. positions: int64 [b], in the endless stream of samples. num_skipped: samples that
+    could not be decoded; they are not among the b.
     """
 
     images: Tensor
-    aspects: Tensor
     labels: Tensor
     positions: NDArray[np.int64]
     keys: tuple[SampleKey, ...]
@@ -64,7 +65,7 @@ class Loader:
     Iterate once, and close. What is in a batch depends on dataset, config and step only: a sample that cannot be
     decoded is left out of its batch and counted, never replaced. Every image is held against its label's SHA-256
     after each start, until the first whole epoch has ended. `local_size`: training processes that share this
-    machine's cores.
+    machine's cores. `crop_seed`: of the crops alone, where they are not to be those of the run's seed.
 
     Iterating raises InvalidInput where an image is not the one that was labeled, or where none can be decoded, and
     Unavailable where a worker process is killed.
@@ -79,10 +80,13 @@ class Loader:
         size: int,
         start_step: int,
         local_size: int | None = None,
+        crop_seed: int | None = None,
     ) -> None:
         self._dataset, self._config = dataset, config
         self._rank, self._size, self._start_step = rank, size, start_step
         self._num_decoders = config.data.workers or max(1, available_cores() // (local_size or size))
+        seed = config.seed if crop_seed is None else crop_seed
+        self._augmentation = Augmentation(config.model.image_size, config.augment, seed)
         first = start_step * config.schedule.batch_size
         sizes = np.array(dataset.sizes)
         # To the end of the first whole epoch: what is left of one that was interrupted holds some images only.
@@ -124,18 +128,20 @@ class Loader:
     @property
     def holds_images(self) -> bool:
         """Whether decoded images are kept in memory, so that only the first epoch decodes."""
-        side = square_side(self._config.model.image_size)
-        return len(self._dataset) * 3 * side**2 <= self._config.data.memory_gib * 2**30
+        return len(self._dataset) * 3 * self._side**2 <= self._config.data.memory_gib * 2**30
+
+    @property
+    def _side(self) -> int:
+        return picture_side(self._config.model.image_size, self._config.augment)
 
     def _open_decoders(self) -> Decoders:
-        side, mode = square_side(self._config.model.image_size), self._config.data.decode
+        mode = self._config.data.decode
         if not self.holds_images and self._config.data.workers != 0:
             locations = [part.source.location for part in self._dataset.parts]
-            return ProcessDecoders(locations, side, mode, self._num_decoders)
-        reader = DecodingReader([part.source for part in self._dataset.parts], side, mode)
-        if self.holds_images:
-            return ThreadDecoders(HoldingReader(reader, self._dataset.sizes, side), self._num_decoders)
-        return ThreadDecoders(reader, self._num_decoders)
+            return ProcessDecoders(locations, mode, self._augmentation, self._num_decoders)
+        decoded = DecodedPictures([part.source for part in self._dataset.parts], self._side, mode)
+        pictures = HeldPictures(decoded) if self.holds_images else decoded
+        return ThreadDecoders(PictureCrops(pictures, self._augmentation), self._num_decoders)
 
     def _assembled(self) -> Iterator[tuple[Batch, ...]]:
         planned: deque[_Plan] = deque()
@@ -169,15 +175,17 @@ class Loader:
         _, indices = part_indices(positions, dataset.weights, self._config.seed)
         unchecked = indices < self._checked_until[parts]
         return [
-            self._sample(part, row, check=check)
-            for part, row, check in zip(parts.tolist(), rows.tolist(), unchecked.tolist(), strict=True)
+            self._sample(part, row, position, check=check)
+            for part, row, position, check in zip(
+                parts.tolist(), rows.tolist(), positions.tolist(), unchecked.tolist(), strict=True
+            )
         ]
 
-    def _sample(self, part: int, row: int, *, check: bool) -> Sample:
+    def _sample(self, part: int, row: int, position: int, *, check: bool) -> Sample:
         known = self._dataset.parts[part]
-        return Sample(part, row, known.entries[row], known.sha256[row].tobytes() if check else None)
+        return Sample(part, row, known.entries[row], known.sha256[row].tobytes() if check else None, position)
 
-    def _batch(self, planned: deque["_Plan"], decoded: Iterator[Squares]) -> Batch:
+    def _batch(self, planned: deque["_Plan"], decoded: Iterator[Crops]) -> Batch:
         # Only when a chunk has come back is the batch that it belongs to sure to be planned.
         first = next(decoded)
         plan = planned.popleft()
@@ -192,7 +200,6 @@ class Loader:
         labels = draw_labels(stored, positions, self._config.loss.num_labels, self._config.seed)
         return Batch(
             images=torch.cat([chunk.pixels for chunk in chunks]),
-            aspects=torch.cat([chunk.aspects for chunk in chunks]),
             labels=torch.from_numpy(labels.astype(np.int64)),
             positions=positions,
             keys=tuple(sample.entry.key for sample in samples),
@@ -218,7 +225,7 @@ class _Plan:
     num_chunks: int
 
 
-def _places(plan: _Plan, chunks: Sequence[Squares]) -> tuple[list[int], dict[int, str], list[int]]:
+def _places(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, str], list[int]]:
     """Places in the plan, of what the chunks kept, rejected and found changed."""
     kept: list[int] = []
     rejected: dict[int, str] = {}

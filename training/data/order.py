@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid
-from mlcd.randomness import permuted
+from mlcd.randomness import Stream, permuted
 
 # A mixture's shares are exact in every block of so many positions.
 BLOCK: Final = 4096
-# Streams of random numbers, beside those of augmentation (1).
-_ROWS, _SLOTS = 2, 3
 
 
 def step_positions(step: int, batch_size: int) -> NDArray[np.int64]:
@@ -42,7 +40,7 @@ def locate(
         epochs, offsets = np.divmod(indices[of_part], size)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            rows[of_part[here]] = permuted(offsets[here], size, seed, _ROWS, part, int(epoch))
+            rows[of_part[here]] = permuted(offsets[here], size, seed, Stream.EPOCHS, part, int(epoch))
     return parts, rows
 
 
@@ -58,7 +56,7 @@ def part_indices(
     parts, indices = np.empty_like(positions), np.empty_like(positions)
     for block in np.unique(blocks):
         here = blocks == block
-        drawn = permuted(np.arange(BLOCK), BLOCK, seed, _SLOTS, int(block))
+        drawn = permuted(np.arange(BLOCK), BLOCK, seed, Stream.MIXTURE, int(block))
         part_of_slot = np.searchsorted(ends, drawn, side="right")
         before = np.empty(BLOCK, dtype=np.int64)
         for part, share in enumerate(shares):

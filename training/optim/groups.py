@@ -22,10 +22,15 @@ def parameter_groups(trunk: nn.Module, config: OptimConfig) -> list[dict[str, An
     ]
 
 
+def adamw_settings(config: OptimConfig) -> dict[str, Any]:
+    return {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+
+
 def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Optimizer:
     """Of the class centers. Only their direction matters, so decay would merely change their angular learning rate."""
     center_lr = config.center_lr or config.lr
     group = {"params": list(centers.parameters()), "weight_decay": 0.0, "peak_lr": center_lr}
+    settings = adamw_settings(config) | {"lr": center_lr}
     if centers.config.center_update == "sparse":
-        return RowAdamW([group], lr=center_lr, betas=config.betas)
-    return torch.optim.AdamW([group], lr=center_lr, betas=config.betas)
+        return RowAdamW([group], **settings)
+    return torch.optim.AdamW([group], **settings)

@@ -7,6 +7,7 @@ chunks and again in the backward pass, so no [B, |S|] tensor is ever kept.
 Shapes: B global batch, D dimension, K classes of this process, L labels per sample, S drawn classes of this process.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -84,7 +85,11 @@ class PartialFC(nn.Module):
 
     @torch.no_grad()
     def initialize_from(self, centers: Centers) -> None:
-        """Start from a Centers artifact of the same dimension and number of classes."""
+        """Start from a Centers artifact of the same dimension and number of classes.
+
+        Rows get the norm that random ones have on average: only directions matter, and how far one update turns a row
+        is the learning rate over its norm.
+        """
         num, dimension = centers.vectors.shape
         if (num, dimension) != (self.shard.num_classes, self.weight.shape[1]):
             raise ConfigInvalid(
@@ -92,7 +97,8 @@ class PartialFC(nn.Module):
                 f" dimension {self.weight.shape[1]}",
                 remedy="start from random centers, or set model.embedding_dim to theirs",
             )
-        self.weight.copy_(torch.from_numpy(centers.vectors[self.shard.start : self.shard.stop]))
+        unit = torch.from_numpy(centers.vectors[self.shard.start : self.shard.stop])
+        self.weight.copy_(unit * (_INIT_DEVIATION * math.sqrt(dimension)))
 
     def unit_centers(self) -> Tensor:
         """This process's unit centers, float32 [K, D]."""
@@ -116,20 +122,19 @@ class PartialFC(nn.Module):
             )
             if self.config.kind == "per_column":
                 return self._per_column(z_BD, labels_BL, whole, step)
-            drawn = self._draw(whole, step, stream=0)
+            drawn = self._draw(whole, step, self.config.policy)
             sums = self._log_sums(z_BD, labels_BL, drawn)
             return self._finish(sums, labels_BL, whole)
 
-    def _draw(self, labels_BL: Tensor, step: int, stream: int) -> Tensor:
-        config = self.config
+    def _draw(self, labels_BL: Tensor, step: int, policy: NegativePolicy, column: int | None = None) -> Tensor:
         return draw_negatives(
             self.shard.num_classes,
-            config.negative_ratio,
-            # Each label column of `per_column` draws its own classes.
-            seed=config.seed + 7919 * stream,
+            self.config.negative_ratio,
+            seed=self.config.seed,
             step=step,
-            policy="partialfc" if config.kind == "per_column" else config.policy,
+            policy=policy,
             labels=labels_BL,
+            column=column,
             device=labels_BL.device,
         )
 
@@ -157,7 +162,7 @@ class PartialFC(nn.Module):
         for column in range(labels_BL.shape[1]):
             labels = labels_BL[:, column : column + 1]
             of_step = step_labels[:, column : column + 1]
-            sums = self._log_sums(z_BD, labels, self._draw(of_step, step, stream=column))
+            sums = self._log_sums(z_BD, labels, self._draw(of_step, step, "partialfc", column))
             total = total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
             meters.append(sums.meters(labels, of_step))
         losses = total / present.sum(dim=1).clamp_min(1)  # a sample without labels has no softmax, and adds nothing
@@ -248,50 +253,58 @@ class _LogSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        z_BD, weight_KD, labels_BL, drawn_S, logit_BL, slope_BL, lse_positive, lse_negative, own_rows, own_slots = (
-            ctx.saved_tensors
+        # Backward may be called under an autocast of the caller's.
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            d_embeddings, d_weight = _gradients(ctx, gradients[0], gradients[1])
+        return d_embeddings, d_weight, None, None, None, None, None
+
+
+def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor, Tensor]:
+    """Of z and weight, from those of the two log-sums."""
+    z_BD, weight_KD, labels_BL, drawn_S, logit_BL, slope_BL, lse_positive, lse_negative, own_rows, own_slots = (
+        ctx.saved_tensors
+    )
+    shard, config = ctx.shard, ctx.config
+    local_BL = labels_BL - shard.start
+    owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
+    # One row of `center_AD` for each class that this step touches here, drawn or positive.
+    active_A = torch.cat([drawn_S - shard.start, local_BL[owned_BL]]).unique()
+    center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
+    dz_BD = torch.zeros_like(z_BD)
+    # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
+    factor_B1 = (d_negative * config.scale)[:, None]
+    shift_B1 = _zero_if_empty(lse_negative)[:, None]
+    for start in range(0, len(drawn_S), ctx.chunk):
+        local_C = drawn_S[start : start + ctx.chunk] - shard.start
+        center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
+        hits = slice(*ctx.bounds[start // ctx.chunk : start // ctx.chunk + 2])
+        cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config)
+        share_BC = cosine_BC.mul_(config.scale).sub_(shift_B1).exp_().masked_fill_(absent_BC, 0.0).mul_(factor_B1)
+        dz_BD.addmm_(share_BC, center_CD)
+        slots = torch.searchsorted(active_A, local_C)
+        center_AD[slots] += share_BC.T @ z_BD
+    # dLSEp/ds_i = -softmax(-s)_i, and the slope of the margin.
+    weight_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
+    share_BL = torch.where(owned_BL, -d_positive[:, None] * weight_BL, torch.zeros_like(weight_BL))
+    for column in range(labels_BL.shape[1]):
+        rows = owned_BL[:, column].nonzero()[:, 0]
+        if len(rows) == 0:
+            continue
+        local, share = local_BL[rows, column], share_BL[rows, column, None]
+        dz_BD.index_add_(0, rows, share * normalize(weight_KD[local].to(z_BD.dtype), dim=1))
+        center_AD.index_add_(0, torch.searchsorted(active_A, local), share * z_BD[rows])
+    _through_normalization(center_AD, weight_KD, active_A, ctx.chunk)
+    center_AD = center_AD.to(weight_KD.dtype)
+    if config.center_update == "sparse":
+        # `unique` gives sorted, distinct indices in range: nothing is left to check.
+        d_weight = torch.sparse_coo_tensor(
+            active_A[None], center_AD, weight_KD.shape, is_coalesced=True, check_invariants=False
         )
-        shard, config = ctx.shard, ctx.config
-        local_BL = labels_BL - shard.start
-        owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
-        # One row of `center_AD` for each class that this step touches here, drawn or positive.
-        active_A = torch.cat([drawn_S - shard.start, local_BL[owned_BL]]).unique()
-        center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
-        dz_BD = torch.zeros_like(z_BD)
-        # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
-        factor_B1 = (gradients[1] * config.scale)[:, None]
-        shift_B1 = _zero_if_empty(lse_negative)[:, None]
-        for start in range(0, len(drawn_S), ctx.chunk):
-            local_C = drawn_S[start : start + ctx.chunk] - shard.start
-            center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
-            hits = slice(*ctx.bounds[start // ctx.chunk : start // ctx.chunk + 2])
-            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config)
-            share_BC = cosine_BC.mul_(config.scale).sub_(shift_B1).exp_().masked_fill_(absent_BC, 0.0).mul_(factor_B1)
-            dz_BD.addmm_(share_BC, center_CD)
-            slots = torch.searchsorted(active_A, local_C)
-            center_AD[slots] += share_BC.T @ z_BD
-        # dLSEp/ds_i = -softmax(-s)_i, and the slope of the margin.
-        weight_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
-        share_BL = torch.where(owned_BL, -gradients[0][:, None] * weight_BL, torch.zeros_like(weight_BL))
-        for column in range(labels_BL.shape[1]):
-            rows = owned_BL[:, column].nonzero()[:, 0]
-            if len(rows) == 0:
-                continue
-            local, share = local_BL[rows, column], share_BL[rows, column, None]
-            dz_BD.index_add_(0, rows, share * normalize(weight_KD[local].to(z_BD.dtype), dim=1))
-            center_AD.index_add_(0, torch.searchsorted(active_A, local), share * z_BD[rows])
-        _through_normalization(center_AD, weight_KD, active_A, ctx.chunk)
-        center_AD = center_AD.to(weight_KD.dtype)
-        if config.center_update == "sparse":
-            # `unique` gives sorted, distinct indices in range: nothing is left to check.
-            d_weight = torch.sparse_coo_tensor(
-                active_A[None], center_AD, weight_KD.shape, is_coalesced=True, check_invariants=False
-            )
-        else:
-            d_weight = torch.zeros_like(weight_KD).index_copy_(0, active_A, center_AD)
-        # This process computed the part of dL/dz that its classes give, for all samples. The gather's backward adds
-        # the parts up; DDP then divides by the number of processes, which is undone here.
-        return dz_BD * ctx.world.size, d_weight, None, None, None, None, None
+    else:
+        d_weight = torch.zeros_like(weight_KD).index_copy_(0, active_A, center_AD)
+    # This process computed the part of dL/dz that its classes give, for all samples. The gather's backward adds
+    # the parts up; DDP then divides by the number of processes, which is undone here.
+    return dz_BD * ctx.world.size, d_weight
 
 
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LogSums.apply

@@ -5,16 +5,53 @@ import torch
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.losses.negatives import draw_negatives, hash_classes, own_positions
 from mlcd.losses.positives import distinct_labels
-from mlcd.randomness import hash_counters
+from mlcd.randomness import Stream, hash_counters
+from training.config import AugmentConfig
+from training.data.augment import crop_boxes
+from training.data.drawing import draw_labels
+from training.data.order import BLOCK, locate, part_indices
 
 
 def test_the_hash_is_that_of_the_core_in_unsigned_order():
     ids = torch.arange(1000)
     for seed, step in ((0, 0), (5, 123_456), (-1, 7)):
         ours = hash_classes(seed, step, ids).numpy()
-        theirs = hash_counters(seed, 3, step, np.arange(1000))
+        theirs = hash_counters(seed, Stream.NEGATIVES, step, np.arange(1000))
         assert ((ours.view(np.uint64) ^ np.uint64(1 << 63)) == theirs).all()
         assert (np.argsort(ours) == np.argsort(theirs)).all()
+        of_column = hash_classes(seed, step, ids, column=2).numpy()
+        theirs = hash_counters(seed, Stream.COLUMN_NEGATIVES, step, 2, np.arange(1000))
+        assert ((of_column.view(np.uint64) ^ np.uint64(1 << 63)) == theirs).all()
+
+
+def test_negatives_draw_no_number_that_something_else_of_the_run_draws(monkeypatch):
+    """The order of samples, mixtures, crops and drawn labels of seeds, epochs, blocks and positions up to 20."""
+    seen = {}
+
+    def watched(*counters):
+        numbers = hash_counters(*counters)
+        for number in numbers.flat:
+            seen.setdefault(int(number), []).append(counters)
+        return numbers
+
+    monkeypatch.setattr("mlcd.randomness.hash_counters", watched)
+    for seed in range(3):
+        part_indices(np.arange(20 * BLOCK), [1.0, 2.0], seed)
+        locate(np.arange(40), [2], [1.0], seed)
+        draw_labels(np.zeros((20, 10), np.int32), np.arange(20), 8, seed)
+        crop_boxes(np.full(20, 300), np.full(20, 200), np.arange(20), AugmentConfig(), seed)
+    assert len(seen) > 1000
+    for seed in range(3):
+        for step in range(20):
+            for column in (None, 0, 1, 7):
+                drawn = hash_classes(seed, step, torch.arange(20), column=column).numpy().view(np.uint64)
+                assert not {int(number) for number in drawn ^ np.uint64(1 << 63)} & seen.keys()
+
+
+def test_columns_of_a_seed_are_not_other_seeds():
+    whole = [draw_negatives(1000, 0.1, seed=seed, step=2).tolist() for seed in (0, 7919, 15838)]
+    columns = [draw_negatives(1000, 0.1, seed=0, step=2, column=column).tolist() for column in range(3)]
+    assert len({tuple(drawn) for drawn in whole + columns}) == 6
 
 
 def test_the_draw_has_the_stated_size_and_no_class_twice():
@@ -78,7 +115,7 @@ def test_an_impossible_ratio_is_refused(ratio):
 def test_labels_are_distinct_checked_and_exact():
     labels = torch.tensor([[5, 2, 5, -1], [-1, -1, -1, -1], [16_777_217, 16_777_216, 0, 0]])
     cleaned = distinct_labels(labels, 20_000_000)
-    assert [sorted(row[row >= 0].tolist()) for row in cleaned] == [[2, 5], [], [0, 16_777_216, 16_777_217]]
+    assert cleaned.tolist() == [[5, 2, -1, -1], [-1, -1, -1, -1], [16_777_217, 16_777_216, 0, -1]]
     with pytest.raises(InvalidInput, match="sample 2 has label 16777217"):
         distinct_labels(labels, 16_777_217)
     with pytest.raises(InvalidInput, match="sample 0 has label -2"):

@@ -135,6 +135,23 @@ def as_rows(local, shard, size):
     return DTensor.from_local(local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride())
 
 
+def column_cases():
+    for ratio in (0.1, 0.3, 1.0):
+        yield ratio, HeadConfig(kind="per_column", scale=16.0, margin_grad="exact", negative_ratio=ratio, seed=5)
+
+
+def run_columns(rank, size, folder):
+    """`per_column` on this process's share of 12 samples of 60 classes."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-columns-{size}", rank=rank, world_size=size
+    )
+    x, labels = batch(60, 4)
+    own = split(len(x), size)[rank]
+    results = {ratio: head_step(World.current(), config, 60, x[own], labels[own]) for ratio, config in column_cases()}
+    torch.save(results, f"{folder}/columns-{size}-{rank}.pt")
+    dist.destroy_process_group()
+
+
 def save(rank, size, folder):
     """Two updates of the centers, then this process's rows and moments as a file, and the next loss."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-save", rank=rank, world_size=size)

@@ -1,8 +1,10 @@
 import json
+import math
 import re
 import shlex
 from importlib import resources
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -50,8 +52,10 @@ def test_the_hours_in_a_recipe_s_header_are_those_of_its_plan(recipe):
     assert json.loads(result.output)["seconds"] / 3600 == pytest.approx(float(stated[1]), rel=0.15)
 
 
-@pytest.mark.parametrize(("recipe", "depth", "dimension"), [("vit-b32-1m", 12, 512), ("vit-l14-1m", 24, 768)])
-def test_the_paper_s_recipes_hold_the_paper_s_settings(recipe, depth, dimension):
+@pytest.mark.parametrize(
+    ("recipe", "depth", "dimension", "lr"), [("vit-b32-1m", 12, 512, 5e-4), ("vit-l14-1m", 24, 768, 4e-4)]
+)
+def test_the_paper_s_recipes_hold_the_paper_s_settings(recipe, depth, dimension, lr):
     # method.md sections 6, 9.1 and 10.
     config = load_config(recipe, PLACES)
     assert (config.model.depth, config.model.embedding_dim) == (depth, dimension)
@@ -59,7 +63,11 @@ def test_the_paper_s_recipes_hold_the_paper_s_settings(recipe, depth, dimension)
     loss, optim = config.loss, config.optim
     assert (loss.kind, loss.labels_per_image, loss.negative_ratio, loss.margin_kind) == ("mlcd", 8, 0.1, "arcface")
     assert (loss.scale, loss.margin, loss.policy) == (64, 0.3, "independent")
-    assert (optim.lr, optim.weight_decay, optim.warmup_steps) == (1e-3, 0.2, 2000)
+    # Table 9, and what the paper leaves out by CLIP, as its Table 9 and "same augmentation as CLIP" do.
+    assert (optim.lr, optim.weight_decay, optim.warmup_steps) == (lr, 0.2, 2000)
+    assert (optim.betas, optim.eps, optim.center_lr) == ((0.9, 0.98), 1e-6, None)
+    assert (config.augment.min_area, config.augment.max_aspect, config.augment.flip) == (0.9, pytest.approx(4 / 3), 0)
+    assert config.data.hold_out == 0
     assert config.compute.precision == "bf16"
 
 
@@ -122,6 +130,28 @@ def test_scale_and_ratio_follow_the_number_of_classes():
     assert (loss.resolved_scale(10**6), loss.resolved_ratio(10**6)) == (64.0, 0.1)
     assert LossConfig(kind="cd").resolved_scale(1000) == 16.0
     assert LossConfig(scale=8).resolved_scale(10**6) == 8
+
+
+@pytest.mark.parametrize("kind", ["mlcd", "cd"])
+def test_scale_and_negatives_have_no_cliff_between_few_classes_and_a_million(kind):
+    loss = LossConfig(kind=kind)
+    classes = np.unique(np.geomspace(500, 4e6, 2000).astype(int))
+    negatives = np.array([loss.resolved_ratio(int(k)) * k for k in classes])
+    scales = np.array([loss.resolved_scale(int(k)) for k in classes])
+    steps = classes[1:] / classes[:-1]
+    assert (np.diff(negatives) > -1e-6).all()  # more classes, not fewer negatives
+    assert (negatives[1:] / negatives[:-1] <= steps * (1 + 1e-9)).all()
+    assert (np.diff(scales) >= 0).all()
+    assert (scales[1:] / scales[:-1] <= steps).all()
+    assert (loss.resolved_scale(10_000), loss.resolved_ratio(10_000)) == (8.0 if kind == "mlcd" else 16.0, 1.0)
+    assert loss.resolved_ratio(100_000) == pytest.approx(0.1)
+    assert loss.resolved_scale(100_000) == pytest.approx(math.sqrt(64 * (8 if kind == "mlcd" else 16)))
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    load_config("demo-digits", [*PLACES, "schedule.steps=50"])
+    with pytest.raises(ConfigInvalid, match=r"^optim.warmup_steps=50 is more than schedule.steps=49: "):
+        load_config("demo-digits", [*PLACES, "schedule.steps=49"])
 
 
 def test_places_are_no_part_of_a_run_s_identity():

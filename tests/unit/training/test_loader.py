@@ -18,10 +18,12 @@ from PIL import Image
 from mlcd.errors import InvalidInput, Unavailable
 from tests.unit.training.conftest import label_images
 from training.config import load_config
+from training.data.augment import Augmentation
+from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
 from training.data.loader import Loader
 from training.data.order import locate, step_positions
-from training.data.squares import square_side, squash
+from training.data.pictures import open_picture, picture_side
 
 HELD = ("data.memory_gib=1",)
 THREADS = ("data.memory_gib=0", "data.workers=0")
@@ -32,6 +34,8 @@ import sys
 from pathlib import Path
 
 from training.config import RunConfig
+from training.data.augment import Augmentation
+from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
 from training.data.loader import Loader
 
@@ -85,7 +89,6 @@ def joined(steps):
     batches = [batch for step in steps for batch in step.parts]
     return (
         torch.cat([batch.images for batch in batches]).numpy(),
-        torch.cat([batch.aspects for batch in batches]).numpy(),
         torch.cat([batch.labels for batch in batches]).numpy(),
         np.concatenate([batch.positions for batch in batches]),
         [key for batch in batches for key in batch.keys],
@@ -108,19 +111,15 @@ def test_batches_hold_the_samples_of_their_positions(config):
         (batch,) = step.parts
         positions = step_positions(step.step, 24)
         _, rows = locate(positions, [60], [1.0], run.seed)
-        side = square_side(10)
-        assert side == 13
-        assert batch.images.shape == (24, 3, side, side)
-        assert (batch.images.dtype, batch.aspects.dtype, batch.labels.dtype) == (
-            torch.uint8,
-            torch.float32,
-            torch.int64,
-        )
+        assert batch.images.shape == (24, 3, 10, 10)
+        assert (batch.images.dtype, batch.labels.dtype) == (torch.uint8, torch.int64)
         assert batch.positions.tolist() == positions.tolist()
+        augmentation = Augmentation(10, run.augment, run.seed)
         for place, row in enumerate(rows):
-            pixels, aspect = squash(part.source.read(part.entries[row]), side, "exact")
-            assert np.array_equal(batch.images[place].numpy(), pixels)
-            assert batch.aspects[place] == aspect
+            data = part.source.read(part.entries[row])
+            picture = open_picture(data, picture_side(10, run.augment), "exact")
+            (crop,) = crop_pictures([picture], [int(positions[place])], augmentation)
+            assert torch.equal(batch.images[place], crop)
             assert batch.labels[place].tolist() == part.labels[row].tolist()
             assert batch.keys[place] == part.entries[row].key
         assert batch.num_skipped == 0
@@ -129,7 +128,7 @@ def test_batches_hold_the_samples_of_their_positions(config):
 
 def test_labels_are_drawn_anew_in_each_epoch_and_alike_in_any_number_of_processes(config):
     run = config("loss.labels_per_image=1", "loss.drawn_from=2", "schedule.batch_size=20")
-    _, _, labels, positions, keys = joined(load(run))
+    _, labels, positions, keys = joined(load(run))
     assert labels.shape == (120, 1)
     (part,) = open_dataset(run).parts
     stored = {part.entries[row].key: part.labels[row].tolist() for row in range(60)}
@@ -137,7 +136,7 @@ def test_labels_are_drawn_anew_in_each_epoch_and_alike_in_any_number_of_processe
     first, second = (dict(zip(keys[epoch], labels[epoch, 0], strict=True)) for epoch in (slice(60), slice(60, 120)))
     assert 10 < sum(first[key] != second[key] for key in stored) < 50
     halves = [joined(load(run, rank=rank, size=2)) for rank in range(2)]
-    together = {position: label for half in halves for position, label in zip(half[3], half[2][:, 0], strict=True)}
+    together = {position: label for half in halves for position, label in zip(half[2], half[1][:, 0], strict=True)}
     assert together == dict(zip(positions, labels[:, 0], strict=True))
 
 
@@ -169,10 +168,10 @@ def test_processes_share_each_part_of_a_step(config, size, accumulation):
 
 
 def test_more_processes_than_samples_leave_some_without(config):
-    run = config("schedule.batch_size=2", "schedule.steps=2")
+    run = config("schedule.batch_size=2", "schedule.steps=2", "optim.warmup_steps=0")
     steps = load(run, rank=3, size=4)
     assert [len(step.parts[0].keys) for step in steps] == [0, 0]
-    assert steps[0].parts[0].images.shape == (0, 3, 13, 13)
+    assert steps[0].parts[0].images.shape == (0, 3, 10, 10)
     assert steps[0].parts[0].labels.shape == (0, 2)
 
 
@@ -356,4 +355,4 @@ def test_a_mixture_takes_its_share_of_every_source(config, shards):
     parts, rows = locate(np.arange(144), [60, 60], [3.0, 1.0], run.seed)
     assert 20 < (parts == 1).sum() < 55
     entries = open_dataset(mixed).parts[0].entries
-    assert joined(streamed)[4] == [entries[row].key for row in rows]
+    assert joined(streamed)[3] == [entries[row].key for row in rows]

@@ -104,7 +104,7 @@ def test_more_parts_than_samples_leave_some_empty(config):
     one, many = (
         read_log(
             run_training(
-                config(f"run{parts}", f"compute.accumulation={parts}", "schedule.batch_size=3", "schedule.steps=3",
+                config(f"run{parts}", f"compute.accumulation={parts}", "schedule.batch_size=3", "schedule.steps=3", "optim.warmup_steps=0",
                        "compute.precision=fp64", "log_every=1"),
                 SILENT,
             )
@@ -270,10 +270,12 @@ def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
 
 
 def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
-    first = run_training(config("run", "schedule.steps=2"), SILENT)
-    assert run_training(config("run", "schedule.steps=2"), SILENT).created_at == first.created_at
+    first = run_training(config("run", "schedule.steps=2", "optim.warmup_steps=0"), SILENT)
+    assert (
+        run_training(config("run", "schedule.steps=2", "optim.warmup_steps=0"), SILENT).created_at == first.created_at
+    )
     with pytest.raises(Conflict, match="other input or settings"):
-        run_training(config("run", "schedule.steps=3"), SILENT)
+        run_training(config("run", "schedule.steps=3", "optim.warmup_steps=0"), SILENT)
 
 
 def test_what_is_held_out_is_never_trained_on_or_clustered(config, journey):
@@ -340,7 +342,7 @@ def test_gradients_are_clipped(config, monkeypatch):
         return norms
 
     monkeypatch.setattr(step_module, "clip_global_norm", spy)
-    run_training(config("run", "schedule.steps=3", "optim.clip_norm=0.01"), SILENT)
+    run_training(config("run", "schedule.steps=3", "optim.warmup_steps=0", "optim.clip_norm=0.01"), SILENT)
     assert all(after == pytest.approx(0.01, rel=1e-3) and max(before) > 0.1 for _, after, before in seen)
 
 
@@ -405,3 +407,18 @@ def test_the_vote_equals_scikit_learn():
     ).fit(rows[:1400], data.target[:1400])
     ours = weighted_vote(rows[1400:], rows[:1400], data.target[:1400], neighbors=5)
     assert (ours == theirs.predict(rows[1400:])).all()
+
+
+def test_a_run_of_an_earlier_version_is_refused_by_name(config, monkeypatch):
+    """It cropped and drew otherwise: what went on would be half of one run and half of another."""
+    unfinished, finished = config("unfinished"), config("finished", "schedule.steps=5")
+    with monkeypatch.context() as earlier:
+        earlier.setattr("training.config.ARITHMETIC", 1)
+        earlier.setattr("training.run.ARITHMETIC", 1)
+        run_training(finished, SILENT)
+        before_step(earlier, 12, lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Interrupted):
+            run_training(unfinished, SILENT)
+    for run in (unfinished, finished):
+        with pytest.raises(Conflict, match=f"{run.out} was begun by another version of mlcd"):
+            run_training(run, SILENT)

@@ -1,0 +1,93 @@
+"""Pictures to what the model sees: a crop each, resized in one go, as uint8 [3, S, S]."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from mlcd.errors import ImageRejected
+from mlcd.images.sources import open_source
+from mlcd.images.transform import DecodeMode
+from training.data.augment import Augmentation, crop_boxes
+from training.data.pictures import DecodedPictures, Picture, Pictures, Sample, picture_side
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Some samples, decoded and cropped. pixels: uint8 [k, 3, S, S].
+
+    kept: the k samples' places among those asked for. rejected: the others, by place, with the reason. changed: the
+    places of images that are not those that were labeled; they are among the kept.
+    """
+
+    pixels: Tensor
+    kept: tuple[int, ...]
+    rejected: dict[int, str]
+    changed: tuple[int, ...]
+
+
+class CropReader(Protocol):
+    """Crops samples; safe to call from several threads."""
+
+    def read(self, samples: Sequence[Sample]) -> Crops: ...
+
+
+class PictureCrops:
+    """Crops of pictures."""
+
+    def __init__(self, pictures: Pictures, augmentation: Augmentation) -> None:
+        self._pictures, self._augmentation = pictures, augmentation
+
+    @classmethod
+    def open(cls, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation) -> "PictureCrops":
+        """For a process of its own: the sources are opened but not listed, as samples carry their entries."""
+        side = picture_side(augmentation.image_size, augmentation.config)
+        sources = [open_source(location) for location in locations]
+        return cls(DecodedPictures(sources, side, mode), augmentation)
+
+    def read(self, samples: Sequence[Sample]) -> Crops:
+        pictures: dict[int, Picture] = {}
+        rejected: dict[int, str] = {}
+        for place, sample in enumerate(samples):
+            try:
+                pictures[place] = self._pictures.read(sample)
+            except ImageRejected as rejection:
+                rejected[place] = rejection.message
+        positions = [samples[place].position for place in pictures]
+        return Crops(
+            crop_pictures(list(pictures.values()), positions, self._augmentation),
+            tuple(pictures),
+            rejected,
+            tuple(place for place, picture in pictures.items() if picture.changed),
+        )
+
+
+def crop_pictures(pictures: Sequence[Picture], positions: Sequence[int], augmentation: Augmentation) -> Tensor:
+    """uint8 [n, 3, S, S]; each depends on its own picture and position only."""
+    widths = np.array([picture.width for picture in pictures], dtype=np.int64)
+    heights = np.array([picture.height for picture in pictures], dtype=np.int64)
+    places = np.array(positions, dtype=np.int64)
+    boxes = crop_boxes(widths, heights, places, augmentation.config, augmentation.seed)
+    size = augmentation.image_size
+    pixels = np.empty((len(pictures), 3, size, size), dtype=np.uint8)
+    for index, picture in enumerate(pictures):
+        left, top = float(boxes.left[index]), float(boxes.top[index])
+        box = (left, top, left + float(boxes.width[index]), top + float(boxes.height[index]))
+        crop = _resized(picture, box, size)
+        pixels[index] = (crop[:, ::-1] if boxes.mirrored[index] else crop).transpose(2, 0, 1)
+    return torch.from_numpy(pixels)
+
+
+def _resized(picture: Picture, box: tuple[float, float, float, float], size: int) -> NDArray[np.uint8]:
+    """uint8 [size, size, 3], of the box in the full picture's pixels."""
+    height, width, _ = picture.pixels.shape
+    x, y = width / picture.width, height / picture.height
+    left, top, right, bottom = box
+    kept = (left * x, top * y, min(right * x, width), min(bottom * y, height))
+    image = Image.fromarray(picture.pixels)
+    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=kept), dtype=np.uint8)
