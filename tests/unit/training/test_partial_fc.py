@@ -277,7 +277,7 @@ def test_per_column_takes_the_labels_in_their_order_on_any_number_of_processes(s
 
 def test_per_column_draws_classes_evenly_for_every_column():
     """Sorted rows would give the first column the low ids of the batch as negatives, the last one the high ids."""
-    num_classes, num_bins, num_steps, ratio = 400, 20, 300, 0.3
+    num_classes, num_bins, num_steps, ratio = 400, 20, 100, 0.3
     drawn_ids = []
 
     class Watching(PartialFC):
