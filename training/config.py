@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import DecodeMode
@@ -25,6 +26,28 @@ _PUBLISHED_SCALE = 64.0
 _PUBLISHED_RATIO = 0.1
 # What a run makes of the same settings; 1 cropped, drew and started from centers otherwise.
 ARITHMETIC: Final = 2
+_STEPS = "schedule.steps (epochs x images / schedule.batch_size)"
+_OTHER_NAMES = {
+    "learning_rate": "optim.lr",
+    "max_lr": "optim.lr",
+    "base_lr": "optim.lr",
+    "epoch": _STEPS,
+    "epochs": _STEPS,
+    "num_epochs": _STEPS,
+    "max_steps": "schedule.steps",
+    "iterations": "schedule.steps",
+    "batch": "schedule.batch_size",
+    "bs": "schedule.batch_size",
+    "wd": "optim.weight_decay",
+    "warmup": "optim.warmup_steps",
+    "grad_clip": "optim.clip_norm",
+    "dim": "model.embedding_dim",
+    "layers": "model.depth",
+    "top": "loss.labels_per_image",
+    "amp": "compute.precision",
+    "output": "out",
+}
+"""What other programs call the keys, by the last word."""
 _VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", "out")
 
 
@@ -73,7 +96,8 @@ class DataConfig(_Section):
         if self.mix and single != (None, None):
             raise ValueError("give data.images and data.labels, or data.mix, not both")
         if not self.mix and None in single:
-            raise ValueError(f"data.{'labels' if self.images else 'images'} is not set")
+            missing = [name for name, given in zip(("images", "labels"), single, strict=True) if given is None]
+            raise PydanticCustomError("missing", "not set", {"names": missing})
         return self
 
     @property
@@ -372,23 +396,51 @@ def _parsed(name: str, value: str) -> object:
 
 
 def validate_config(fields: dict[str, Any]) -> RunConfig:
+    """The fields as a configuration. Raises ConfigInvalid naming an unknown key, else all that is missing."""
+    sections = {name: {} for name, field in RunConfig.model_fields.items() if field.is_required() and name != "out"}
     try:
-        return RunConfig.model_validate(fields)
+        return RunConfig.model_validate({**sections, **fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = _known_keys(RunConfig)
-            close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(
-                name.rsplit(".", 1)[-1], known, n=1, cutoff=0.4
-            )
-            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise ConfigInvalid(f"unknown key {name}", remedy=remedy) from error
-        if first["type"] == "missing":
-            raise ConfigInvalid(f"{name} is not set", remedy=f"add {name}=VALUE") from error
-        if not name:  # what several sections say does not go together
+        errors = error.errors()
+        for found in errors:  # first: a misspelled key is why another one is missing
+            if found["type"] == "extra_forbidden":
+                name = _dotted(found["loc"])
+                raise ConfigInvalid(f"unknown key {name}", remedy=_suggestion(name)) from error
+        if missing := [name for found in errors if found["type"] == "missing" for name in _missing(found)]:
+            are = "is" if len(missing) == 1 else "are"
+            remedy = f"add {' '.join(f'{name}=VALUE' for name in missing)}"
+            raise ConfigInvalid(f"{', '.join(missing)} {are} not set", remedy=remedy) from error
+        first = errors[0]
+        if not first["loc"]:  # what several sections say does not go together
             raise ConfigInvalid(first["msg"].removeprefix("Value error, ")) from error
-        raise ConfigInvalid(f"{name}={first['input']!r}: {first['msg'].lower()}") from error
+        raise ConfigInvalid(f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower()}") from error
+
+
+def _dotted(place: Sequence[int | str]) -> str:
+    return ".".join(map(str, place))
+
+
+def _missing(found: Mapping[str, Any]) -> list[str]:
+    """The keys that an error of type missing is about: a section may tell which of its own."""
+    names = found.get("ctx", {}).get("names")
+    return [_dotted(found["loc"])] if names is None else [_dotted((*found["loc"], name)) for name in names]
+
+
+def _suggestion(name: str) -> str:
+    """The remedy for an unknown key: one that is called so elsewhere, or by others, or nearly so."""
+    known = _known_keys(RunConfig)
+    section, _, word = name.rpartition(".")
+    if (other := _OTHER_NAMES.get(word.lower())) is not None:
+        return f"did you mean {other}?"
+    by_word: dict[str, str] = {}
+    for key in sorted(known, key=lambda key: not key.startswith(f"{section}.")):  # its own section's first
+        by_word.setdefault(key.rpartition(".")[2], key)
+    if close := difflib.get_close_matches(word, by_word, n=1):
+        return f"did you mean {by_word[close[0]]}?"
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+        return f"did you mean {close[0]}?"
+    own = [key for key in known if section and key.startswith(f"{section}.")]
+    return f"known: {', '.join(own or known)}"
 
 
 def built_in_recipes() -> list[str]:

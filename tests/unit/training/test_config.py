@@ -100,7 +100,12 @@ def test_overrides_reach_nested_keys():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optim.learning_rate=1", "unknown key optim.learning_rate"),
+        ("optim.learning_rate=1", r"unknown key optim.learning_rate: did you mean optim.lr\?"),
+        ("schedule.epochs=3", r"did you mean schedule.steps \(epochs x images / schedule.batch_size\)"),
+        ("batch=8", "did you mean schedule.batch_size"),
+        ("optim.batch_size=8", "did you mean schedule.batch_size"),
+        ("optim.beta=0.9", "did you mean optim.betas"),
+        ("schedule.zzz=1", r"known: schedule.steps, schedule.batch_size$"),
         ("loss.margn=0.1", "did you mean loss.margin"),
         ("optim.lr=-1", r"optim.lr=-1: .*greater than 0"),
         ("optim.lr", "section.key=value"),
@@ -113,9 +118,31 @@ def test_a_wrong_override_is_refused_with_a_hint(override, message):
         load_config("demo-digits", ["seed=1", *PLACES, override])
 
 
-def test_missing_places_are_named():
-    with pytest.raises(ConfigInvalid, match=r"data\.images is not set|out is not set|data is not set"):
-        load_config("demo-digits", [])
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (["out=o"], "data.images, data.labels are not set: add data.images=VALUE data.labels=VALUE"),
+        (["data.images=i"], "out, data.labels are not set: add out=VALUE data.labels=VALUE"),
+        (["out=o", "data.images=i"], "data.labels is not set: add data.labels=VALUE"),
+    ],
+)
+def test_all_missing_places_are_named(given, missing):
+    with pytest.raises(ConfigInvalid, match=f"^{re.escape(missing)}$"):
+        load_config("demo-digits", given)
+
+
+def test_the_missing_keys_of_a_recipe_of_one_s_own_are_named_and_not_their_sections(tmp_path):
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text("model: {image_size: 32, patch_size: 4, width: 64, depth: 2, heads: 2, mlp_width: 128}\n")
+    with pytest.raises(
+        ConfigInvalid, match=r"^data.images, data.labels, model.embedding_dim, schedule.steps are not set"
+    ):
+        load_config(str(recipe), ["out=o"])
+
+
+def test_a_misspelled_key_is_told_before_what_is_missing_without_it():
+    with pytest.raises(ConfigInvalid, match=r"unknown key data.label: did you mean data.labels\?"):
+        load_config("demo-digits", ["out=o", "data.images=i", "data.label=l"])
 
 
 def test_an_unknown_recipe_lists_the_known_ones():
