@@ -458,8 +458,10 @@ def demo(
     no_serve: bool,
 ) -> None:
     """Run the whole journey on real images, then serve the trained model."""
-    from mlcd.demo import Demo
+    from mlcd.demo import Demo, free_port
 
+    if not no_serve and free_port(host, port) != port:  # before the minutes of work, not after
+        _announce(f"port {port} is in use: the service will take a free one, and say which")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # between two steps; while one runs, it is told
     journey = Demo(out=out, images=images, features=features, recipe=recipe, seed=seed)
     journey.run()

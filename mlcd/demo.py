@@ -4,9 +4,11 @@ Every command leaves a finished artifact alone and goes on with an interrupted o
 by running it again: it keeps no state of its own.
 """
 
+import errno
 import json
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +28,7 @@ from rich.table import Table
 from mlcd.artifact import open_artifact
 from mlcd.disk import translated_os_errors
 from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.errors import InvalidInput
+from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
 
@@ -105,7 +107,8 @@ class Demo:
 
     def serve(self, host: str, port: int) -> None:
         """Start the service, print the URL and a curl line when it is ready, wait until it is stopped."""
-        command = ["serve", "--model", self._at("model"), "--state", str(self.out), "--host", host, "--port", str(port)]
+        place = ["--host", host, "--port", str(free_port(host, port))]
+        command = ["serve", "--model", self._at("model"), "--state", str(self.out), *place]
         try:
             with _started(command, stdout=subprocess.PIPE) as service:
                 # The service tells its address when model and collections are open.
@@ -166,6 +169,22 @@ class Demo:
         else:
             _say("\nNo table: the images are not in one sub-folder per class, so there is nothing to compare with.")
         _say(f"everything is in {self.out} ({seconds:.0f} s)")
+
+
+def free_port(host: str, port: int) -> int:
+    """`port`, or 0 where another program has it: the service takes a free one then, and tells which.
+
+    Raises ConfigInvalid where `host` is no address of this machine.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return 0
+            raise ConfigInvalid(f"cannot listen on {host}:{port}", remedy="give another --host or --port") from error
+    return port
 
 
 def write_digits(folder: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -111,6 +112,22 @@ def test_the_demo_serves_and_the_printed_curl_line_works(journey, digits, tiny_r
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_port_in_use_is_told_before_the_work_and_a_free_one_is_served_on(journey, digits, tiny_recipe):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = [*demo(digits, tiny_recipe, journey)[:-1], "--port", port]
+        process = start_mlcd(*command, start_new_session=True)
+        try:
+            first = process.stdout.readline()
+            served = next(line for line in process.stdout if line.startswith("serving"))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    assert first == f"mlcd: port {port} is in use: the service will take a free one, and say which\n"
+    assert int(served.rpartition(":")[2]) not in (0, port)
     assert process.returncode == 0
 
 
