@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from mlcd.errors import ConfigInvalid
+from mlcd.errors import ConfigInvalid, MlcdError
 from mlcd.progress import Reporter
 from service.jobs.job import JobKind, JobState
 from service.jobs.printable import printable
@@ -19,6 +19,7 @@ from service.jobs.printable import printable
 if TYPE_CHECKING:  # an extra
     from service.jobs.client import JobsClient
 
+_URL: Final = "http://127.0.0.1:8000"
 _COLUMNS: Final = ("id", "kind", "state", "images", "img/s", "created", "input", "output")
 _NOT_DONE: Final = 1
 _SHOWN_FAILURES: Final = 5
@@ -27,24 +28,29 @@ _json_option = click.option(
 )
 
 
+_url_option = click.option("--url", help=f"Of the server; here or before the command.  [default: {_URL}]")
+
+
 @click.group()
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Of the server.")
+@_url_option
 @click.option(
     "--api-key", envvar="MLCD_API_KEY", show_envvar=True, help="Better in the environment: all users see command lines."
 )
 @click.pass_context
-def jobs(context: click.Context, url: str, api_key: str | None) -> None:
+def jobs(context: click.Context, url: str | None, api_key: str | None) -> None:
     """Batch jobs of a server: label, embed or index whole archives. `mlcd worker` does them."""
     context.obj = (url, api_key)
 
 
 def _with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Pass the client of the server that the group was told of."""
+    """Add `--url` and pass the client of that server, else of the one that the group was told of."""
 
+    @_url_option
     @click.pass_obj
     @wraps(command)
-    def wrapped(server: tuple[str, str | None], /, *args: Any, **kwargs: Any) -> None:
-        with _opened(*server) as client:
+    def wrapped(server: tuple[str | None, str | None], /, *args: Any, url: str | None, **kwargs: Any) -> None:
+        told, api_key = server
+        with _opened(url or told or _URL, api_key) as client:
             command(client, *args, **kwargs)
 
     return wrapped
@@ -231,9 +237,15 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
 
 @contextmanager
 def _opened(url: str, api_key: str | None) -> Iterator["JobsClient"]:
+    """A client of the server at `url`; what it raises, or the server refuses, is told with that URL."""
     try:
         from service.jobs.client import JobsClient
     except ModuleNotFoundError as error:
         raise ConfigInvalid("`mlcd jobs` needs the package httpx", remedy="pip install 'mlcd[client]'") from error
     with JobsClient(url, api_key) as client:
-        yield client
+        try:
+            yield client
+        except MlcdError as error:
+            if url not in str(error):
+                error.message = f"{url}: {error.message}"
+            raise

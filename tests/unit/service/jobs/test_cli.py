@@ -1,0 +1,68 @@
+"""`mlcd jobs` says which server it asked, and takes it wherever it is given."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from click.testing import CliRunner
+
+from mlcd.errors import MlcdError
+from service.jobs.cli import jobs
+from tests.conftest import free_port
+
+COMMANDS = {
+    "submit": ["in", "out"],
+    "list": [],
+    "show": ["j"],
+    "failures": ["j"],
+    "cancel": ["j"],
+    "retry": ["j"],
+    "watch": ["j"],
+}
+
+
+@pytest.fixture(scope="module")
+def refusing():
+    """The URL of a server that refuses all requests."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self):
+            content = json.dumps({"type": "urn:mlcd:problem:conflict", "detail": "jobs are off"}).encode()
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(409)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the library's names
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def error_of(*arguments):
+    found = CliRunner().invoke(jobs, arguments)
+    assert isinstance(found.exception, MlcdError), found.output
+    return str(found.exception)
+
+
+def test_all_commands_are_tried():
+    assert set(COMMANDS) == set(jobs.commands)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_the_server_before_and_after_it_and_its_refusals_name_it(refusing, name):
+    for arguments in (["--url", refusing, name, *COMMANDS[name]], [name, *COMMANDS[name], "--url", refusing]):
+        assert error_of(*arguments).startswith(f"{refusing}: jobs are off (status 409")
+
+
+def test_a_server_that_is_not_there_is_named(refusing):
+    url = f"http://127.0.0.1:{free_port()}"
+    assert error_of("list", "--url", url) == f"the server cannot be reached: is it at {url}?"
+    assert error_of("--url", refusing, "list", "--url", url) == f"the server cannot be reached: is it at {url}?"
