@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+import training.telemetry.throughput as measuring
 from mlcd.errors import ConfigInvalid
 from training.telemetry.metrics import TENSORBOARD, MetricsLog, TensorBoardLog
 from training.telemetry.throughput import Throughput, measured_peak_tflops, peak_memory_bytes
@@ -58,6 +59,25 @@ def test_the_measured_peak_is_no_less_than_a_product_takes_and_soon_known(precis
     peak = measured_peak_tflops(CPU, precision)
     assert time.perf_counter() - began < 5  # 0.3 s on an idle machine
     assert 1e-4 < peak < 1e3
+
+
+def test_a_stall_at_the_start_is_not_taken_for_the_machine_s_rate(monkeypatch):
+    tried, rates = [], []
+
+    def stalled_at_first(size, device, dtype):
+        seconds = product_seconds(size, device, dtype)
+        tried.append(size)
+        if len(tried) <= 2:  # longer than the measurement is to take
+            time.sleep(0.4)
+            seconds += 0.4
+        rates.append(2.0 * size**3 / seconds / 1e12)
+        return seconds
+
+    product_seconds = measuring._product_seconds
+    monkeypatch.setattr(measuring, "_product_seconds", stalled_at_first)
+    assert measured_peak_tflops(CPU, "fp32") == max(rates[1:])
+    assert max(tried) >= 1024
+    assert len(tried) - 2 >= 5
 
 
 def test_the_measured_peak_leaves_random_numbers_alone():
