@@ -48,6 +48,18 @@ class _Commands(click.Group):
         return None
 
 
+class LocalPath(click.Path):
+    """A path on this machine; a URL would become a folder that is called `s3:`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "://" in value:
+            self.fail(f"{value} is a URL, and only images can be read from one: give a directory here", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+LOCAL_PATH = LocalPath(path_type=Path)
+
+
 def _added() -> Any:
     return entry_points(group="mlcd.commands")
 
@@ -70,8 +82,8 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("images")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("images", nargs=-1, required=True, metavar="IMAGES")
+@click.argument("out", type=LOCAL_PATH)
 @click.option(
     "--model",
     required=True,
@@ -83,7 +95,7 @@ def cli() -> None:
 @click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
 @reporter_option
 def embed(
-    images: str,
+    images: tuple[str, ...],
     out: Path,
     model: str,
     precision: Precision,
@@ -94,9 +106,14 @@ def embed(
 ) -> None:
     """Turn IMAGES into unit embeddings at OUT.
 
-    IMAGES: a folder, a glob of tar shards, a parquet or zip file, or an fsspec URL of these. Files that cannot
-    be used are skipped and listed in OUT/errors.jsonl.
+    IMAGES: a folder, a glob of image files ('photos/*.jpg', in quotes), a .txt file that lists some, a glob of tar
+    shards, a parquet or zip file, or an fsspec URL of these. Files that cannot be used are skipped and listed in
+    OUT/errors.jsonl.
     """
+    if len(images) > 1:
+        raise click.UsageError(
+            f"{images[0]} and {images[1]} are two places for images: put a pattern into quotes, or list files in a .txt"
+        )
     from mlcd.encoders import open_encoder
     from mlcd.images.quiet import silence_decoders
     from mlcd.images.sources import open_source
@@ -104,7 +121,7 @@ def embed(
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
-    source = open_source(images)
+    source = open_source(images[0])
     encoder = open_encoder(
         resolve_model(model, _announce), precision=precision, engine=engine, exif=exif, decode=decode
     )
@@ -121,8 +138,8 @@ def embed(
 
 
 @cli.command()
-@click.argument("embeddings", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("embeddings", type=LOCAL_PATH)
+@click.argument("out", type=LOCAL_PATH)
 @click.option("--clusters", type=click.IntRange(1), required=True)
 @click.option("--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
@@ -204,8 +221,8 @@ def cluster(
 
 @cli.command()
 @click.argument("source", metavar="EMBEDDINGS|IMAGES")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--centers", required=True)
+@click.argument("out", type=LOCAL_PATH)
+@click.option("--centers", type=LocalPath(), required=True)
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--threshold", type=float, help="Keep only centers at least this similar, of the --top nearest.")
 @click.option("--mode", type=click.Choice(["exact", "approximate"]), default="exact", show_default=True)
@@ -265,8 +282,8 @@ def label(
 
 
 @cli.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("source", type=LOCAL_PATH)
+@click.argument("out", type=LOCAL_PATH)
 @click.option("--recall", type=float, help="Recall@10 that the collection's index has to show.  [default: 0.99]")
 @click.option("--export", "export_", is_flag=True, help="SOURCE: a collection; OUT: a parquet file of all its items.")
 @click.option("--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine.")
@@ -309,7 +326,7 @@ def index(
 
 @cli.command()
 @click.argument("checkpoint")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=LOCAL_PATH)
 @click.option(
     "--format",
     "layout",
@@ -403,7 +420,7 @@ def export(
 
 
 @cli.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=LOCAL_PATH)
 @click.option("--quiet", is_flag=True, help="One line instead of one for each artifact.")
 @reporter_option
 def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
@@ -442,7 +459,7 @@ def doctor(as_json: bool) -> None:
 @click.option("--images", help="A folder of your own images; default: scikit-learn's scanned digits.")
 @click.option("--features", help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.")
 @click.option("--recipe", help="The training recipe; default: demo-digits, with --images demo-photos.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True)
+@click.option("--out", type=LOCAL_PATH, default=Path("demo"), show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlcd.artifact import published_path
-from mlcd.cli import FINISHED, reporter_option
+from mlcd.cli import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
 from training.parallel.torchrun import Elsewhere, is_first
 from training.signals import Interrupted, Preempted, preemptible
@@ -178,7 +178,7 @@ def _common_options(command: _Command) -> _Command:
             show_default=True,
             help="embedding: as served. pooled: before the projection, not normalized, as CLIP's protocol.",
         ),
-        click.option("--out", type=click.Path(path_type=Path), help="Also write the results as an artifact."),
+        click.option("--out", type=LOCAL_PATH, help="Also write the results as an artifact."),
         reporter_option,
     ]
     for decorator in reversed(decorators):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from mlcd.errors import ConfigInvalid
@@ -333,6 +333,13 @@ class RunConfig(_Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    @field_validator("out")
+    @classmethod
+    def _is_local(cls, out: str) -> str:
+        if "://" in out:
+            raise ValueError("a run is a directory on this machine, and no URL")
+        return out
+
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
         if self.optim.warmup_steps > self.schedule.steps:
@@ -412,8 +419,9 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
             raise ConfigInvalid(f"{', '.join(missing)} {are} not set", remedy=remedy) from error
         first = errors[0]
         if not first["loc"]:  # what several sections say does not go together
-            raise ConfigInvalid(first["msg"].removeprefix("Value error, ")) from error
-        raise ConfigInvalid(f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower()}") from error
+            raise ConfigInvalid(
+            f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower().removeprefix('value error, ')}"
+        ) from error
 
 
 def _dotted(place: Sequence[int | str]) -> str:

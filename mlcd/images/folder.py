@@ -1,4 +1,4 @@
-"""A folder of image files."""
+"""A folder of image files, or some of its files."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
@@ -90,3 +90,16 @@ class FolderSource(Source):
             return int(self._filesystem.info(self._path(entry))["size"])
         except (OSError, ValueError):
             return None
+
+
+class NamedFilesSource(FolderSource):
+    """Those files below a folder that a pattern or a list names."""
+
+    def __init__(self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> None:
+        """files: as the file system describes them."""
+        super().__init__(location, filesystem, root)
+        self._files = files
+        self.paths = [info["name"] for info in files]
+
+    def _walk(self) -> Iterator[list[dict[str, Any]]]:
+        yield self._files

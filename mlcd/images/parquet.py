@@ -1,5 +1,6 @@
 """A column of images in parquet files."""
 
+import json
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -95,13 +96,23 @@ def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
     image = _image_column(file, path)
     key = "key" if "key" in columns else None
     class_name = next((column for column in _CLASS_COLUMNS if column in columns), None)
+    names = _class_names(file, class_name)
     wanted = [column for column in (image, key, class_name) if column is not None]
     for group in range(file.num_row_groups):
         start = 0
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
-            named = [None if column is None else batch.column(column) for column in (key, class_name)]
-            yield group, start, batch.column(image), *named
+            keys, classes = (None if column is None else batch.column(column) for column in (key, class_name))
+            yield group, start, batch.column(image), keys, classes if names is None else _named(classes, names)
             start += batch.num_rows
+
+
+def _class_names(file: Any, column: str | None) -> list[str] | None:
+    """The names that the numbers in a column of classes stand for, where the file says so as Hugging Face does."""
+    try:
+        facts = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"][column]
+        return list(map(str, facts["names"])) if facts["_type"] == "ClassLabel" else None
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 def _listed_batch(group: int, start: int, images: Any, keys: Any, class_names: Any) -> pa.RecordBatch:
@@ -116,6 +127,12 @@ def _listed_batch(group: int, start: int, images: Any, keys: Any, class_names: A
         ],
         schema=_ROWS,
     )
+
+
+def _named(numbers: Any, names: list[str]) -> Any:
+    """The name of each number; null for -1, which images without a class have, and for what has no name."""
+    known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names)))
+    return pa.array(names, pa.string()).take(pc.if_else(known, numbers, None))
 
 
 def _image_column(file: Any, path: str) -> str:

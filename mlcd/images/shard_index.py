@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from platformdirs import user_cache_path
 
-_VERSION: Final = "2"  # of the rules by which members are listed
+_VERSION: Final = "3"  # of the rules by which members are listed
 _WORTH_KEEPING: Final = 1000  # images; fewer are listed in a fraction of a second
 _WORTH_KEEPING_BYTES: Final = 1 << 24  # or less than so many bytes of them
 _STATE: Final = b"state"

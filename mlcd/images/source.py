@@ -32,6 +32,8 @@ class Source(ABC):
 
     def __init__(self, location: str) -> None:
         self.location = location
+        self.paths: list[str] = []
+        """Files that were named, one by one or by a pattern, in the file system's own form; none of a whole folder."""
         self.problems: list[Problem] = []
         self.faults: list[SampleKey] = []
         """Images that the file system would not give, in the order of reading: theirs may not be the fault."""
@@ -107,7 +109,8 @@ class FilesSource(Source):
 
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location)
-        self._filesystem, self.paths = filesystem, paths
+        self._filesystem = filesystem
+        self.paths = paths
         self._listed: dict[str, bytes | None] = {}
 
     def files_of(self, entries: Entries) -> list[str]:

@@ -1,5 +1,6 @@
 """Where a run keeps its checkpoints: `RUN/checkpoints/step_000100/`, each with `weights/` and `centers/`."""
 
+import glob
 import os
 from pathlib import Path
 
@@ -54,6 +55,6 @@ def trained_images(checkpoint: Artifact) -> str | None:
             if "://" in parent.path:
                 return parent.path
             location = Path(os.path.normpath(run / parent.path))
-            if location.exists() or any(location.parent.glob(location.name)):
+            if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207 - wildcards in any part
                 return str(location)
     return None

@@ -69,7 +69,7 @@ class Roots:
         return str(self._real_path(named.parent, "output") / named.name)
 
     def check_input(self, real: str) -> None:
-        """A resolved input: a folder, an archive, or a glob of some, with something to read in it.
+        """A resolved input: a folder, a file, a list or a glob of some, with something to read in it.
 
         Raises OutsideRoots where a wildcard leads elsewhere, InvalidInput.
         """
@@ -77,14 +77,13 @@ class Roots:
             source = open_source(real)
         except MlcdError as error:
             raise InvalidInput(error.message, remedy=error.remedy) from error
-        archives = source.paths if isinstance(source, FilesSource) else []
-        self.check_files(archives)
-        for archive in archives:
-            if not Path(archive).is_file():  # one that waits for a writer would keep whoever opens it
+        self.check_files(source.paths)
+        for path in source.paths if isinstance(source, FilesSource) else []:
+            if not Path(path).is_file():  # one that waits for a writer would keep whoever opens it
                 raise InvalidInput(
                     "a folder or a pipe has the name of an archive of the input", remedy="leave these out"
                 )
-        if next(_readable(archives or _walk(Path(real))), None) is None:
+        if next(_readable(source.paths or _walk(Path(real))), None) is None:
             remedy = "is it empty, or closed to the server? name tables as FOLDER/*.parquet"
             raise InvalidInput("nothing of the input can be read as images", remedy=remedy)
 
@@ -127,12 +126,10 @@ class Roots:
         self._check_place(draft_path(Path(out)), "output")
 
     def check_archives(self, real: str) -> None:
-        """Before a resolved input is listed. Raises OutsideRoots where one of its archives leads elsewhere, and what
-        `open_source` raises.
+        """Before a resolved input is listed. Raises OutsideRoots where one of the files that it names leads elsewhere,
+        and what `open_source` raises.
         """
-        source = open_source(real)
-        if isinstance(source, FilesSource):
-            self.check_files(source.paths)
+        self.check_files(open_source(real).paths)
 
     def check_files(self, paths: Sequence[str]) -> None:
         """Raises OutsideRoots where one of an input's files is, or leads, elsewhere: a wildcard finds links, too."""

@@ -1,7 +1,9 @@
 import contextlib
 import hashlib
 import io
+import json
 import os
+import sys
 import tarfile
 import zipfile
 
@@ -332,9 +334,9 @@ def test_a_file_over_the_limit_is_not_even_read(tmp_path):
 def test_what_cannot_be_a_source_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(NotFound, match="no images"):
         open_source(str(tmp_path / "absent"))
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(InvalidInput, match="one of these"):
-        open_source(str(tmp_path / "a.txt"))
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(InvalidInput, match="is not an image"):
+        open_source(str(tmp_path / "a.csv"))
     pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
     with pytest.raises(InvalidInput, match="image column"):
         open_source(str(tmp_path / "a.parquet")).entries  # noqa: B018
@@ -351,6 +353,88 @@ def test_a_file_that_vanishes_or_cannot_be_read_fails_alone(tmp_path):
     prepared = list(prepare_all(source, entries, PreprocessSpec(8, 8), num_threads=2, ahead=2))
     assert [item.entry.key for item in prepared] == ["1.png", "2.png", "3.png"]
     assert [item.pixels is None for item in prepared] == [False, True, False]
+
+
+def write_pictures(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(png(len(name)))
+
+
+def test_a_pattern_of_image_files_is_read_with_keys_below_its_first_wildcard(tmp_path):
+    write_pictures(tmp_path, "cat/1.png", "cat/2.jpg", "dog/1.png", "dog/old/3.png", "top.png", "cat/notes.txt")
+    whole = contents(open_source(str(tmp_path)))
+
+    def found(pattern):
+        return contents(open_source(str(tmp_path / pattern)))
+
+    assert found("*/*.png") == {key: whole[key] for key in ("cat/1.png", "dog/1.png")}
+    assert found("**/*.png") == {key: whole[key] for key in whole if key.endswith(".png")}
+    assert found("dog/*.png") == {"1.png": (None, whole["dog/1.png"][1])}
+    assert found("cat/*") == {name: (None, whole[f"cat/{name}"][1]) for name in ("1.png", "2.jpg")}
+    assert list(found("top.png")) == ["top.png"]
+    with pytest.raises(InvalidInput, match=r"names a folder, .*/cat: .*FOLDER/\*\.jpg"):
+        found("*")
+    with pytest.raises(NotFound, match="no images at"):
+        found("*.gif")
+    (tmp_path / "a.tar").touch()
+    with pytest.raises(InvalidInput, match="several kinds"):
+        found("*.*")
+
+
+def test_a_list_of_files_is_read_with_keys_below_its_folder(tmp_path):
+    write_pictures(tmp_path, "in/cat/1.png", "in/dog/1.png", "in/dog/2.png", "out.png")
+    listed = tmp_path / "in" / "some.txt"
+    listed.write_text(f"dog/2.png\r\n\n./cat/1.png\n{tmp_path}/in/dog/2.png\n")
+    whole = contents(open_source(str(tmp_path / "in")))
+    assert contents(open_source(str(listed))) == {key: whole[key] for key in ("cat/1.png", "dog/2.png")}
+    for line, message in (("../out.png", "outside of its folder"), ("dog/3.png", "dog/3.png, which is not there")):
+        listed.write_text(f"cat/1.png\n{line}\n")
+        with pytest.raises(InvalidInput, match=message):
+            open_source(str(listed))
+
+
+def test_links_that_a_pattern_or_a_list_names_are_not_followed(tmp_path):
+    write_pictures(tmp_path, "in/1.png", "out.png")
+    (tmp_path / "in" / "2.png").symlink_to(tmp_path / "out.png")
+    (tmp_path / "in" / "some.txt").write_text("1.png\n2.png\n")
+    for name in ("*.png", "some.txt"):
+        source = open_source(str(tmp_path / "in" / name))
+        assert source.read(source.entries[0]) == png(len("in/1.png"))
+        with pytest.raises(ImageRejected, match="a link"):
+            source.read(source.entries[1])
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [
+        ("s3://bucket/photos", "s3fs"),
+        ("gs://bucket/photos", "gcsfs"),
+        ("abfs://container/photos", "adlfs"),
+        ("simplecache::s3://bucket/photos", "s3fs"),
+        ("sftp://host/photos", r"'fsspec\[sftp\]'"),
+    ],
+)
+def test_a_url_whose_file_system_is_not_installed_names_the_package(url, package, monkeypatch):
+    for module in ("s3fs", "gcsfs", "adlfs", "paramiko"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InvalidInput, match=f"needs a package that is not installed: pip install {package}$"):
+        open_source(url)
+
+
+def test_numbers_of_classes_become_their_names_where_the_file_has_them(tmp_path):
+    images = pa.array([{"bytes": png(1)}] * 4)
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    table = pa.table({"image": images, "label": [1, 0, -1, None]})
+    pq.write_table(table, tmp_path / "numbers.parquet")
+    named = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(named, tmp_path / "named.parquet")
+
+    def classes(name):
+        return list(open_source(str(tmp_path / name)).entries.class_names())
+
+    assert classes("named.parquet") == ["dog", "cat", None, None]
+    assert classes("numbers.parquet") == ["1", "0", "-1", None]
 
 
 def test_the_listing_digest_changes_with_the_files(tmp_path):
