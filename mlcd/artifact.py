@@ -22,6 +22,8 @@ from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
+GROWN: Final = "grown"
+"""In the config of an artifact that has grown: the digest that it had before each addition, by its first part."""
 _PARTIAL: Final = ".partial"
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -99,7 +101,7 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
 
     Raises ArtifactInvalid naming the first file that does not match.
     """
-    artifact = _read_manifest(path)
+    artifact = read_manifest(path)
     if kind is not None and artifact.kind != kind:
         raise ArtifactInvalid(f"{path} holds {artifact.kind}, not {kind}", remedy=f"give the directory of the {kind}")
     for name, entry in {**artifact.files, **artifact.logs}.items():
@@ -138,8 +140,12 @@ def published_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(_PARTIAL)) if path.name != _PARTIAL else path
 
 
-def _read_manifest(path: Path) -> Artifact:
-    file = path / MANIFEST
+def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
+    """What the manifest of this name says of the artifact at `path`, no file of which is looked at.
+
+    Raises ArtifactInvalid where it is not there, or not as it was written.
+    """
+    file = path / name
     if not file.is_file():
         partial = draft_path(path)
         remedy = (

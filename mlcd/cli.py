@@ -93,6 +93,7 @@ def cli() -> None:
 @click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), default="auto", show_default=True)
 @click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
 @click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
+@click.option("--append", is_flag=True, help="Add to the embeddings at OUT the images that they do not have.")
 @reporter_option
 def embed(
     images: tuple[str, ...],
@@ -102,6 +103,7 @@ def embed(
     engine: EngineName,
     exif: ExifPolicy | None,
     decode: DecodeMode | None,
+    append: bool,
     reporter: Reporter,
 ) -> None:
     """Turn IMAGES into unit embeddings at OUT.
@@ -118,6 +120,7 @@ def embed(
     from mlcd.images.quiet import silence_decoders
     from mlcd.images.sources import open_source
     from mlcd.pipelines.embed import embed as run
+    from mlcd.pipelines.embed_more import embed_more
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
@@ -126,7 +129,7 @@ def embed(
         resolve_model(model, _announce), precision=precision, engine=engine, exif=exif, decode=decode
     )
     try:
-        artifact = run(source, encoder, out, reporter)
+        artifact = (embed_more if append and out.exists() else run)(source, encoder, out, reporter)
     finally:
         encoder.close()
     facts = artifact.summary
@@ -233,6 +236,7 @@ def cluster(
 @click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), help="Of the model.  [default: auto]")
 @click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
 @click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
+@click.option("--append", is_flag=True, help="Add to the labels at OUT those of rows that EMBEDDINGS have gained.")
 @reporter_option
 def label(
     source: str,
@@ -248,6 +252,7 @@ def label(
     engine: EngineName | None,
     exif: ExifPolicy | None,
     decode: DecodeMode | None,
+    append: bool,
     reporter: Reporter,
 ) -> None:
     """Give every row of EMBEDDINGS, or every one of IMAGES, its nearest centers at OUT.
@@ -258,6 +263,7 @@ def label(
     from mlcd.images.quiet import silence_decoders
     from mlcd.pipelines.label import LabelOptions
     from mlcd.pipelines.label import label as run
+    from mlcd.pipelines.label_more import label_more
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
@@ -276,7 +282,10 @@ def label(
         exif=exif,
         decode=decode,
     )
-    artifact = run(options, out, workers=workers, reporter=reporter)
+    if append and out.exists():
+        artifact = label_more(options, out, reporter)
+    else:
+        artifact = run(options, out, workers=workers, reporter=reporter)
     facts = artifact.summary
     _finish(reporter, artifact, f"labels of {facts['images']} images among {facts['centers']} centers")
 
@@ -287,6 +296,7 @@ def label(
 @click.option("--recall", type=float, help="Recall@10 that the collection's index has to show.  [default: 0.99]")
 @click.option("--export", "export_", is_flag=True, help="SOURCE: a collection; OUT: a parquet file of all its items.")
 @click.option("--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine.")
+@click.option("--append", is_flag=True, help="Add to the collection at OUT what the embeddings have gained.")
 @reporter_option
 def index(
     source: Path,
@@ -294,6 +304,7 @@ def index(
     recall: float | None,
     export_: bool,
     duplicates: float | None,
+    append: bool,
     reporter: Reporter,
 ) -> None:
     """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).
@@ -306,8 +317,8 @@ def index(
 
     if export_ and duplicates is not None:
         raise click.UsageError("--export and --duplicates exclude each other")
-    if recall is not None and (export_ or duplicates is not None):
-        raise click.UsageError("--recall is for building a collection")
+    if (recall is not None or append) and (export_ or duplicates is not None):
+        raise click.UsageError("--recall and --append are for building a collection")
     if export_:
         num_items = pipeline.export_parquet(source, out, reporter)
         reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
@@ -319,7 +330,7 @@ def index(
         if source.suffix == ".parquet":
             described = pipeline.import_parquet(source, out, reporter, recall=recall)
         else:
-            described = pipeline.index(EmbeddingsArtifact.open(source), out, reporter, recall=recall)
+            described = pipeline.index(EmbeddingsArtifact.open(source), out, reporter, recall=recall, append=append)
         line = f"collection of {described.items} items, {described.kind} index"
         reporter.result({FINISHED: str(out), **asdict(described)}, f"{line}: {out}")
 

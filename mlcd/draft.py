@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 
 import mlcd
 from mlcd.artifact import (
+    GROWN,
     MANIFEST,
     SCHEMA,
     Artifact,
@@ -52,13 +53,15 @@ def find_published(out: Path, request: Request) -> Artifact | None:
         raise Conflict(f"{out} exists and is not an artifact", remedy="give another output directory")
     artifact = open_artifact(out, verify_files=False)
     found = artifact.request().identity()
+    found["config"].pop(GROWN, None)  # whether it was made at once or bit by bit
     if request.fingerprint is None:  # the result brings its own: a model that did not exist before
         found["fingerprint"] = None
-    if found != request.identity():
-        raise Conflict(
-            f"{out} holds {artifact.kind} made from other input or settings",
-            remedy="remove it or give another output directory",
-        )
+    wanted = request.identity()
+    if found != wanted:
+        remedy = "remove it or give another output directory"
+        if artifact.kind in ("embeddings", "labels") and found | {"parents": wanted["parents"]} == wanted:
+            remedy += "; --append adds what is new in the same input"
+        raise Conflict(f"{out} holds {artifact.kind} made from other input or settings", remedy=remedy)
     if (out / _REQUEST).is_file():
         _clear_notes(out)
     return artifact

@@ -3,7 +3,8 @@
 part-00000.npy           [n, d] float32 or float16, unit rows
 part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the image's bytes, and
                          split: its position in (0, 1) among all listed images of its class, by which steps hold out
-errors.jsonl             one line per sample that has no row: key, reason, detail
+errors.jsonl             one line per sample that has no row: key, reason, detail; where rows were added later, the
+                         whole list is in the errors-00000.jsonl of the newest addition, named by its first part
 """
 
 from collections.abc import Iterator
@@ -29,6 +30,11 @@ KEY_SCHEMA = pa.schema(
 
 def part_name(part: int) -> str:
     return f"part-{part:05d}.npy"
+
+
+def added_errors_name(first_part: int) -> str:
+    """The list of errors of an artifact to which the parts from this one on were added."""
+    return f"errors-{first_part:05d}.jsonl"
 
 
 def keys_name(part: int) -> str:
@@ -80,6 +86,12 @@ class EmbeddingsArtifact:
         assert self.artifact.fingerprint is not None
         return self.artifact.fingerprint
 
+    @property
+    def errors_file(self) -> Path:
+        """The newest list of the samples that have no row."""
+        added = [name for name in self.artifact.files if name.startswith("errors-")]
+        return self.artifact.file(max(added, default=ERRORS))
+
     @cached_property
     def num_parts(self) -> int:
         return sum(name.endswith(".npy") for name in self.artifact.files)
@@ -87,6 +99,10 @@ class EmbeddingsArtifact:
     @cached_property
     def num_rows(self) -> int:
         return sum(len(self._map(part)) for part in range(self.num_parts))
+
+    def num_rows_before(self, part: int) -> int:
+        """Of the parts before this one."""
+        return sum(len(self._map(earlier)) for earlier in range(part))
 
     @property
     def dimension(self) -> int:

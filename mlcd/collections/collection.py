@@ -353,6 +353,14 @@ class Collection:
             self._damaged, self._indexing_error = False, None
             remove_before(folder, generation.number)
 
+    def take_source(self, source: Mapping[str, str]) -> None:
+        """What it is made of from now on, as the next generation of its index will state; durable when this returns."""
+        self.check_writable()
+        with self._writing:
+            self._check_open()
+            self._ledger.state("source", dict(source))
+            self.source = dict(source)
+
     def rows(self) -> tuple[list[str], Callable[[int, int], Embeddings]]:
         """(ids, read) of one moment: read(start, stop) gives these items' vectors, [stop - start, D] float32."""
         searcher = self._searcher

@@ -132,6 +132,11 @@ class Ledger:
             self._connected.close()
             self._connected = None
 
+    def state(self, name: str, value: Any) -> None:
+        """Another value of one of the facts; durable when this returns."""
+        with _translated(self._path):
+            self._connection.execute("UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name))
+
     def facts(self) -> dict[str, Any]:
         with _translated(self._path):
             return {name: json.loads(value) for name, value in self._connection.execute("SELECT * FROM facts")}

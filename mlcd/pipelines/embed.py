@@ -1,6 +1,7 @@
 """Images to the embeddings artifact."""
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mlcd.keys import split_positions
 from mlcd.pipelines.encoded import (
     BATCH,
     PART_ENTRIES,
+    EncodedPart,
     OnDone,
     check_source,
     encode_entries,
@@ -32,6 +34,7 @@ from mlcd.pipelines.encoded import (
 )
 from mlcd.pipelines.ownership import take_over
 from mlcd.progress import Reporter
+from mlcd.types import SampleKey
 
 
 def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
@@ -99,16 +102,7 @@ class Embedding:
         )
         splits = self._splits[part_slice(part, self._part_entries)].tolist()
         split_of = dict(zip(self.entries(part).keys(), splits, strict=True))
-        keys = [
-            {"key": entry.key, "class_name": entry.class_name, "sha256": sha256, "split": split_of[entry.key]}
-            for entry, sha256 in zip(encoded.entries, encoded.image_sha256, strict=True)
-        ]
-        with draft.together(errors_name(part)):
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, encoded.embeddings, allow_pickle=False)
-            with draft.write(keys_name(part)) as path:
-                pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
-            write_errors(draft, part, encoded.errors)
+        write_encoded(draft, part, encoded, split_of)
 
     @cached_property
     def _splits(self) -> NDArray[np.float64]:
@@ -117,7 +111,7 @@ class Embedding:
     def publish(self, draft: Draft) -> Artifact:
         """Every part is finished. Raises InvalidInput where none of the images could be used."""
         num_parts = len(self.sizes)
-        errors = merge_errors(draft, num_parts, self.source)
+        errors = merge_errors(draft, range(num_parts), self.source)
         num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts))
         if num_rows == 0:
             raise no_usable_image(self.source, errors)
@@ -128,6 +122,20 @@ class Embedding:
             "model": self._encoder.name,
         }
         return draft.publish(summary=summary)
+
+
+def write_encoded(draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]) -> None:
+    """One part: rows, their keys, and at last its errors, which say that it is finished."""
+    keys = [
+        {"key": entry.key, "class_name": entry.class_name, "sha256": sha256, "split": split_of[entry.key]}
+        for entry, sha256 in zip(encoded.entries, encoded.image_sha256, strict=True)
+    ]
+    with draft.together(errors_name(part)):
+        with draft.write(part_name(part)) as path, path.open("wb") as file:
+            np.save(file, encoded.embeddings, allow_pickle=False)
+        with draft.write(keys_name(part)) as path:
+            pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
+        write_errors(draft, part, encoded.errors)
 
 
 def images_parent(source: Source, out: Path) -> Parent:

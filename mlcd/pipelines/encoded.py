@@ -156,13 +156,13 @@ def num_errors(draft: Draft, part: int) -> int:
     return len((draft.path / errors_name(part)).read_text().splitlines())
 
 
-def merge_errors(draft: Draft, num_parts: int, source: Source) -> list[dict[str, str]]:
-    """All errors, in the order of the source, also written to the artifact's errors.jsonl."""
+def merge_errors(draft: Draft, parts: Iterable[int], source: Source, name: str = ERRORS) -> list[dict[str, str]]:
+    """All errors, in the order of the source, also written to the artifact's file `name`."""
     errors = [{"key": problem.key, "reason": "unreadable", "detail": problem.detail} for problem in source.problems]
-    for part in range(num_parts):
+    for part in parts:
         lines = (draft.path / errors_name(part)).read_text().splitlines()
         errors.extend(json.loads(line) for line in lines)
-    with draft.write(ERRORS) as path:
+    with draft.write(name) as path:
         path.write_text("".join(json.dumps(error) + "\n" for error in errors))
     return errors
 

@@ -16,6 +16,7 @@ from mlcd.collections.parquet import ParquetItems, write_parquet
 from mlcd.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Conflict
+from mlcd.growth import first_part_after
 from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings
 
@@ -31,16 +32,44 @@ def index(
     *,
     recall: float | None,
     source: Parent | None = None,
+    append: bool = False,
 ) -> Description:
     """A durable collection at `out` of all rows, id: key, metadata: class_name where there is one; indexed.
 
     Goes on where an earlier attempt was stopped. source: what it says that it was made from, where that is not to be
-    these embeddings. Raises Conflict where another collection is there.
+    these embeddings. append: to a collection of what the embeddings were before they grew, only what they have gained.
+    Raises Conflict where another collection is there.
     """
     source = source or embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
+    if append and (out / LEDGER).is_file():
+        return _index_more(embeddings, out, reporter, recall=recall, source=source)
     with _opened(out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)) as collection:
         blocks = (_items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS))
         return _fill(collection, blocks, embeddings.num_rows, reporter)
+
+
+def _index_more(
+    embeddings: EmbeddingsArtifact, out: Path, reporter: Stages, *, recall: float | None, source: Parent
+) -> Description:
+    """What the user has changed or deleted among the earlier items stays so: only new rows are looked at."""
+    with Collection.open(out, background=False) as collection:
+        made_of = (collection.source or {}).get("digest", "")
+        if made_of == source.digest:
+            first = embeddings.num_parts
+        elif (first_or_none := first_part_after(embeddings.artifact, made_of)) is not None:
+            first = first_or_none
+        else:
+            raise _of_another(out)
+        collection.check_fingerprint(embeddings.fingerprint)
+        if recall not in (None, collection.recall_target):
+            raise _of_another(out)
+        start = embeddings.num_rows_before(first)
+        blocks = (
+            _items(embeddings, block.start, embeddings.read(block))
+            for block in embeddings.plan(_BLOCK_ROWS)
+            if block.start >= start
+        )
+        return _fill(collection, blocks, embeddings.num_rows - start, reporter, source=source)
 
 
 def import_parquet(path: Path, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
@@ -98,20 +127,34 @@ def _opened(
     same_source = source is None or (collection.source or {}).get("digest") == source["digest"]
     if not same_source or collection.fingerprint != fingerprint or recall not in (None, collection.recall_target):
         collection.close()
-        raise Conflict(
-            f"{out} holds a collection made from other input or settings",
-            remedy="remove it or give another output directory",
-        )
+        raise _of_another(out)
     return collection
 
 
-def _fill(collection: Collection, blocks: Iterator[list[Item]], num_items: int, reporter: Stages) -> Description:
+def _of_another(out: Path) -> Conflict:
+    return Conflict(
+        f"{out} holds a collection made from other input or settings",
+        remedy="remove it or give another output directory; --append adds what embeddings have gained",
+    )
+
+
+def _fill(
+    collection: Collection,
+    blocks: Iterator[list[Item]],
+    num_items: int,
+    reporter: Stages,
+    *,
+    source: Parent | None = None,
+) -> Description:
+    """Add the items and index all. source: what the collection is made of once they are in."""
     changed = False
     with reporter.stage("add", num_items) as meter:
         for items in blocks:
             outcomes = collection.add(items)
             changed |= any(outcome != "unchanged" for outcome in outcomes)
             meter.advance(len(items))
+    if source is not None:
+        collection.take_source(asdict(source))
     described = collection.describe()
     if changed or described.indexed != described.items:
         with reporter.stage(INDEX_STAGE, described.items) as meter:

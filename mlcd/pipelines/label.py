@@ -116,16 +116,16 @@ class Labeling:
         num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts))
         summary: dict[str, Any] = {"images": num_rows, "centers": len(self.centers.vectors)}
         if isinstance(self.rows, ImagesInput):
-            errors = merge_errors(draft, num_parts, self.rows.source)
+            errors = merge_errors(draft, range(num_parts), self.rows.source)
             if num_rows == 0:
                 raise no_usable_image(self.rows.source, errors)
             summary["errors"] = len(errors)
         elif isinstance(self.rows, EmbeddingsInput):
             with draft.write(ERRORS) as path:
-                shutil.copyfile(self.rows.embeddings.artifact.file(ERRORS), path)
+                shutil.copyfile(self.rows.embeddings.errors_file, path)
         if self.centers.names is not None:
             draft.write_json(NAMES, list(self.centers.names))
-        summary |= self.search.summary(draft, num_parts)
+        summary |= self.search.summary(draft, range(num_parts))
         return draft.publish(summary=summary)
 
 

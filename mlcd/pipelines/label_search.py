@@ -5,6 +5,7 @@ The notes are hidden files: no part of the artifact, so that the labels' digest 
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -40,8 +41,8 @@ class LabelSearch(Protocol):
         """Labels of unit rows as the model gives them; leaves a note of how."""
         ...
 
-    def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
-        """What the notes of all parts say."""
+    def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
+        """What the notes of these parts say."""
         ...
 
 
@@ -65,9 +66,9 @@ class ExactSearch:
         draft.write_json(_note_name(part), asdict(found.scan) | _truncated(found, self._top))
         return _first(found, self._top)
 
-    def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
+    def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
         """By which arithmetics the parts were scanned, and the rows that each level settled."""
-        notes = [_read_note(draft, part) for part in range(num_parts)]
+        notes = [_read_note(draft, part) for part in parts]
         products = sorted({note["products"] for note in notes})
         levels = {level: sum(note[level] for note in notes) for level in _LEVELS}
         return {"scan": {"products": products, **levels}, **_all_truncated(notes, self._threshold)}
@@ -137,8 +138,8 @@ class ApproximateSearch:
         draft.write_json(_note_name(part), _truncated(found, self._top))
         return _first(found, self._top)
 
-    def summary(self, draft: Draft, num_parts: int) -> dict[str, Any]:
-        notes = [_read_note(draft, part) for part in range(num_parts)]
+    def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
+        notes = [_read_note(draft, part) for part in parts]
         return {"audit": _read_audit(draft), **_all_truncated(notes, self._threshold)}
 
     def _opened(self, draft: Draft) -> tuple[ApproximateScan, int]:

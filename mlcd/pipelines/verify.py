@@ -12,6 +12,7 @@ from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
+from mlcd.growth import first_part_after
 from mlcd.images.sources import open_source
 from mlcd.labels.table import LabelTable
 from mlcd.models.places import digest_of_weights
@@ -79,7 +80,8 @@ def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact])
         yield Finding(parent.path, parent.role, False, "not on this machine, not checked")
     else:
         yield from _walk(path.resolve(), seen)
-        if seen[path.resolve()].digest != parent.digest:
+        found = seen[path.resolve()]
+        if found.digest != parent.digest and first_part_after(found, parent.digest) is None:
             raise ArtifactInvalid(
                 f"{path.resolve() / MANIFEST} is not the {parent.role} that {artifact.path} was made from",
                 remedy="make the later artifact again, or restore the earlier one",

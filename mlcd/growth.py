@@ -1,0 +1,127 @@
+"""Finished artifacts that grow: new parts beside the old ones, then another manifest, by one rename.
+
+What is there stays as it is, byte for byte, and so does the manifest that was there before, under a name of its own:
+what was made from the earlier state can still be compared with it.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import mlcd
+from mlcd.artifact import (
+    GROWN,
+    MANIFEST,
+    SCHEMA,
+    Artifact,
+    Parent,
+    Request,
+    measure,
+    open_artifact,
+    read_manifest,
+    sealed,
+    verify_file,
+)
+from mlcd.disk import replacing, translated_os_errors, write_synced
+from mlcd.draft import Draft
+from mlcd.errors import ArtifactInvalid, Conflict
+
+_EARLIER: Final = "manifest-{:05d}.json"
+
+
+def first_part_after(artifact: Artifact, digest: str) -> int | None:
+    """The first part that was added to the artifact since it had this digest; None where it never had.
+
+    Raises ArtifactInvalid where what it was then is not there any more, as it was.
+    """
+    for first_part, earlier in artifact.config.get(GROWN, {}).items():
+        if earlier == digest:
+            _check_earlier(artifact, _EARLIER.format(int(first_part)), digest)
+            return int(first_part)
+    return None
+
+
+def _check_earlier(artifact: Artifact, name: str, digest: str) -> None:
+    """Every file of the earlier manifest is, by the artifact's own, what it was."""
+    verify_file(artifact, name)
+    earlier = read_manifest(artifact.path, name)
+    same = all(artifact.files.get(file) == entry for file, entry in earlier.files.items())
+    if earlier.digest != digest or not same:
+        raise ArtifactInvalid(f"{artifact.path / name} is not what it was", remedy="make the artifact again")
+
+
+@contextmanager
+def open_addition(artifact: Artifact, parents: tuple[Parent, ...], first_part: int) -> Iterator["Addition"]:
+    """What is to be added to the artifact, from part `first_part` on, goes into the draft beside it until it is whole.
+
+    A draft of the same addition is gone on with, that of any other is worth nothing. Raises Conflict where another
+    process is at it, or was a moment ago.
+    """
+    request = Request(artifact.kind, {"to": artifact.digest, "first_part": first_part}, parents, artifact.fingerprint)
+    draft = Draft(artifact.path, request)
+    if draft.begun() not in (None, request.identity()):
+        draft = Draft(artifact.path, request, fresh=True)
+    with draft:
+        if open_artifact(artifact.path, verify_files=False).digest != artifact.digest:
+            shutil.rmtree(draft.path)
+            raise Conflict(f"{artifact.path} has grown meanwhile", remedy="run the same command again")
+        for leftover in artifact.path.glob(".*.tmp"):  # of one that was killed in its last step
+            leftover.unlink()
+        yield Addition(artifact, draft, parents, first_part)
+
+
+class Addition:
+    """New parts of a finished artifact, in a draft until `publish`."""
+
+    def __init__(self, artifact: Artifact, draft: Draft, parents: tuple[Parent, ...], first_part: int) -> None:
+        self.draft = draft
+        self._artifact, self._parents, self._first_part = artifact, parents, first_part
+
+    def publish(self, summary: Mapping[str, Any]) -> Artifact:
+        """Put the draft's files beside the old ones, and then the manifest over all of them in place of the old one.
+
+        Killed before that last step, the artifact is what it was: files that no manifest names are none of it.
+        """
+        old, out = self._artifact, self._artifact.path
+        with translated_os_errors(out):
+            shutil.copyfile(out / MANIFEST, self.draft.path / _EARLIER.format(self._first_part))
+            files = {}
+            for path in sorted(self.draft.path.iterdir()):
+                if not path.name.startswith("."):
+                    files[path.name] = asdict(measure(path))
+                    with replacing(out / path.name) as place:
+                        _link(path, place)
+            grown = {**old.config.get(GROWN, {}), str(self._first_part): old.digest}
+            manifest = {
+                "schema": SCHEMA,
+                "kind": old.kind,
+                "config": {**old.config, GROWN: grown},
+                "parents": [asdict(parent) for parent in self._parents],
+                "fingerprint": old.fingerprint,
+                "files": {name: asdict(entry) for name, entry in old.files.items()} | files,
+                "children": old.children,
+                "logs": {name: asdict(entry) for name, entry in old.logs.items()},
+                "summary": dict(summary),
+                "code_version": mlcd.__version__,
+                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            write_synced(out / MANIFEST, sealed(manifest))
+            self.discard()
+        return open_artifact(out, verify_files=False)
+
+    def discard(self) -> None:
+        """Removes the draft."""
+        shutil.rmtree(self.draft.path)
+
+
+def _link(path: Path, place: Path) -> None:
+    """The draft stays whole until all is done; file systems that know no links are given a copy."""
+    try:
+        os.link(path, place)
+    except OSError:
+        shutil.copyfile(path, place)

@@ -1,0 +1,111 @@
+"""New images of a source to an embeddings artifact that was made of it before."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlcd.artifact import Artifact, Parent
+from mlcd.cores import available_cores
+from mlcd.embeddings import EmbeddingsArtifact, added_errors_name, keys_name
+from mlcd.encoders.base import Encoder
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.growth import Addition, open_addition
+from mlcd.images.entries import Entries
+from mlcd.images.source import Source
+from mlcd.keys import split_positions
+from mlcd.pipelines.embed import images_parent, write_encoded
+from mlcd.pipelines.encoded import (
+    check_source,
+    encode_entries,
+    errors_name,
+    merge_errors,
+    part_sizes,
+    part_slice,
+)
+from mlcd.progress import Reporter
+
+
+def embed_more(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
+    """Add the images of `source` that have no row in the embeddings at `out`; the rows that are there stay.
+
+    Images that could not be used before are tried again. Killed at any moment, the artifact is as it was or as it is to
+    be, and the same again goes on. Raises ConfigInvalid where the rows would be of another kind, InvalidInput where
+    the artifact was made of images at another place.
+    """
+    check_source(source, out)
+    embeddings = EmbeddingsArtifact.open(out)
+    parent = images_parent(source, out)
+    _check_alike(embeddings.artifact, parent, encoder)
+    entries = _new_entries(source, embeddings)
+    if not len(entries):
+        return embeddings.artifact
+    with open_addition(embeddings.artifact, (parent,), embeddings.num_parts) as addition:
+        return _add(addition, source, entries, encoder, embeddings, reporter)
+
+
+def _add(
+    addition: Addition,
+    source: Source,
+    entries: Entries,
+    encoder: Encoder,
+    embeddings: EmbeddingsArtifact,
+    reporter: Reporter,
+) -> Artifact:
+    artifact, draft = embeddings.artifact, addition.draft
+    part_entries = int(artifact.config["part_entries"])
+    sizes, first = part_sizes(len(entries), part_entries), embeddings.num_parts
+    parts = range(first, first + len(sizes))
+    positions = split_positions(source.entries.keys(), source.entries.class_names())
+    splits = dict(zip(source.entries.keys(), positions.tolist(), strict=True))
+    missing = [part for part in parts if not draft.has(errors_name(part))]
+    done = sum(sizes) - sum(sizes[part - first] for part in missing)
+    with reporter.stage("embed", sum(sizes), done=done) as meter:
+        for part in missing:
+            encoded = encode_entries(
+                source,
+                entries[part_slice(part - first, part_entries)],
+                encoder,
+                num_threads=available_cores(),
+                on_done=lambda _, errors: meter.advance(1, errors=errors),
+            )
+            write_encoded(draft, part, encoded, splits)
+    errors = merge_errors(draft, parts, source, added_errors_name(first))
+    num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in parts)
+    before = [json.loads(line) for line in embeddings.errors_file.read_text().splitlines()]
+    if not num_rows and errors == before:  # the same ones, tried again
+        addition.discard()
+        return artifact
+    images = embeddings.num_rows + num_rows
+    return addition.publish({**artifact.summary, "images": images, "errors": len(errors), "added": num_rows})
+
+
+def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
+    """Those without a row."""
+    known = pa.chunked_array([pa.array(embeddings.keys, pa.large_string())])
+    is_new = np.ones(len(source.entries), dtype=np.bool_)
+    places = source.entries.find(known)
+    is_new[places[places >= 0]] = False
+    return source.entries.select(np.flatnonzero(is_new))
+
+
+def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
+    if artifact.fingerprint != encoder.fingerprint:
+        raise ConfigInvalid(
+            f"{artifact.path} is of another model ({str(artifact.fingerprint)[:12]}, given {encoder.fingerprint[:12]})",
+            remedy="give the --model that it was made with, or embed all images anew",
+        )
+    made, now = (artifact.config["engine"], artifact.config["precision"]), (encoder.engine, encoder.precision)
+    if made != now:
+        raise ConfigInvalid(
+            f"{artifact.path} was made by {made[0]} in {made[1]}, not by {now[0]} in {now[1]}",
+            remedy=f"give --engine {made[0]} --precision {made[1]}, or embed all images anew",
+        )
+    places = [each.path for each in artifact.parents if each.role == "images"]
+    if places != [parent.path]:
+        raise InvalidInput(
+            f"{artifact.path} was made of the images at {' and '.join(places)}, seen from there",
+            remedy="put the new ones beside those and give that place, or embed them to another output",
+        )

@@ -1,0 +1,190 @@
+"""Images added later: embedded, labeled and indexed beside what is there, undisturbed and killed."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mlcd.artifact import open_artifact
+from mlcd.collections.collection import Collection
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.labels.table import LabelTable
+from tests.conftest import run_mlcd, write_digits
+from tests.e2e.test_commands import refused
+
+KILLED = """
+import os, sys
+import mlcd.{module} as module
+original = module.{name}
+def die(*arguments, **options):
+    if {before}:
+        os.kill(os.getpid(), 9)
+    result = original(*arguments, **options)
+    os.kill(os.getpid(), 9)
+module.{name} = die
+from mlcd.cli import main
+main()
+"""
+MOMENTS = {
+    "a part is made": ("pipelines.embed_more", "write_encoded", False),
+    "all is in its place": ("growth", "write_synced", True),
+    "the manifest is written": ("growth", "write_synced", False),
+}
+
+
+def done(*arguments):
+    result = run_mlcd(*arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def embed(folder, *more):
+    return ["embed", folder / "photos", folder / "embeddings", "--model", "hog", *more]
+
+
+def label(folder, *more):
+    return ["label", folder / "embeddings", folder / "labels", "--centers", folder / "centers", *more]
+
+
+def index(folder, *more):
+    return ["index", folder / "embeddings", folder / "collection", *more]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """Everything made of 60 photographs and a broken one; then 20 more, and another broken one, are there."""
+    folder = tmp_path_factory.mktemp("append")
+    write_digits(folder / "photos", 60)
+    (folder / "photos" / "broken.png").write_bytes(b"no image")
+    done(*embed(folder))
+    done("cluster", folder / "embeddings", folder / "centers", "--clusters", 8)
+    done(*label(folder))
+    done(*index(folder))
+    write_digits(folder / "photos", 80)
+    (folder / "photos" / "3" / "broken.png").write_bytes(b"no image either")
+    return folder
+
+
+@pytest.fixture
+def folder(before, tmp_path):
+    shutil.copytree(before, tmp_path / "work")
+    return tmp_path / "work"
+
+
+def test_new_images_are_added_and_the_rest_stays_as_it_is(folder):
+    old = {name: contents(folder / name) for name in ("embeddings", "labels")}
+    refused(*embed(folder), contains="--append adds what is new")
+    assert "80 embeddings of 1764, 2 files skipped" in done(*embed(folder, "--append"))
+    refused(*label(folder), contains="--append adds what is new")
+    assert "labels of 80 images" in done(*label(folder, "--append"))
+    refused(*index(folder), contains="--append adds what embeddings have gained")
+    assert "collection of 80 items" in done(*index(folder, "--append"))
+    for name, files in old.items():
+        now = contents(folder / name)
+        assert {file: now[file] for file in files if file != "manifest.json"} == {
+            file: content for file, content in files.items() if file != "manifest.json"
+        }
+    embeddings = EmbeddingsArtifact.open(folder / "embeddings")
+    errors = [json.loads(line)["key"] for line in embeddings.errors_file.read_text().splitlines()]
+    assert sorted(errors) == ["3/broken.png", "broken.png"]
+    assert embeddings.artifact.summary["added"] == 20
+    assert len(set(embeddings.keys)) == 80
+    done("verify", folder)
+    # Again, with or without the flag, there is nothing to do; as it would be for who had made it at once.
+    digests = {name: open_artifact(folder / name).digest for name in old}
+    for command in (embed, label):
+        done(*command(folder, "--append"))
+        done(*command(folder))
+    assert digests == {name: open_artifact(folder / name).digest for name in old}
+
+
+def test_the_rows_and_labels_are_those_of_one_run_over_all(folder, tmp_path):
+    done(*embed(folder, "--append"))
+    done(*label(folder, "--append"))
+    grown, labels = EmbeddingsArtifact.open(folder / "embeddings"), LabelTable.open(folder / "labels")
+    shutil.move(folder / "embeddings", tmp_path / "grown")
+    shutil.move(folder / "labels", tmp_path / "more")
+    done(*embed(folder))
+    shutil.move(folder / "embeddings", tmp_path / "whole")
+    done("label", tmp_path / "whole", folder / "labels", "--centers", folder / "centers")
+    grown, whole = EmbeddingsArtifact.open(tmp_path / "grown"), EmbeddingsArtifact.open(tmp_path / "whole")
+    places = [grown.keys.index(key) for key in whole.keys]
+    np.testing.assert_array_equal(grown.load()[places], whole.load())
+    labels, again = LabelTable.open(tmp_path / "more"), LabelTable.open(folder / "labels")
+    np.testing.assert_array_equal(labels.ids[[labels.keys.index(key) for key in again.keys]], again.ids)
+    scans = [table.artifact.summary["scan"] for table in (labels, again)]
+    assert [sum(n for name, n in scan.items() if name != "products") for scan in scans] == [80, 80]
+
+
+def test_a_repaired_image_is_added_and_what_stays_broken_changes_nothing(folder):
+    done(*embed(folder, "--append"))
+    digest = open_artifact(folder / "embeddings").digest
+    done(*embed(folder, "--append"))
+    assert open_artifact(folder / "embeddings").digest == digest
+    shutil.copy(folder / "photos" / "0" / "0000.png", folder / "photos" / "broken.png")
+    assert "81 embeddings of 1764, 1 files skipped" in done(*embed(folder, "--append"))
+    done("verify", folder)  # the labels are of the state before the last two additions
+
+
+def test_only_new_items_are_indexed(folder):
+    with Collection.open(folder / "collection", background=False) as collection:
+        collection.delete("0/0000.png")
+    done(*embed(folder, "--append"))
+    assert "collection of 79 items" in done(*index(folder, "--append"))
+    assert "collection of 79 items" in done(*index(folder, "--append"))
+    done("verify", folder / "collection")
+
+
+def test_what_does_not_belong_is_not_added(folder, tmp_path):
+    shutil.copytree(folder / "photos", tmp_path / "elsewhere")
+    command = ["embed", tmp_path / "elsewhere", folder / "embeddings", "--append", "--model"]
+    refused(*command, "hog", contains="made of the images at ../photos")
+    refused(*command, "pixels", contains="is of another model")
+    refused(*label(folder, "--append", "--top", 3), contains="made from other input or settings")
+    refused(*label(folder, "--append", "--mode", "approximate"), contains="audited as a whole")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("command", [embed, label])
+def test_killed_at_any_moment_there_is_the_old_state_or_the_new(folder, tmp_path, command, moment):
+    module, name, is_before = MOMENTS[moment]
+    if command is label:
+        if name == "write_encoded":
+            pytest.skip("of embeddings")
+        done(*embed(folder, "--append"))
+    place = folder / ("embeddings" if command is embed else "labels")
+    old = open_artifact(place).digest
+    shutil.copytree(folder, tmp_path / "undisturbed")
+    done(*command(tmp_path / "undisturbed", "--append"))
+    new = open_artifact(tmp_path / "undisturbed" / place.name).digest
+    code = KILLED.format(module=module, name=name, before=is_before)
+    killed = subprocess.run(
+        [sys.executable, "-c", code, *map(str, command(folder, "--append"))], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert open_artifact(place).digest == (new if moment == "the manifest is written" else old)
+    done("verify", folder)
+    write_digits(folder / "photos", 80)
+    done(*command(folder, "--append"))
+    assert open_artifact(place).digest == new
+    done("verify", folder)
+
+
+def test_what_was_begun_with_fewer_images_is_begun_anew(folder):
+    code = KILLED.format(module="pipelines.embed_more", name="write_encoded", before=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", code, *map(str, embed(folder, "--append"))], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    write_digits(folder / "photos", 90)
+    assert "90 embeddings" in done(*embed(folder, "--append"))
+    assert not (folder / "embeddings.partial").exists()
+    done("verify", folder)
