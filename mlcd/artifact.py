@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -101,9 +102,13 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
 
     Raises ArtifactInvalid naming the first file that does not match.
     """
+    if kind is not None and not (path / MANIFEST).is_file() and (meant := near(path, kind)) is not None:
+        raise ArtifactInvalid(f"{path} is not a finished artifact", remedy=f"did you mean {meant}?")
     artifact = read_manifest(path)
     if kind is not None and artifact.kind != kind:
-        raise ArtifactInvalid(f"{path} holds {artifact.kind}, not {kind}", remedy=f"give the directory of the {kind}")
+        meant = near(path, kind)
+        remedy = f"give the directory of the {kind}" if meant is None else f"did you mean {meant}?"
+        raise ArtifactInvalid(f"{path} holds {artifact.kind}, not {kind}", remedy=remedy)
     for name, entry in {**artifact.files, **artifact.logs}.items():
         if verify_files:
             verify_file(artifact, name)
@@ -115,6 +120,15 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
         if open_artifact(path / name, verify_files=verify_files).digest != digest:
             raise ArtifactInvalid(f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again")
     return artifact
+
+
+def near(path: Path, *kinds: str) -> Path | None:
+    """The first artifact of one of these kinds one level away: above `path`, or in it; None where there is none."""
+    for place in (path.parent, *sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))):
+        with suppress(ArtifactInvalid):
+            if place != path and read_manifest(place).kind in kinds:
+                return place
+    return None
 
 
 def verify_file(artifact: Artifact, name: str) -> None:
@@ -132,7 +146,7 @@ def verify_file(artifact: Artifact, name: str) -> None:
 
 def draft_path(out: Path) -> Path:
     """Where what will stand at `out` is built."""
-    return out.with_name(out.name + _PARTIAL)
+    return out.parent / (out.name + _PARTIAL)
 
 
 def published_path(path: Path) -> Path:

@@ -19,6 +19,7 @@ from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
 from service.security.fetch.hosts import ANY_HOST, canonical_entry
 
+_COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
 _OF_CLIENTS = frozenset({"MLCD_API_KEY"})
 """Of `mlcd jobs`; in a shell that starts a server, too, it is no mistake."""
@@ -297,13 +298,30 @@ def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> S
     lines = {} if file is None else _read_lines(file)
     _check_names([*lines, *(name for name in os.environ if name.startswith(_PREFIX))])  # noqa: TID251 - the one place
     try:
-        return Settings(**_nested(lines) | {name: value for name, value in overrides.items() if value is not None})
+        settings = Settings(**_nested(lines) | {name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         name = _PREFIX + ("__".join(str(part).upper() for part in first["loc"]) or "ENGINE")
         if first["type"] == "missing":
             raise ConfigInvalid(f"{name} is not set", remedy="give --model or set it") from error
         raise ConfigInvalid(f"{name}: {first['msg'].removeprefix('Value error, ').lower()}") from error
+    _check_state(settings.state_dir)
+    return settings
+
+
+def _check_state(state_dir: str | None) -> None:
+    """Raises ConfigInvalid for the folder of the collections, or one of them, in place of the one that holds it."""
+    if state_dir is None:
+        return
+    state = Path(state_dir).absolute()
+    if (state / _LEDGER).is_file() and state.parent.name == _COLLECTIONS:
+        state = state.parent
+    elif state.name != _COLLECTIONS or next(state.glob(f"*/{_LEDGER}"), None) is None:
+        return
+    raise ConfigInvalid(
+        f"{state_dir} is in what is the state: its collections would not be found",
+        remedy=f"did you mean {state.parent}?",
+    )
 
 
 def read_keys_file(override: str | None) -> str:

@@ -4,8 +4,9 @@ All pairs are compared, a tile of them at a time; what is kept is one number for
 where a chain of pairs above the similarity joins them, so the ends of a long chain may be less alike than that.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,30 +17,49 @@ from mlcd.types import Embeddings
 
 DEFAULT_SIMILARITY: Final = 0.95
 TILE_ROWS: Final = 2048
+_DIGITS: Final = 6  # float32 holds no more
 
 Read = Callable[[int, int], Embeddings]
 """read(start, stop): unit rows [stop - start, D] float32."""
 
 
+@dataclass(frozen=True)
+class Group:
+    """rows: two or more, ascending, int64 [n]. similarities: of each, to the one of the others that is most like it."""
+
+    rows: NDArray[np.int64]
+    similarities: NDArray[np.float32]
+
+    def record(self, ids: Sequence[str]) -> dict[str, Any]:
+        """As users are given it; ids: of all rows."""
+        similarities = [round(similarity, _DIGITS) for similarity in self.similarities.tolist()]
+        return {"ids": [ids[row] for row in self.rows], "similarities": similarities}
+
+
 def duplicate_groups(
     num_rows: int, read: Read, similarity: float, *, meter: Meter, tile_rows: int = TILE_ROWS
-) -> list[NDArray[np.int64]]:
-    """The rows of each group of two or more, ascending; groups by their first row.
+) -> list[Group]:
+    """All groups, by their first row.
 
-    Memory: two tiles of rows, one of scores, 8 bytes a row. The meter advances by pairs of tiles. Raises InvalidInput.
+    Memory: two tiles of rows, one of scores, 12 bytes a row. The meter advances by pairs of tiles. Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
-    group = np.arange(num_rows, dtype=np.int64)
+    group, best = np.arange(num_rows, dtype=np.int64), np.full(num_rows, -1.0, dtype=np.float32)
     for start in range(0, num_rows, tile_rows):
         rows = read(start, min(start + tile_rows, num_rows))
         for other in range(start, num_rows, tile_rows):
             others = rows if other == start else read(other, min(other + tile_rows, num_rows))
-            first, second = np.nonzero(rows @ others.T >= similarity)
+            scores = rows @ others.T
+            first, second = np.nonzero(scores >= similarity)
             joined = first + start < second + other
-            _join(group, first[joined] + start, second[joined] + other)
+            first, second = first[joined], second[joined]
+            found = np.minimum(scores[first, second], 1.0)  # rounding
+            for row, offset in ((first, start), (second, other)):
+                np.maximum.at(best, row + offset, found)
+            _join(group, first + start, second + other)
             meter.advance()
-    return list(_members(group))
+    return [Group(rows, best[rows]) for rows in _members(group)]
 
 
 def num_tile_pairs(num_rows: int, tile_rows: int = TILE_ROWS) -> int:

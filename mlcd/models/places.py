@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Final
 
+from mlcd.artifact import MANIFEST, near
 from mlcd.errors import ArtifactInvalid, NotFound
 from mlcd.models import hub
 from mlcd.models.runs import refuse_unfinished
@@ -12,6 +13,7 @@ from mlcd.models.runs import refuse_unfinished
 HF_CONFIG: Final = "config.json"
 OPEN_CLIP_CONFIG: Final = "open_clip_config.json"
 HF_PREPROCESSING: Final = ("preprocessor_config.json", "processor_config.json")
+_KINDS: Final = ("model", "checkpoint", "run")
 _WEIGHTS: Final = (
     "model.safetensors", "model.safetensors.index.json", "open_clip_model.safetensors",
     "pytorch_model.bin", "pytorch_model.bin.index.json", "open_clip_pytorch_model.bin",
@@ -32,6 +34,13 @@ def locate(spec: str) -> Path:
     return path
 
 
+def refuse_part(spec: str) -> None:
+    """Raises ArtifactInvalid for a folder inside a model, a checkpoint or a run: alone it lacks what is beside it."""
+    path = Path(spec)
+    if path.is_dir() and not (path / MANIFEST).is_file() and near(path, *_KINDS) == path.parent:
+        raise ArtifactInvalid(f"{path} is a part of a model", remedy=f"did you mean {path.parent}?")
+
+
 def source_files(spec: str) -> list[Path]:
     """The files that decide which model `spec` is, in a fixed order; raises ArtifactInvalid where there are none."""
     path = locate(spec)
@@ -46,7 +55,9 @@ def weights_in(folder: Path) -> Path:
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    raise ArtifactInvalid(f"{folder} holds no weights", remedy=f"it needs one of {', '.join(_WEIGHTS)}")
+    meant = near(folder, *_KINDS)
+    remedy = f"it needs one of {', '.join(_WEIGHTS)}" if meant is None else f"did you mean {meant}?"
+    raise ArtifactInvalid(f"{folder} holds no weights", remedy=remedy)
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -6,11 +6,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlcd.artifact import Parent
 from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Collection, Description
-from mlcd.collections.duplicates import duplicate_groups, num_tile_pairs
+from mlcd.collections.duplicates import Group, duplicate_groups, num_tile_pairs
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import ParquetItems, write_parquet
 from mlcd.disk import refuse_full_disk, replacing, translated_os_errors
@@ -103,12 +102,12 @@ def duplicates(source: Path, out: Path, reporter: Reporter, *, similarity: float
     with translated_os_errors(out):
         try:
             with replacing(out) as temporary, temporary.open("w", encoding="utf-8") as file:
-                for rows in found:
-                    file.write(json.dumps({"ids": [ids[row] for row in rows]}, ensure_ascii=False) + "\n")
+                for group in found:
+                    file.write(json.dumps(group.record(ids), ensure_ascii=False) + "\n")
         except OSError as error:
             refuse_full_disk(error, out)
             raise
-    return len(found), sum(map(len, found))
+    return len(found), sum(len(group.rows) for group in found)
 
 
 def _opened(
@@ -174,7 +173,7 @@ def _items(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> lis
 
 def _grouped(
     num_rows: int, read: Callable[[int, int], Embeddings], similarity: float, reporter: Reporter
-) -> list[NDArray[np.int64]]:
+) -> list[Group]:
     with reporter.stage("compare", num_tile_pairs(num_rows)) as meter:
         return duplicate_groups(num_rows, read, similarity, meter=meter)
 

@@ -19,7 +19,7 @@ from mlcd.artifact import MANIFEST, open_artifact
 from mlcd.disk import translated_os_errors
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.models import hub
-from mlcd.models.places import digest_of_weights
+from mlcd.models.places import digest_of_weights, refuse_part
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
 
 _BAD_INPUT: Final = 2  # the exit status of `mlcd` for what the user can mend
@@ -38,6 +38,7 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
         return spec
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         return spec
+    refuse_part(spec)
     name = _name(spec)
     out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{_digest(spec, path)[:16]}"
     with translated_os_errors(out), _alone(out):

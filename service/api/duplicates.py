@@ -60,7 +60,7 @@ async def find_duplicates(name: Name, request: Request, resources: Opened) -> Re
     finally:
         bound.left.set()
     return json_answer(
-        {"collection": name, "similarity": asked.similarity, "groups": [{"ids": ids} for ids in groups]},
+        {"collection": name, "similarity": asked.similarity, "groups": groups},
         headers(resources),
     )
 
@@ -78,7 +78,7 @@ class _Bound:
             raise DeadlineExceeded("the time for a request has passed")
 
 
-def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[list[str]]:
+def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[dict[str, Any]]:
     ids, read = collection.rows()
     groups = duplicate_groups(len(ids), read, similarity, meter=bound)
-    return [[ids[row] for row in rows] for rows in groups]
+    return [group.record(ids) for group in groups]

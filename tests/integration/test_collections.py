@@ -225,6 +225,7 @@ def test_near_duplicates_are_grouped(client, photos):
     put(client, photos, rows)
     groups = client.post(f"{photos}/duplicates", json={"similarity": 0.99}).json()["groups"]
     assert [sorted(group["ids"]) for group in groups] == [["i20", "i3"]]
+    assert groups[0]["similarities"] == pytest.approx([float(rows[3] @ rows[20])] * 2, abs=1e-5)
     assert len(client.post(f"{photos}/duplicates", json={"similarity": -1}).json()["groups"][0]["ids"]) == 30
     assert client.post(f"{photos}/duplicates", json={"similarity": 2}).status_code == 400
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mlcd.artifact import Request, open_artifact
+from mlcd.draft import Draft
 from mlcd.encoders import open_encoder
-from mlcd.errors import ConfigInvalid, NotFound
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
 from mlcd.pipelines import export, resolve
@@ -217,3 +219,38 @@ def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
             pooled = model(**processor(Image.open(photos / key), return_tensors="pt")).pooler_output[0]
         assert torch.nn.functional.cosine_similarity(pooled, torch.from_numpy(row), dim=0) > 0.9999, key
     assert len(ours.keys) == 10
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("work", "work/model"),
+        ("work/model/centers", "work/model"),
+        ("work/run/checkpoints", "work/run"),
+        ("work/run/checkpoints/step_000001/weights", "work/run/checkpoints/step_000001"),
+    ],
+)
+def test_a_model_one_level_away_is_named(tmp_path, monkeypatch, cache, weights, given, meant):
+    monkeypatch.chdir(tmp_path)
+    made = {"model": "model", "model/centers": "centers", "run": "run", "run/checkpoints/step_000001": "checkpoint"}
+    for name, kind in reversed(made.items()):
+        with Draft(Path("work", name), Request(kind)) as draft:
+            draft.publish()
+    weights.rename(Path("work/run/checkpoints/step_000001/weights"))
+    with pytest.raises(ArtifactInvalid, match=rf"did you mean {meant}\?$"):
+        resolve_model(given)
+
+
+def test_the_artifact_of_the_right_kind_one_level_away_is_named(tmp_path):
+    for name, kind in (("model/centers", "centers"), ("model", "model")):
+        with Draft(tmp_path / name, Request(kind)) as draft:
+            draft.publish()
+    for given in ("model", "model/centers/deeper"):
+        with pytest.raises(ArtifactInvalid, match=r"did you mean .*/model/centers\?$"):
+            open_artifact(tmp_path / given, "centers")
+
+
+def test_the_working_directory_is_no_model_and_no_traceback(tmp_path, monkeypatch, cache):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtifactInvalid, match="holds no weights"):
+        resolve_model(".")

@@ -361,9 +361,10 @@ class DuplicatesRequest(BaseModel):
 
 
 class DuplicateGroup(BaseModel):
-    """Two items or more."""
+    """Two items or more. similarities: of each, the cosine to the one of the others that is most like it."""
 
     ids: list[str]
+    similarities: list[float]
 
 
 class FoundDuplicates(BaseModel):

@@ -42,7 +42,11 @@ def test_they_are_the_connected_components(num_rows, tile_rows, seed):
 
     counter = Counter()
     found = duplicate_groups(num_rows, read, 0.93, meter=counter, tile_rows=tile_rows)
-    assert [group.tolist() for group in found] == components(rows, 0.93)
+    assert [group.rows.tolist() for group in found] == components(rows, 0.93)
+    cosines = rows @ rows.T - 3 * np.eye(num_rows)
+    for group in found:
+        nearest = cosines[group.rows][:, group.rows].max(axis=1)
+        np.testing.assert_allclose(group.similarities, nearest, atol=1e-6)
     assert max(widest, default=0) <= tile_rows
     assert counter.done == num_tile_pairs(num_rows, tile_rows)
 
@@ -51,13 +55,19 @@ def test_a_chain_is_one_group():
     angles = np.deg2rad(np.arange(0, 90, 10))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     found = duplicate_groups(9, lambda start, stop: rows[start:stop], 0.98, meter=Counter(), tile_rows=2)
-    assert [group.tolist() for group in found] == [list(range(9))]
+    assert [group.rows.tolist() for group in found] == [list(range(9))]
+
+
+def test_a_group_tells_how_alike_each_of_its_items_is_to_another():
+    rows = unit_rows(np.array([[1, 0], [1, 0.1], [1, 0], [0, 1]]))
+    (group,) = duplicate_groups(4, lambda start, stop: rows[start:stop], 0.9, meter=Counter(), tile_rows=2)
+    assert group.record("abcd") == {"ids": ["a", "b", "c"], "similarities": [1.0, 0.995037, 1.0]}
 
 
 def test_many_copies_are_one_group():
     rows = np.ones((3000, 1), dtype=np.float32)
     found = duplicate_groups(3000, lambda start, stop: rows[start:stop], 1.0, meter=Counter(), tile_rows=512)
-    assert [len(group) for group in found] == [3000]
+    assert [len(group.rows) for group in found] == [3000]
 
 
 def test_a_similarity_that_is_no_cosine_is_refused():

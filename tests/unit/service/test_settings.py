@@ -72,3 +72,17 @@ def test_an_image_s_status_follows_its_reason():
     reasons = {"too-many-pixels": 413, "unsupported-format": 415, "undecodable": 422, "empty": 422}
     for reason, status in reasons.items():
         assert status_of(ImageRejected(reason, "…")) == status
+
+
+def test_the_folder_of_the_collections_is_not_taken_for_the_state(tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    for name in ("a", "b"):
+        (state / "collections" / name).mkdir(parents=True)
+        (state / "collections" / name / "items.sqlite").touch()
+    assert read_settings({"model": "hog", "state_dir": str(state)}).state_dir == str(state)
+    for given in (state / "collections", state / "collections" / "a"):
+        with pytest.raises(ConfigInvalid, match=rf"did you mean {state}\?"):
+            read_settings({"model": "hog", "state_dir": str(given)})
+    monkeypatch.chdir(state / "collections")
+    with pytest.raises(ConfigInvalid, match=rf"did you mean {state}\?"):
+        read_settings({"model": "hog", "state_dir": "."})
