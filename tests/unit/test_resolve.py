@@ -233,7 +233,7 @@ def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
 def test_a_model_one_level_away_is_named(tmp_path, monkeypatch, cache, weights, given, meant):
     monkeypatch.chdir(tmp_path)
     made = {"model": "model", "model/centers": "centers", "run": "run", "run/checkpoints/step_000001": "checkpoint"}
-    for name, kind in reversed(made.items()):
+    for name, kind in made.items():
         with Draft(Path("work", name), Request(kind)) as draft:
             draft.publish()
     weights.rename(Path("work/run/checkpoints/step_000001/weights"))
@@ -242,7 +242,7 @@ def test_a_model_one_level_away_is_named(tmp_path, monkeypatch, cache, weights, 
 
 
 def test_the_artifact_of_the_right_kind_one_level_away_is_named(tmp_path):
-    for name, kind in (("model/centers", "centers"), ("model", "model")):
+    for name, kind in (("model", "model"), ("model/centers", "centers")):
         with Draft(tmp_path / name, Request(kind)) as draft:
             draft.publish()
     for given in ("model", "model/centers/deeper"):
