@@ -404,7 +404,8 @@ def _parsed(name: str, value: str) -> object:
 
 def validate_config(fields: dict[str, Any]) -> RunConfig:
     """The fields as a configuration. Raises ConfigInvalid naming an unknown key, else all that is missing."""
-    sections = {name: {} for name, field in RunConfig.model_fields.items() if field.is_required() and name != "out"}
+    required = (name for name, field in RunConfig.model_fields.items() if field.is_required() and name != "out")
+    sections: dict[str, Any] = {name: {} for name in required}
     try:
         return RunConfig.model_validate({**sections, **fields})
     except ValidationError as error:
