@@ -18,6 +18,7 @@ from mlcd.encoders.base import EngineName, Precision
 from mlcd.errors import MlcdError
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
+from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.progress import Reporter
 
@@ -149,9 +150,9 @@ def embed(
 @click.option(
     "--hold-out",
     type=click.FloatRange(0, 1, max_open=True),
-    default=0.0,
+    default=HELD_OUT_FRACTION,
     show_default=True,
-    help="Share of each class (or overall), chosen by the hash of the key, left out of the clustering.",
+    help="Share of each class (or overall), by the hash of the key, left out, as training and evaluation leave it out.",
 )
 @click.option("--sample", type=click.IntRange(1), help="Cluster only so many rows per cluster, drawn by hash.")
 @click.option("--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean.")
@@ -218,8 +219,32 @@ def cluster(
     _finish(
         reporter,
         artifact,
-        f"{facts['clusters']} centers of {facts['rows']} rows, objective {facts['objective']:.4f}",
+        f"{facts['clusters']} centers of {facts['rows']} rows ({facts.get('held_out', 0)} held out), "
+        f"objective {facts['objective']:.4f}",
     )
+
+
+@cli.command()
+@click.argument("centers", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help='JSON like {"3": "cat"}, or lines of id<TAB>name or id,name; null or nothing takes a name away.',
+)
+@reporter_option
+def name(centers: Path, file: Path, reporter: Reporter) -> None:
+    """Name CENTERS by hand.
+
+    Names stand beside the centers and change nothing else: digests, labels and indexes stay valid.
+    """
+    from mlcd.pipelines.name import set_names
+
+    naming = set_names(centers, file)
+    facts = {FINISHED: str(centers), **asdict(naming)}
+    line = f"{naming.num_changed} names changed, {naming.num_named} of {naming.num_centers} centers named: {centers}"
+    reporter.result(facts, line)
 
 
 @cli.command()

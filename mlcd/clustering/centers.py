@@ -2,7 +2,7 @@
 
 centers.npy     float32 [k, d], unit rows
 sizes.npy       int64 [k], training members of each center
-names.json      optional: a name for each center, or null
+names.json      optional: a name for each center, or null; see `mlcd.clustering.names` for those that people give
 mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then normalized again) before
                 they are compared with the centers; for encoders whose features sit in a narrow cone
 examples.arrow  optional: the keys of a few members of each center, see `mlcd.clustering.examples`
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mlcd.artifact import Artifact, open_artifact
 from mlcd.clustering.examples import EXAMPLES, Examples
+from mlcd.clustering.names import read_given_names
 from mlcd.draft import Draft
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
@@ -88,12 +89,15 @@ class Centers:
             array: NDArray[np.generic] = np.load(artifact.file(name), allow_pickle=False)
             return array
 
-        names = json.loads(artifact.file("names.json").read_text()) if "names.json" in artifact.files else None
+        sizes = load("sizes.npy").astype(np.int64)
+        names = read_given_names(artifact, len(sizes))
+        if names is None and "names.json" in artifact.files:
+            names = tuple(json.loads(artifact.file("names.json").read_text()))
         return cls(
             vectors=load("centers.npy").astype(np.float32),
-            sizes=load("sizes.npy").astype(np.int64),
+            sizes=sizes,
             fingerprint=artifact.fingerprint,
-            names=None if names is None else tuple(names),
+            names=names,
             mean=load("mean.npy").astype(np.float32) if "mean.npy" in artifact.files else None,
             examples=Examples.open(artifact.file(EXAMPLES)) if EXAMPLES in artifact.files else None,
             audit_rows=load(AUDIT_ROWS).astype(np.float16) if AUDIT_ROWS in artifact.files else None,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
+from mlcd.clustering.centers import Centers
 from mlcd.collections.collection import Collection
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
@@ -50,6 +51,8 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
     artifact = open_artifact(path)
     seen[place] = artifact
     yield Finding(str(path), artifact.kind, True, f"{len(artifact.files)} files, digest {artifact.digest[:12]}")
+    if artifact.kind == "centers":
+        Centers.read(artifact)  # the names that people gave are in no manifest, and are checked as they are read
     if artifact.kind == "triton":
         _check_triton_config(artifact)
     if artifact.kind == "collection-index":

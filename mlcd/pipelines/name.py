@@ -1,0 +1,34 @@
+"""Names for the centers of a clustering."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlcd.artifact import open_artifact
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.names import read_names_file, renamed, write_given_names
+
+
+@dataclass(frozen=True)
+class Naming:
+    """num_changed: centers that have another name now. num_named: those that have one at all, of `num_centers`."""
+
+    digest: str
+    num_changed: int
+    num_named: int
+    num_centers: int
+
+
+def set_names(path: Path, file: Path) -> Naming:
+    """Give the centers at `path` the names in `file`; centers that it does not mention keep theirs."""
+    artifact = open_artifact(path, "centers")
+    centers = Centers.read(artifact)
+    num_centers = len(centers.sizes)
+    names = renamed(centers.names, read_names_file(file, num_centers), num_centers)
+    write_given_names(artifact, names)
+    before = centers.names or (None,) * num_centers
+    return Naming(
+        artifact.digest,
+        sum(old != new for old, new in zip(before, names, strict=True)),
+        sum(name is not None for name in names),
+        num_centers,
+    )

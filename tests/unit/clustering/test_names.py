@@ -1,0 +1,106 @@
+"""Names that people give to centers: beside the artifact, checked on their own, and no part of its digest."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mlcd.artifact import Request, open_artifact
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.names import GIVEN_NAMES, read_names_file
+from mlcd.draft import Draft
+from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
+from mlcd.pipelines.name import set_names
+from mlcd.pipelines.verify import verify
+from mlcd.types import unit_rows
+
+
+@pytest.fixture
+def centers(tmp_path):
+    vectors = unit_rows(np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32))
+    with Draft(tmp_path / "centers", Request("centers", fingerprint="f" * 64)) as draft:
+        Centers(vectors, np.ones(4, np.int64), "f" * 64, names=("cat", None, "dog", None)).write(draft)
+        draft.publish()
+    return tmp_path / "centers"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"1": "Zwölf Stühle", "3": "椅子, 二", "0": null}',
+        "1\tZwölf Stühle\n3\t椅子, 二\n0\t\n",
+        'id,name\n1,Zwölf Stühle\n3,"椅子, 二"\n0,\n',
+        "\ufeff1\t Zwölf Stühle \r\n\r\n3\t椅子, 二\r\n0\t\r\n",
+    ],
+    ids=["json", "tabs", "csv", "as a spreadsheet saves it"],
+)
+def test_names_are_set_and_the_digest_stays(centers, content, tmp_path):
+    digest, file = open_artifact(centers).digest, tmp_path / "names"
+    file.write_bytes(content.encode())
+    naming = set_names(centers, file)
+    named = Centers.open(centers)
+    assert named.names == (None, "Zwölf Stühle", "dog", "椅子, 二")
+    assert named.digest == naming.digest == digest
+    assert (naming.num_changed, naming.num_named, naming.num_centers) == (3, 3, 4)
+    assert all(finding.checked for finding in verify(centers))
+    file.write_text('{"2": "wolf"}')
+    assert set_names(centers, file).num_changed == 1
+    assert Centers.open(centers).names == (None, "Zwölf Stühle", "wolf", "椅子, 二")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"4": "x"}', "'4' in .* is the id of no center: there are 4: 0 to 3"),
+        ("-1\tx\n", "'-1' in .* is the id of no center"),
+        ("cat\t1\n", "'cat' in .* is the id of no center"),
+        ("²\tx\n", "'²' in .* is the id of no center"),
+        ("1\ta\n1\tb\n", "names center 1 twice"),
+        ('{"1": "a", "01": "b"}', "names center 1 twice"),
+        ('{"1": 3}', "gives center 1 is no name"),
+        ('{"1": {"a": "b"}}', "gives center 1 is no name"),
+        ('{"1": "a\\u0007"}', "gives center 1 is no name"),
+        (f"1\t{'x' * 201}\n", "gives center 1 is no name"),
+        ("1\ta\nx\n", "line 2 of .* is no id and name"),
+        (f'1\t"{"x" * 200_000}"\n', "is no table"),
+        ("", "holds no name"),
+        ("{}", "holds no name"),
+        ('{"1": ', "no valid JSON"),
+    ],
+)
+def test_a_file_that_names_no_centers_is_refused_and_nothing_changes(centers, content, message, tmp_path):
+    file = tmp_path / "names"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=message):
+        set_names(centers, file)
+    assert not (centers / GIVEN_NAMES).exists()
+
+
+def test_a_file_in_another_encoding_or_none_is_told(centers, tmp_path):
+    (tmp_path / "latin").write_bytes("1\tStühle\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match="no text in UTF-8"):
+        read_names_file(tmp_path / "latin", 4)
+    for absent in (tmp_path / "absent", tmp_path):
+        with pytest.raises(NotFound, match="cannot be read"):
+            read_names_file(absent, 4)
+
+
+def test_names_that_were_edited_by_hand_or_are_of_other_centers_are_refused(centers, tmp_path):
+    file, given = tmp_path / "names", centers / GIVEN_NAMES
+    file.write_text('{"1": "bird"}')
+    set_names(centers, file)
+    whole = given.read_text()
+    for damaged in (whole.replace("bird", "fish"), whole[:-9], "[]", "{}", "\xff"):
+        given.write_text(damaged, encoding="latin-1")
+        for read in (Centers.open, lambda path: list(verify(path))):
+            with pytest.raises(ArtifactInvalid, match=f"{GIVEN_NAMES} is damaged or was edited"):
+                read(centers)
+    given.write_text(whole)
+    assert Centers.open(centers).name(1) == "bird"
+    with Draft(tmp_path / "others", Request("centers", {"seed": 1}, fingerprint="f" * 64)) as draft:
+        Centers(unit_rows(np.eye(4, 8, dtype=np.float32)), np.ones(4, np.int64), "f" * 64).write(draft)
+        draft.publish()
+    (tmp_path / "others" / GIVEN_NAMES).write_text(whole)
+    with pytest.raises(ArtifactInvalid, match="names other centers"):
+        Centers.open(tmp_path / "others")
+    assert json.loads(whole)["centers"] == open_artifact(centers).digest
