@@ -82,7 +82,8 @@ class Demo:
         representations = [self._at("pixels"), self._at("features"), untrained, self._at("run")]
         evaluate = [
             ["evaluate", kind, *representations, "--out", self._at(kind), *options]
-            for kind, options in (("knn", []), ("clusters", seed))
+            # A folder of one's own may hold copies of an image on both sides: they are counted, and no reason to stop.
+            for kind, options in (("knn", ["--seen"]), ("clusters", seed))
         ]
         return [
             ["embed", self._images, self._at("pixels"), "--model", "pixels"],
@@ -151,11 +152,13 @@ class Demo:
             "step_000000": "ViT, untrained",
         }
         records: dict[str, dict[str, float]] = {}
+        copies = 0
         for kind in ("knn", "clusters"):
             if (self.out / kind).is_dir():
                 artifact = open_artifact(self.out / kind, "evaluation")
                 for result in json.loads(artifact.file("results.json").read_text()):
                     records.setdefault(result["representation"], {}).update(result["metrics"])
+                    copies = max(copies, result["seen"]["images"]) if kind == "knn" and "seen" in result else copies
         table = Table(title="k-NN on held-out images; k-means with as many clusters as classes, on all")
         for column in ("representation", "k-NN accuracy", "cluster purity", "NMI"):
             table.add_column(column, justify="left" if column == "representation" else "right")
@@ -166,6 +169,8 @@ class Demo:
         if records:
             console.print()
             console.print(table)
+            if copies:
+                _say(f"{copies} of the held-out images are copies of ones that were trained on or clustered.")
         else:
             _say("\nNo table: the images are not in one sub-folder per class, so there is nothing to compare with.")
         _say(f"everything is in {self.out} ({seconds:.0f} s)")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from training.evaluation.encoding import Features
     from training.evaluation.report import Protocol
     from training.evaluation.scores import Metric
+    from training.evaluation.sides import Sides
 
 _INTERRUPTED = 130
 _FAILED = 2
@@ -169,8 +170,11 @@ _Command = Callable[..., None]
 def _common_options(command: _Command) -> _Command:
     """What every kind of evaluation takes."""
     decorators: list[Callable[[_Command], _Command]] = [
-        click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT..."),
+        click.argument("checkpoints", nargs=-1, metavar="[CHECKPOINT]..."),
         click.option("--images", help="Images to encode; default: those that the run was trained on."),
+        click.option("--train", help="What is known: images, embeddings, or a .txt file of keys, one a line."),
+        click.option("--test", help="With --train: what is tested on, of the same kind."),
+        click.option("--seen", is_flag=True, help="Count test images that a run has seen, and do not refuse them."),
         click.option(
             "--features",
             type=click.Choice(["embedding", "pooled"]),
@@ -189,9 +193,7 @@ def _common_options(command: _Command) -> _Command:
 _hold_out = click.option(
     "--hold-out",
     type=click.FloatRange(0, 1, max_open=True),
-    default=0.2,
-    show_default=True,
-    help="Share of each class, by the hash of the key, that is tested on.",
+    help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what the folders say]",
 )
 _metric = click.option(
     "--metric", type=click.Choice(["accuracy", "mean-per-class"]), default="accuracy", show_default=True
@@ -205,13 +207,11 @@ _metric = click.option(
 @_common_options
 def evaluate_knn(
     checkpoints: tuple[str, ...],
-    images: str | None,
     features: "Features",
-    hold_out: float,
+    hold_out: float | None,
     metric: "Metric",
     neighbors: int,
-    out: Path | None,
-    reporter: Reporter,
+    **common: Any,
 ) -> None:
     """Weighted vote (cosine, T = 0.07) of held-out images' neighbors among the others.
 
@@ -219,7 +219,7 @@ def evaluate_knn(
     """
     from training.evaluation.report import KnnProtocol
 
-    _measure(KnnProtocol(features, metric, hold_out, neighbors), checkpoints, images, out, reporter)
+    _measure(KnnProtocol(features, metric, hold_out, neighbors), checkpoints, **common)
 
 
 @evaluate.command("clusters")
@@ -227,16 +227,14 @@ def evaluate_knn(
 @_common_options
 def evaluate_clusters(
     checkpoints: tuple[str, ...],
-    images: str | None,
     features: "Features",
     seed: int,
-    out: Path | None,
-    reporter: Reporter,
+    **common: Any,
 ) -> None:
     """Purity and normalized mutual information of k-means with as many clusters as classes, over all images."""
     from training.evaluation.report import ClustersProtocol
 
-    _measure(ClustersProtocol(features, seed), checkpoints, images, out, reporter)
+    _measure(ClustersProtocol(features, seed), checkpoints, **common)
 
 
 @evaluate.command("linear-probe")
@@ -245,12 +243,10 @@ def evaluate_clusters(
 @_common_options
 def evaluate_linear_probe(
     checkpoints: tuple[str, ...],
-    images: str | None,
     features: "Features",
-    hold_out: float,
+    hold_out: float | None,
     metric: "Metric",
-    out: Path | None,
-    reporter: Reporter,
+    **common: Any,
 ) -> None:
     """CLIP's linear probe: logistic regression on fixed features.
 
@@ -259,24 +255,32 @@ def evaluate_linear_probe(
     """
     from training.evaluation.report import ProbeProtocol
 
-    _measure(ProbeProtocol(features, metric, hold_out), checkpoints, images, out, reporter)
+    _measure(ProbeProtocol(features, metric, hold_out), checkpoints, **common)
 
 
 def _measure(
-    protocol: "Protocol", checkpoints: tuple[str, ...], images: str | None, out: Path | None, reporter: Reporter
+    protocol: "Protocol",
+    checkpoints: tuple[str, ...],
+    *,
+    images: str | None,
+    train: str | None,
+    test: str | None,
+    seen: bool,
+    out: Path | None,
+    reporter: Reporter,
 ) -> None:
-    from training.evaluation.report import evaluate_all, protocol_line, result_line
+    from training.evaluation.report import Subject, evaluate_all, protocol_line, result_line
     from training.parallel.processes import open_processes
 
     if not is_first():
         reporter = Reporter("silent")
-    paths = [Path(path) for path in checkpoints]
     try:
         with open_processes() as processes, processes.together():
+            sides = _sides(train, test)
             results = evaluate_all(
-                paths,
+                _represented(checkpoints, sides),
                 protocol,
-                images=images,
+                Subject(images, sides, seen),
                 out=out,
                 reporter=reporter,
                 world=processes.world,
@@ -288,3 +292,24 @@ def _measure(
         raise click.exceptions.Exit(_FAILED) from None
     lines = [result_line(result) for result in results]
     reporter.result({"results": results}, "\n".join([*lines, *dict.fromkeys(map(protocol_line, results))]))
+
+
+def _sides(train: str | None, test: str | None) -> "Sides | None":
+    from training.evaluation.sides import Sides
+
+    if train is None and test is None:
+        return None
+    if train is None or test is None:
+        raise click.UsageError("--train and --test go together")
+    return Sides.of(train, test)
+
+
+def _represented(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Path]:
+    """What is evaluated: two embeddings artifacts, one on each side, are it themselves."""
+    if sides is not None and sides.kind == "embeddings":
+        if checkpoints:
+            raise click.UsageError("embeddings on both sides are evaluated themselves: leave out CHECKPOINT")
+        return [Path(sides.test)]
+    if not checkpoints:
+        raise click.UsageError("give a CHECKPOINT, a run or embeddings, or embeddings with --train and --test")
+    return [Path(path) for path in checkpoints]

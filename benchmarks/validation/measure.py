@@ -21,7 +21,7 @@ from mlcd.types import unit_rows
 from training.evaluation.knn import knn
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
 from training.evaluation.multilabel_probe import best_c, multilabel_probe
-from training.evaluation.representations import LabeledRows
+from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import score
 from training.evaluation.splits import check_probe_split, split_samples
 

@@ -93,7 +93,10 @@ def _json_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
 def _line_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
     lines = [line for line in text.splitlines() if line.strip()]
     delimiter = "\t" if lines and "\t" in lines[0] else ","
-    rows = list(csv.reader(lines, delimiter=delimiter))
+    try:
+        rows = list(csv.reader(lines, delimiter=delimiter))
+    except csv.Error as error:
+        raise InvalidInput(f"{path} is no table: {error}", remedy="give lines of id<TAB>name") from error
     for number, row in enumerate(rows, start=1):
         if len(row) != len(_HEADER):
             raise InvalidInput(f"line {number} of {path} is no id and name", remedy="give lines of id<TAB>name")

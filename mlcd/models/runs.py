@@ -4,7 +4,7 @@ import glob
 import os
 from pathlib import Path
 
-from mlcd.artifact import MANIFEST, Artifact, draft_path
+from mlcd.artifact import MANIFEST, Artifact, Parent, draft_path
 from mlcd.errors import ArtifactInvalid, NotFound
 
 
@@ -45,16 +45,20 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def trained_images(checkpoint: Artifact) -> str | None:
-    """The images that a checkpoint was trained on, where they are still there.
+    """The images that a checkpoint was trained on, where they are still there."""
+    places = (parent_place(checkpoint, parent) for parent in checkpoint.parents if parent.role == "images")
+    return next((place for place in places if place is not None), None)
 
-    Parents' places are relative to the run, and a checkpoint lies at RUN/checkpoints/step_N.
+
+def parent_place(child: Artifact, parent: Parent) -> str | None:
+    """The place of what an artifact was made from, or its URL; None where it is not there any more.
+
+    Places are relative to the artifact, of a checkpoint, which lies at RUN/checkpoints/step_N, to the run.
     """
-    run = checkpoint.path.resolve().parents[1]
-    for parent in checkpoint.parents:
-        if parent.role == "images":
-            if "://" in parent.path:
-                return parent.path
-            location = Path(os.path.normpath(run / parent.path))
-            if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207 - wildcards in any part
-                return str(location)
+    if "://" in parent.path:
+        return parent.path
+    base = child.path.resolve()
+    location = Path(os.path.normpath((base.parents[1] if child.kind == "checkpoint" else base) / parent.path))
+    if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207 - wildcards in any part
+        return str(location)
     return None

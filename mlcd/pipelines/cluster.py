@@ -37,6 +37,7 @@ from mlcd.clustering.sums import mean_of
 from mlcd.draft import Draft, find_published
 from mlcd.embeddings import EmbeddingsArtifact, part_name
 from mlcd.errors import InvalidInput
+from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.histogram import draw_histogram
 from mlcd.progress import Meter, Reporter
 
@@ -53,7 +54,8 @@ class ClusterOptions:
     """What decides the centers. names: name each by the majority of its members' known classes: for people alone.
 
     iterations: at most; None for 25, or 3 after a two-level start (above 16,384 clusters).
-    hold_out: share of the rows left out. sample: cluster only so many rows for each cluster, drawn by hash.
+    hold_out: share of each class left out, the same as training and evaluation leave out.
+    sample: cluster only so many rows for each cluster, drawn by hash.
     subtract_mean: compare rows after subtracting their mean, which becomes part of the centers.
     examples: the keys of so many nearest members of each center become part of them.
     """
@@ -61,7 +63,7 @@ class ClusterOptions:
     num_clusters: int
     iterations: int | None = None
     seed: int = 0
-    hold_out: float = 0.0
+    hold_out: float = HELD_OUT_FRACTION
     sample: int | None = None
     subtract_mean: bool = False
     names: bool = False
@@ -135,6 +137,7 @@ def cluster(
                 audit_rows=_audit_rows(embeddings, numbers) if options.num_clusters >= MIN_CENTERS else None,
             ).write(draft)
             summary = _summary(result, assignment, classes)
+            summary["held_out"] = int(embeddings.held_out(options.hold_out).sum()) if options.hold_out else 0
             if options.report:
                 summary |= _write_report(draft, result, assignment, classes)
             draft.publish(summary=summary, logs=(REPORT, PICTURE))
@@ -150,6 +153,11 @@ def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, group: Grou
     return plan_clustering(
         rows.num_rows, options.num_clusters, rows.dimension, iterations=options.passes, processes=group.size
     )
+
+
+def clustered_rows(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArray[np.int64] | None:
+    """The numbers of the rows that `cluster` of the same arguments looks at; None for all."""
+    return _select(embeddings, _clustered(embeddings, options), options)[1]
 
 
 class _KeyedRows(FileRows):
@@ -170,7 +178,9 @@ def _clustered(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArr
     if options.num_clusters > num_kept:
         raise InvalidInput(
             f"{options.num_clusters} clusters were asked of {num_kept} embeddings",
-            remedy=f"ask for at most {num_kept} clusters" if num_kept else "embed more images, or hold out fewer",
+            remedy=f"ask for at most {num_kept} clusters, or hold out fewer than {options.hold_out:g} of the rows"
+            if num_kept
+            else "embed more images, or hold out fewer",
         )
     return None if kept is None else np.flatnonzero(kept)
 

@@ -103,7 +103,7 @@ def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(journey, dig
     protocol = {"kind": "knn", "features": "embedding", "metric": "accuracy", "hold_out": 0.2, "neighbors": 5}
     assert untrained["protocol"].items() >= {**protocol, "images": 200, "classes": 10}.items()
     assert untrained["protocol"]["split"] == last["protocol"]["split"]
-    assert untrained["metrics"]["held_out_images"] == 40
+    assert untrained["metrics"]["test_images"] == 40
     assert last["metrics"]["knn_accuracy"] > untrained["metrics"]["knn_accuracy"] + 0.1
 
 

@@ -4,7 +4,7 @@ Batches are cut by the images' places in their source, whatever the number of pr
 on it: products of matrices round differently in batches of other sizes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
@@ -19,9 +19,11 @@ from mlcd.images.prefetch import prepare_all
 from mlcd.images.source import Source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
+from mlcd.labels.table import DIGEST_BYTES
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.data.order import own_part
+from training.evaluation.splits import Split, folder_split, split_samples, with_validation
 
 Features = Literal["embedding", "pooled"]
 """embedding: of unit length, as served. pooled: the class token after the last norm, before the projection and not
@@ -33,12 +35,20 @@ _BATCH: Final = 128
 
 @dataclass(frozen=True)
 class ImageSet:
-    """The images of known class of a source. entries, splits (see mlcd.keys) and class_names: N each."""
+    """The images of known class of a source. entries, splits (see mlcd.keys) and class_names: N each.
+
+    given: the split that its folders are, where they are called train, val, valid and test.
+    """
 
     source: Source
     entries: Entries
     splits: NDArray[np.float64]
     class_names: tuple[str, ...]
+    given: Split | None = None
+
+    def split(self, hold_out: float) -> Split:
+        """As `LabeledRows.split`."""
+        return split_samples(self.splits, hold_out) if self.given is None else with_validation(self.given, self.splits)
 
     @property
     def location(self) -> str:
@@ -55,15 +65,19 @@ class ImageSet:
                 f"no image of {source.location} has a known class",
                 remedy="put the images into one sub-folder per class to evaluate",
             )
-        class_names = tuple(name for name in entries.class_names() if name is not None)
-        return cls(source, entries.select(known), splits[known], class_names)
+        class_names = [name for name in entries.class_names() if name is not None]
+        given = None
+        if (folders := folder_split(class_names)) is not None:
+            given, class_names = folders
+        return cls(source, entries.select(known), splits[known], tuple(class_names), given)
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """pixels: uint8 [b, 3, S, S] of the images that can be used; usable: bool, one for each image listed."""
+    """pixels: uint8 [b, 3, S, S] and sha256: uint8 [b, 32], of the images that can be used; usable: bool, of all."""
 
     pixels: NDArray[np.uint8]
+    sha256: NDArray[np.uint8]
     usable: NDArray[np.bool_]
 
 
@@ -94,6 +108,7 @@ class PreparedImages:
 
     def _decoded(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_Batch]:
         pixels: list[NDArray[np.uint8]] = []
+        digests: list[bytes] = []
         usable: list[bool] = []
         threads = torch.get_num_threads()  # this process's share of the cores
         for prepared in prepare_all(self.images.source, entries, self._spec, num_threads=threads):
@@ -101,16 +116,31 @@ class PreparedImages:
             usable.append(prepared.pixels is not None)
             if prepared.pixels is not None:
                 pixels.append(prepared.pixels)
+                digests.append(prepared.sha256)
             if len(usable) == _BATCH:
-                yield self._batch(pixels, usable)
-                pixels, usable = [], []
+                yield self._batch(pixels, digests, usable)
+                pixels, digests, usable = [], [], []
         if usable:
-            yield self._batch(pixels, usable)
+            yield self._batch(pixels, digests, usable)
 
-    def _batch(self, pixels: list[NDArray[np.uint8]], usable: list[bool]) -> _Batch:
+    def _batch(self, pixels: list[NDArray[np.uint8]], digests: list[bytes], usable: list[bool]) -> _Batch:
         side = self._spec.crop
         stacked = np.stack(pixels) if pixels else np.empty((0, 3, side, side), dtype=np.uint8)
-        return _Batch(stacked, np.array(usable))
+        return _Batch(stacked, digest_rows(digests), np.array(usable))
+
+
+def digest_rows(digests: Sequence[bytes]) -> NDArray[np.uint8]:
+    """uint8 [n, 32] of n SHA-256."""
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """rows: float32 [n, D] and sha256: uint8 [n, 32], of the n images that can be decoded, in order; usable: [N]."""
+
+    rows: NDArray[np.float32]
+    sha256: NDArray[np.uint8]
+    usable: NDArray[np.bool_]
 
 
 @torch.no_grad()
@@ -121,18 +151,24 @@ def encode(
     features: Features,
     world: World,
     on_image: Callable[[], None] = lambda: None,
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """(rows float32 [n, D], usable bool [N]): of the n images that can be decoded, in order, in every process."""
+) -> Encoded:
+    """All images, in every process."""
     config = model.trunk.config
     dimension = config.output_dim if features == "embedding" else config.width
     rows = [torch.empty((0, dimension))]
+    digests = [digest_rows([])]
     usable = [np.empty(0, dtype=np.bool_)]
     for batch in prepared.batches(world, on_image):
         usable.append(batch.usable)
+        digests.append(batch.sha256)
         if len(batch.pixels):
             rows.append(_features(model, torch.from_numpy(batch.pixels).to(model.mean.device), features).cpu())
     all_usable = world.gather_rows(torch.from_numpy(np.concatenate(usable).astype(np.uint8)))
-    return world.gather_rows(torch.cat(rows)).numpy(), all_usable.numpy().astype(np.bool_)
+    return Encoded(
+        world.gather_rows(torch.cat(rows)).numpy(),
+        world.gather_rows(torch.from_numpy(np.concatenate(digests))).numpy(),
+        all_usable.numpy().astype(np.bool_),
+    )
 
 
 def _features(model: Servable, image_u8: Tensor, features: Features) -> Tensor:

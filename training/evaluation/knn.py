@@ -1,4 +1,4 @@
-"""Weighted k-nearest-neighbor accuracy on held-out samples, and agreement of clusters with classes."""
+"""Weighted k-nearest-neighbor accuracy on test samples, and agreement of clusters with classes."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -11,11 +11,10 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.clustering.quality import normalized_mutual_information, purity
 from mlcd.errors import InvalidInput
-from mlcd.keys import held_out
 from mlcd.types import Embeddings, unit_rows
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.representations import LabeledRows
+from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import Metric, score
 from training.evaluation.splits import check_several_classes
 
@@ -31,26 +30,26 @@ def knn(
     metric: Metric = "accuracy",
     world: World | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Yield the metric over held-out samples whose class is voted for by their neighbors among the others.
+    """Yield the metric over test samples whose class is voted for by their neighbors among the known ones.
 
-    hold_out 0: every sample by all others. The same in every process, whatever their number.
+    hold_out: the share that is tested on where the samples come with no split; 0: every sample by all others. The same
+    in every process, whatever their number.
     """
     check_several_classes(samples.class_names)
-    kept_out = held_out(samples.splits, hold_out)
-    if hold_out == 0:
-        kept_out = np.ones_like(kept_out)
-    known = ~kept_out if hold_out > 0 else kept_out
-    if not known.any() or not kept_out.any():
-        raise InvalidInput(f"{len(kept_out)} images cannot be split into known and held-out ones")
+    leave_one_out = hold_out == 0 and samples.given is None
+    split = samples.split(hold_out)
+    test, known = (np.ones_like(split.test),) * 2 if leave_one_out else (split.test, split.known)
+    if not known.any() or not test.any():
+        raise InvalidInput(f"{len(test)} images cannot be split into known ones and ones to test on")
     rows, classes = _directions(samples.rows), samples.classes
     world = world or World()
-    queries = np.flatnonzero(kept_out)
+    queries = np.flatnonzero(test)
     own = queries[own_part(len(queries), world.rank, world.size)]
-    itself = own if hold_out == 0 else None
+    itself = own if leave_one_out else None
     voted = weighted_vote(rows[own], rows[known], classes[known], neighbors=neighbors, itself=itself)
     predicted = world.gather_rows(torch.from_numpy(voted)).numpy()
-    yield f"knn_{metric.replace('-', '_')}", score(predicted, classes[kept_out], metric)
-    yield "held_out_images", float(len(queries))
+    yield f"knn_{metric.replace('-', '_')}", score(predicted, classes[test], metric)
+    yield "test_images", float(len(queries))
 
 
 def weighted_vote(
@@ -81,11 +80,22 @@ def weighted_vote(
 
 
 def clusters(samples: LabeledRows, *, seed: int) -> Iterator[tuple[str, float]]:
-    """Yield purity and normalized mutual information of spherical k-means with as many clusters as classes."""
-    num_classes = len(set(samples.class_names))
-    assignment = kmeans([_directions(samples.rows)], num_classes, seed=seed).assignment
-    yield "cluster_purity", purity(assignment, samples.class_names)
-    yield "cluster_nmi", normalized_mutual_information(assignment, samples.class_names)
+    """Yield purity and normalized mutual information of spherical k-means with as many clusters as classes.
+
+    Of samples that come with a split the known ones are clustered, and those tested on take their nearest center.
+    """
+    rows, given = _directions(samples.rows), samples.given
+    known = np.ones(len(rows), np.bool_) if given is None else given.known
+    num_classes = len(np.unique(samples.classes[known]))
+    found = kmeans([rows[known]], num_classes, seed=seed)
+    assignment, class_names = found.assignment, samples.class_names
+    if given is not None:
+        assignment = nearest_centers(rows[given.test], found.centers, top=1).ids[:, 0]
+        class_names = [class_names[row] for row in np.flatnonzero(given.test)]
+    yield "cluster_purity", purity(assignment, class_names)
+    yield "cluster_nmi", normalized_mutual_information(assignment, class_names)
+    if given is not None:
+        yield "test_images", float(given.test.sum())
 
 
 def _directions(rows: NDArray[np.float32]) -> Embeddings:

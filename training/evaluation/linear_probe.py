@@ -16,9 +16,9 @@ from torch import Tensor
 from mlcd.world import World
 from training.data.order import own_part
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from training.evaluation.representations import LabeledRows
+from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import Metric, score
-from training.evaluation.splits import check_probe_split, split_samples
+from training.evaluation.splits import check_probe_split
 
 NUM_STEPS: Final = 96  # 8 per decade, as the appendix says
 _DECADES: Final = 12
@@ -73,12 +73,13 @@ def linear_probe(
     world: World | None = None,
     device: torch.device | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Yield the metric on held-out samples, on validation ones, the chosen C and how many samples each part has.
+    """Yield the metric on test samples, on validation ones, the chosen C and how many samples each part has.
 
-    The same in every process, whatever their number. Raises InvalidInput where a part or a class of it is missing.
+    hold_out: the share that is tested on where the samples come with no split. The same in every process, whatever
+    their number. Raises InvalidInput where a part or a class of it is missing.
     """
     world, place = world or World(), device or torch.device("cpu")
-    split = split_samples(samples.splits, hold_out)
+    split = samples.split(hold_out)
     check_probe_split(samples.class_names, split)
     num_classes = len(set(samples.class_names))
     train = _Rows.of(samples, split.train, world, place)

@@ -2,59 +2,76 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Parent, Request
+from mlcd.artifact import Artifact, Request
 from mlcd.draft import Draft, find_published
-from mlcd.errors import ConfigInvalid
-from mlcd.keys import held_out
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.images.sources import open_source
+from mlcd.keys import HELD_OUT_FRACTION, held_out
 from mlcd.pipelines.embed import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
 from training.evaluation.encoding import Features
 from training.evaluation.knn import clusters, knn
 from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import LabeledRows, distinct_names, images_of, locate, open_representation
+from training.evaluation.representations import (
+    Representation,
+    distinct_names,
+    images_of,
+    locate,
+    open_representation,
+)
+from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import Metric
-from training.evaluation.splits import split_digest
+from training.evaluation.seen import SeenAmong, seen_by
+from training.evaluation.sides import Sides
+from training.evaluation.splits import check_tested_classes, split_digest
 
 RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
 class KnnProtocol:
+    """hold_out: None where it was not told: 20 %, or the split that the images come with."""
+
     features: Features
     metric: Metric
-    hold_out: float
+    hold_out: float | None
     neighbors: int
     kind: ClassVar[str] = "knn"
 
     def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
         del device  # neighbors are found on the CPU, exactly
-        yield from knn(samples, neighbors=self.neighbors, hold_out=self.hold_out, metric=self.metric, world=world)
+        share = _share(self.hold_out)
+        yield from knn(samples, neighbors=self.neighbors, hold_out=share, metric=self.metric, world=world)
 
 
 @dataclass(frozen=True)
 class ProbeProtocol:
+    """hold_out: see KnnProtocol."""
+
     features: Features
     metric: Metric
-    hold_out: float
+    hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
     def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
-        yield from linear_probe(samples, hold_out=self.hold_out, metric=self.metric, world=world, device=device)
+        share = _share(self.hold_out)
+        yield from linear_probe(samples, hold_out=share, metric=self.metric, world=world, device=device)
 
 
 @dataclass(frozen=True)
 class ClustersProtocol:
     features: Features
     seed: int
-    hold_out: ClassVar[float] = 0.0
+    hold_out: ClassVar[None] = None
     kind: ClassVar[str] = "clusters"
 
     def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
@@ -65,11 +82,25 @@ class ClustersProtocol:
 Protocol: TypeAlias = KnnProtocol | ProbeProtocol | ClustersProtocol
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated under one protocol: everything but which artifacts.
+
+    images: to encode; None for those of a run. sides: what is known and what is tested on; None for a share of each
+    class, or the split that the images' folders are. may_be_seen: test images that a run has seen are counted and not
+    refused.
+    """
+
+    images: str | None = None
+    sides: Sides | None = None
+    may_be_seen: bool = False
+
+
 def evaluate_all(
     paths: Sequence[Path],
     protocol: Protocol,
+    subject: Subject,
     *,
-    images: str | None,
     out: Path | None,
     reporter: Reporter,
     world: World | None = None,
@@ -77,25 +108,24 @@ def evaluate_all(
 ) -> list[dict[str, Any]]:
     """One record per path, in their order: representation, its digest, metrics, and the protocol that gave them.
 
-    Called by every process of a world; the first one writes `out`.
+    Called by every process of a world; the first one writes `out`. Raises InvalidInput where a run has seen images
+    that it is tested on.
     """
     world, device = world or World(), device or torch.device("cpu")
     artifacts = [locate(path) for path in paths]
+    _check_subject(artifacts, protocol, subject)
     named = list(zip(artifacts, distinct_names([artifact.path for artifact in artifacts]), strict=True))
-    if images is not None and all(artifact.kind == "embeddings" for artifact in artifacts):
-        raise ConfigInvalid("--images has no effect on embeddings", remedy="give a checkpoint or a run")
-    settings = {"kind": protocol.kind, **asdict(protocol)}
+    settings = _settings(protocol, subject)
     request = None
     if out is not None:
-        parents = tuple(parent for artifact in artifacts for parent in _parents(artifact, out, images))
-        request = Request("evaluation", settings, parents)
+        request = _request(artifacts, settings, subject, out)
         if (done := find_published(out, request)) is not None:
             by_digest = {stored["digest"]: stored for stored in json.loads(done.file(RESULTS).read_text())}
             return [by_digest[artifact.digest] | {"representation": name} for artifact, name in named]
     with reporter.stage("evaluate", None) as meter:
 
         def record(artifact: Artifact, name: str) -> dict[str, Any]:
-            measured = _evaluate(artifact, protocol, settings, images, world, device, lambda: meter.advance(1))
+            measured = _evaluate(artifact, protocol, settings, subject, world, device, lambda: meter.advance(1))
             return {"representation": name, **measured}
 
         results = [record(artifact, name) for artifact, name in named]
@@ -107,10 +137,18 @@ def evaluate_all(
 
 
 def result_line(result: dict[str, Any]) -> str:
-    """Name and metrics of one record, for people."""
-    return f"{result['representation']}: " + ", ".join(
-        f"{name} {value:.4g}" for name, value in result["metrics"].items()
-    )
+    """Name and metrics of one record, and what was seen of its test images, for people."""
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    return f"{result['representation']}: {metrics}{_seen_words(result.get('seen'))}"
+
+
+def _seen_words(seen: dict[str, Any] | None) -> str:
+    if seen is None:
+        return ""
+    words = f", seen {seen['images']}"
+    if seen["images"]:
+        words += f" ({seen['trained_on']} trained on, {seen['clustered']} clustered)"
+    return words + "".join(f"; not known is {reason}" for reason in seen["unknown"])
 
 
 def protocol_line(result: dict[str, Any]) -> str:
@@ -119,31 +157,135 @@ def protocol_line(result: dict[str, Any]) -> str:
     return "protocol: " + ", ".join(f"{name} {value}" for name, value in protocol.items())
 
 
+def _share(hold_out: float | None) -> float:
+    return HELD_OUT_FRACTION if hold_out is None else hold_out
+
+
+def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: Subject) -> None:
+    sides, embeddings = subject.sides, [artifact.kind == "embeddings" for artifact in artifacts]
+    if subject.images is not None and all(embeddings):
+        raise ConfigInvalid("--images has no effect on embeddings", remedy="give a checkpoint or a run")
+    if sides is None:
+        return
+    if protocol.hold_out is not None:
+        raise ConfigInvalid("--train and --test say what is held out", remedy="leave out --hold-out")
+    if sides.kind != "keys" and subject.images is not None:
+        raise ConfigInvalid("--train and --test say which images", remedy="leave out --images")
+    if sides.kind == "images" and any(embeddings):
+        raise ConfigInvalid(
+            "embeddings are of images of their own",
+            remedy="give --train and --test two embeddings artifacts, or two lists of keys",
+        )
+
+
+def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
+    """What decides the numbers, and stands with them."""
+    settings = {"kind": protocol.kind, **asdict(protocol)}
+    if "hold_out" in settings:
+        settings["hold_out"] = _share(protocol.hold_out)
+    if subject.sides is not None:
+        settings.pop("hold_out", None)
+        settings |= subject.sides.digests()
+    return settings
+
+
+def _request(artifacts: Sequence[Artifact], settings: dict[str, Any], subject: Subject, out: Path) -> Request:
+    """What the results depend on: the representations, and the images where they have to be encoded."""
+    sides, parents = subject.sides, [artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts]
+    if sides is not None and sides.kind == "images":
+        places = {"train": sides.train, "test": sides.test}
+        parents += [replace(images_parent(open_source(place), out), role=role) for role, place in places.items()]
+    elif sides is not None and sides.kind == "embeddings":
+        parents.append(locate(Path(sides.train)).as_parent_of(out, "train"))
+    else:
+        encoded = [artifact for artifact in artifacts if artifact.kind != "embeddings"]
+        parents += [images_parent(images_of(artifact, subject.images), out) for artifact in encoded]
+    config = settings | ({"seen": True} if subject.may_be_seen else {})
+    return Request("evaluation", config, tuple(parents))
+
+
 def _evaluate(
     artifact: Artifact,
     protocol: Protocol,
     settings: dict[str, Any],
-    images: str | None,
+    subject: Subject,
     world: World,
     device: torch.device,
     on_image: Callable[[], None],
 ) -> dict[str, Any]:
     representation = open_representation(
-        artifact, images=images, features=protocol.features, world=world, device=device, on_image=on_image
+        artifact,
+        images=subject.images,
+        sides=subject.sides,
+        features=protocol.features,
+        world=world,
+        device=device,
+        on_image=on_image,
     )
     samples = representation.samples
-    test = held_out(samples.splits, protocol.hold_out)
-    facts = {"images": len(samples.keys), "classes": len(np.unique(samples.classes))}
+    if samples.given is not None and protocol.hold_out is not None:
+        raise ConfigInvalid(
+            f"the folders of {representation.test} are a split already",
+            remedy="leave out --hold-out, or give the images of one side with --images",
+        )
+    if samples.given is not None:
+        check_tested_classes(samples.class_names, samples.given)
+    tested = _tested(samples, protocol)
+    seen = _seen(artifact, samples, tested)
+    if protocol.kind != "clusters" or samples.given is not None:
+        _refuse_seen(artifact, samples, tested, seen, subject)
     return {
         "digest": representation.digest,
         "metrics": dict(protocol.measure(samples, world, device)),
-        "protocol": {**settings, **facts, "split": split_digest(samples.keys, samples.class_names, test)},
+        **({} if seen is None else {"seen": seen.facts()}),
+        "protocol": _protocol(representation, protocol, settings, tested),
     }
 
 
-def _parents(artifact: Artifact, out: Path, images: str | None) -> list[Parent]:
-    """What the result depends on: the representation, and the images where they have to be encoded."""
-    parents = [artifact.as_parent_of(out, artifact.path.name)]
-    if artifact.kind != "embeddings":
-        parents.append(images_parent(images_of(artifact, images), out))
-    return parents
+def _tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
+    """The samples that the numbers are measured on; all where nothing is held out."""
+    if samples.given is not None:
+        return samples.given.test
+    test = held_out(samples.splits, 0.0 if protocol.kind == "clusters" else _share(protocol.hold_out))
+    return test if test.any() else np.ones_like(test)
+
+
+def _protocol(
+    representation: Representation, protocol: Protocol, settings: dict[str, Any], tested: NDArray[np.bool_]
+) -> dict[str, Any]:
+    samples = representation.samples
+    num_tested, num_known = int(tested.sum()), int((~tested).sum())
+    if num_known:
+        train = f"{num_known} of {representation.train}"
+    else:
+        train = "the same" if protocol.kind == "clusters" else "all others"
+    facts = {
+        "images": len(samples.keys),
+        "classes": len(np.unique(samples.classes)),
+        "train": train,
+        "test": f"{num_tested} of {representation.test}",
+    }
+    stated = {name: value for name, value in settings.items() if samples.given is None or name != "hold_out"}
+    is_test = tested if num_known else np.zeros_like(tested)
+    return {**stated, **facts, "split": split_digest(samples.keys, samples.class_names, is_test)}
+
+
+def _seen(artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_]) -> SeenAmong | None:
+    """None of embeddings: nothing tells what the model that made them has seen."""
+    if artifact.kind == "embeddings" or samples.sha256 is None:
+        return None
+    return seen_by(artifact).among(samples.sha256[tested])
+
+
+def _refuse_seen(
+    artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_], seen: SeenAmong | None, subject: Subject
+) -> None:
+    if subject.may_be_seen or seen is None or not seen.any.any():
+        return
+    rows, facts = np.flatnonzero(tested), seen.facts()
+    raise InvalidInput(
+        f"{facts['images']} of {len(rows)} test images were seen in the making of {artifact.path}: "
+        f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as {samples.keys[rows[seen.any][0]]}",
+        remedy="test on others with --train and --test, hold them out of `mlcd cluster` and `mlcd train`, "
+        "or count them beside the numbers with --seen",
+    )

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mlcd.artifact import MANIFEST, Artifact, open_artifact
 from mlcd.embeddings import EmbeddingsArtifact
@@ -16,42 +14,21 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.models.runs import find_checkpoint, refuse_unfinished, trained_images
 from mlcd.models.servable import Servable
-from mlcd.types import SampleKey
 from mlcd.world import World
-from training.evaluation.encoding import Features, ImageSet, PreparedImages, encode
-
-
-@dataclass(frozen=True)
-class LabeledRows:
-    """rows: float32 [N, D], finite; keys, splits (see mlcd.keys) and class_names: N. The same in every process."""
-
-    rows: NDArray[np.float32]
-    keys: Sequence[SampleKey]
-    splits: NDArray[np.float64]
-    class_names: Sequence[str]
-
-    @cached_property
-    def classes(self) -> NDArray[np.int64]:
-        """int64 [N]: the place of each sample's class among the sorted names."""
-        _, classes = np.unique(np.asarray(self.class_names), return_inverse=True)
-        return classes.astype(np.int64)
-
-    def __post_init__(self) -> None:
-        finite = np.isfinite(self.rows.sum(axis=1, dtype=np.float64))
-        if not finite.all():
-            raise InvalidInput(
-                f"the features of {self.keys[int(np.flatnonzero(~finite)[0])]} hold NaN or Inf "
-                f"({int((~finite).sum())} of {len(finite)} images)",
-                remedy="has the model diverged?",
-            )
+from training.evaluation.encoding import Features, ImageSet, PreparedImages, digest_rows, encode
+from training.evaluation.rows import LabeledRows
+from training.evaluation.sides import Sides, joined
+from training.evaluation.splits import folder_split
 
 
 @dataclass(frozen=True)
 class Representation:
-    """The samples as one artifact represents them. digest: the artifact's."""
+    """The samples as one artifact represents them. digest: the artifact's. train, test: what to call the two sides."""
 
     digest: str
     samples: LabeledRows
+    train: str
+    test: str
 
 
 def locate(path: Path) -> Artifact:
@@ -79,22 +56,54 @@ def open_representation(
     artifact: Artifact,
     *,
     images: str | None = None,
+    sides: Sides | None = None,
     features: Features = "embedding",
     world: World | None = None,
     device: torch.device | None = None,
     on_image: Callable[[], None] = lambda: None,
 ) -> Representation:
-    """An embeddings artifact as it is; a checkpoint by encoding `images` (default: the run's own).
+    """An embeddings artifact as it is; a checkpoint by encoding `images` (default: the run's own), or both sides.
 
-    Every process encodes its share of the images, on `device` (default: the CPU); all get all rows.
+    Every process encodes its share of the images, on `device` (default: the CPU); all get all rows. `artifact` is the
+    test side of two embeddings artifacts.
     """
     if artifact.kind == "embeddings":
-        return Representation(artifact.digest, _stored(EmbeddingsArtifact.open(artifact.path), features))
-    open_artifact(artifact.path, verify_files=True)
-    model = Servable.read(artifact.path / "weights").to(device or torch.device("cpu"))
-    prepared = PreparedImages(ImageSet.of(images_of(artifact, images)), model.preprocess)
-    samples = encoded(model, prepared, features=features, world=world or World(), on_image=on_image)
-    return Representation(artifact.digest, samples)
+        samples, name = _of_embeddings(artifact, sides, features), images_name(artifact, None)
+    else:
+        open_artifact(artifact.path, verify_files=True)
+        model = Servable.read(artifact.path / "weights").to(device or torch.device("cpu"))
+
+        def encode_at(source: Source) -> LabeledRows:
+            prepared = PreparedImages(ImageSet.of(source), model.preprocess)
+            return encoded(model, prepared, features=features, world=world or World(), on_image=on_image)
+
+        if sides is not None and sides.kind == "images":
+            samples, name = joined(*(encode_at(open_source(place)) for place in (sides.train, sides.test))), ""
+        else:
+            samples, name = encode_at(images_of(artifact, images)), images_name(artifact, images)
+    if sides is not None and sides.kind == "keys":
+        samples = sides.choose(samples)
+    return Representation(artifact.digest, samples, *_side_names(name, samples, sides))
+
+
+def _of_embeddings(artifact: Artifact, sides: Sides | None, features: Features) -> LabeledRows:
+    test = EmbeddingsArtifact.open(artifact.path)
+    if sides is None or sides.kind != "embeddings":
+        return _stored(test, features)
+    train = EmbeddingsArtifact.open(Path(sides.train))
+    if train.fingerprint != test.fingerprint:
+        raise ConfigInvalid(f"{sides.train} and {sides.test} are of two models", remedy="embed both with one model")
+    return joined(_stored(train, features), _stored(test, features))
+
+
+def _side_names(name: str, samples: LabeledRows, sides: Sides | None) -> tuple[str, str]:
+    """What is known, and what is tested on."""
+    if sides is not None:
+        return sides.names
+    if samples.given is None or samples.given.folders is None:
+        return name, name
+    known, tested = samples.given.folders
+    return f"{name}/{known}", f"{name}/{tested}"
 
 
 def images_of(artifact: Artifact, images: str | None) -> Source:
@@ -103,6 +112,12 @@ def images_of(artifact: Artifact, images: str | None) -> Source:
     if location is None:
         raise NotFound(f"the images of {artifact.path} are not where they were", remedy="give them with --images")
     return open_source(location)
+
+
+def images_name(artifact: Artifact, images: str | None) -> str:
+    """What to call the images that are evaluated on: the last part of their place, wherever that is."""
+    places = [parent.path for parent in artifact.parents if parent.role == "images"]
+    return PurePosixPath(images or (places[0] if places else artifact.path.name)).name
 
 
 def encoded(
@@ -114,16 +129,18 @@ def encoded(
     on_image: Callable[[], None] = lambda: None,
 ) -> LabeledRows:
     """The images that can be decoded, as the model represents them."""
-    rows, usable = encode(model, prepared, features=features, world=world, on_image=on_image)
+    found = encode(model, prepared, features=features, world=world, on_image=on_image)
     images = prepared.images
-    kept = np.flatnonzero(usable)
+    kept = np.flatnonzero(found.usable)
     if len(kept) == 0:
         raise InvalidInput(f"no image of {images.location} can be decoded")
     return LabeledRows(
-        rows,
+        found.rows,
         list(images.entries.select(kept).keys()),
         images.splits[kept],
         [images.class_names[place] for place in kept],
+        None if images.given is None else images.given.of(kept),
+        found.sha256,
     )
 
 
@@ -138,9 +155,14 @@ def _stored(stored: EmbeddingsArtifact, features: Features) -> LabeledRows:
             f"no image of {stored.artifact.path} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
+    class_names, given = [str(stored.class_names[row]) for row in known], None
+    if (folders := folder_split(class_names)) is not None:
+        given, class_names = folders
     return LabeledRows(
         stored.load()[known],
         [stored.keys[row] for row in known],
         stored.splits[known],
-        [str(stored.class_names[row]) for row in known],
+        class_names,
+        given,
+        digest_rows([stored.image_sha256[row] for row in known]),
     )

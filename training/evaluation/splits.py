@@ -1,4 +1,4 @@
-"""Which samples are trained on, validated on and tested on; a pure function of the keys and classes."""
+"""The parts of a set of samples: trained on, validated on and tested on; a pure function of keys and classes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,15 +13,27 @@ from mlcd.keys import held_out
 from mlcd.types import SampleKey
 
 VALIDATION_FRACTION: Final = 0.2  # of what is not held out; CLIP states no share
+_VALIDATION_FOLDERS: Final = ("val", "valid")
+SPLIT_FOLDERS: Final = ("train", *_VALIDATION_FOLDERS, "test")
 
 
 @dataclass(frozen=True)
 class Split:
-    """train, validation, test: bool [N] each, disjoint, together all."""
+    """train, validation, test: bool [N] each, disjoint, together all. folders: those that are known, and tested on."""
 
     train: NDArray[np.bool_]
     validation: NDArray[np.bool_]
     test: NDArray[np.bool_]
+    folders: tuple[str, str] | None = None
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """What is not tested on."""
+        return self.train | self.validation
+
+    def of(self, rows: NDArray[np.int64]) -> "Split":
+        """The same of these samples only."""
+        return Split(self.train[rows], self.validation[rows], self.test[rows], self.folders)
 
 
 def split_samples(splits: NDArray[np.float64], hold_out: float) -> Split:
@@ -29,6 +41,39 @@ def split_samples(splits: NDArray[np.float64], hold_out: float) -> Split:
     test = held_out(splits, hold_out)
     validation = held_out(splits, hold_out + VALIDATION_FRACTION * (1 - hold_out)) & ~test
     return Split(~test & ~validation, validation, test)
+
+
+def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
+    """The same test part; where no validation part was given, a fifth of each class by `positions` (see mlcd.keys)."""
+    if split.validation.any():
+        return split
+    validation = split.train & held_out(positions, VALIDATION_FRACTION)
+    return Split(split.train & ~validation, validation, split.test, split.folders)
+
+
+def folder_split(class_names: Sequence[str]) -> tuple[Split, list[str]] | None:
+    """(the split, the classes within it) where the first folders of the classes' paths are splits and not classes.
+
+    None where fewer than two of train, val, valid and test hold classes. test is tested on; without it val, or valid,
+    is. Raises InvalidInput where train is missing, or where other classes stand beside them.
+    """
+    parts = [name.partition("/") for name in class_names]
+    found = {first for first, slash, _ in parts if slash and first in SPLIT_FOLDERS}
+    if len(found) < 2:
+        return None
+    remedy = "give the two sides with --train and --test"
+    named = ", ".join(name for name in SPLIT_FOLDERS if name in found)
+    if "train" not in found:
+        raise InvalidInput(f"the folders {named} look like splits, but there is no train", remedy=remedy)
+    other = next(("".join(part) for part in parts if not part[1] or part[0] not in found), None)
+    if other is not None:
+        raise InvalidInput(f"the folders {named} look like splits, but {other} stands beside them", remedy=remedy)
+    first = np.array([first for first, _, _ in parts])
+    validation = np.isin(first, _VALIDATION_FOLDERS)
+    tested = {"test"} & found or found - {"train"}
+    test = np.isin(first, sorted(tested))
+    folders = (" and ".join(sorted(found - tested)), " and ".join(sorted(tested)))
+    return Split(first == "train", validation & ~test, test, folders), [name for _, _, name in parts]
 
 
 def split_digest(keys: Sequence[SampleKey], class_names: Sequence[str], test: NDArray[np.bool_]) -> str:
@@ -47,6 +92,19 @@ def check_several_classes(class_names: Sequence[str]) -> None:
     if len(set(class_names)) == 1:
         raise InvalidInput(
             f"all {len(class_names)} images are of one class, {class_names[0]}", remedy="give at least two classes"
+        )
+
+
+def check_tested_classes(class_names: Sequence[str], split: Split) -> None:
+    """Raises InvalidInput where a class that is tested on is none of the known ones: it could only be got wrong."""
+    known, tested = (
+        {name for name, inside in zip(class_names, mask.tolist(), strict=True) if inside}
+        for mask in (split.known, split.test)
+    )
+    if missing := sorted(tested - known):
+        raise InvalidInput(
+            f"class {missing[0]} is tested on, but no image to train on has it ({len(missing)} such classes)",
+            remedy="are the folders of both sides one per class, with the same names?",
         )
 
 

@@ -20,7 +20,7 @@ from training.evaluation.encoding import ImageSet, PreparedImages
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
 from training.evaluation.representations import encoded
-from training.evaluation.splits import check_probe_split, check_several_classes, split_samples
+from training.evaluation.splits import check_probe_split, check_several_classes, check_tested_classes
 
 NEIGHBORS: Final = 5  # as `mlcd evaluate knn` takes unless told otherwise
 _MEMORY_SHARE: Final = 0.25  # of data.memory_gib: most of it is for the images that are trained on
@@ -41,13 +41,25 @@ def check_evaluation(config: RunConfig) -> PreparedImages | None:
         )
     images = ImageSet.of(open_source(_location(config)))
     check_several_classes(images.class_names)
-    hold_out = _hold_out(config)
+    own, hold_out = _are_own(images, config), _hold_out(config)
+    if own and images.given is not None:
+        raise ConfigInvalid(
+            f"the folders of {images.location} are splits, and the run is trained on all of them",
+            remedy="train on one of them, and set evaluation.images to the folder of all",
+        )
+    if own and config.data.hold_out < hold_out:
+        raise ConfigInvalid(
+            f"evaluation.images are those that the run is trained on, with data.hold_out={config.data.hold_out:g}",
+            remedy=f"set data.hold_out={hold_out:g}, or give others",
+        )
     if hold_out == 0:
         raise ConfigInvalid(
             "data.hold_out=0 leaves no image to evaluate on", remedy="raise it, or set evaluation.images"
         )
+    if images.given is not None:
+        check_tested_classes(images.class_names, images.given)
     if config.evaluation.linear_probe:
-        check_probe_split(images.class_names, split_samples(images.splits, hold_out))
+        check_probe_split(images.class_names, images.split(hold_out))
     size = config.model.image_size
     spec = PreprocessSpec(resize_shortest=size, crop=size)
     return PreparedImages(images, spec, memory_bytes=_MEMORY_SHARE * config.data.memory_gib * 2**30)
@@ -86,6 +98,14 @@ def _location(config: RunConfig) -> str:
             "evaluation.images is not set, and the run has several data sets", remedy="set evaluation.images"
         )
     return config.data.sources[0].images
+
+
+def _are_own(images: ImageSet, config: RunConfig) -> bool:
+    """Tells whether the run is trained on these very images."""
+    if config.evaluation.images is None:
+        return True
+    digest = images.source.listing_digest()
+    return any(open_source(mixed.images).listing_digest() == digest for mixed in config.data.sources)
 
 
 def _hold_out(config: RunConfig) -> float:

@@ -19,8 +19,9 @@ from tests.conftest import run_mlcd
 from tests.unit.training import evaluating
 from training.evaluation.encoding import ImageSet, encode
 from training.evaluation.knn import knn, weighted_vote
-from training.evaluation.report import KnnProtocol, evaluate_all
-from training.evaluation.representations import LabeledRows, encoded
+from training.evaluation.report import KnnProtocol, Subject, evaluate_all
+from training.evaluation.representations import encoded
+from training.evaluation.rows import LabeledRows
 from training.evaluation.splits import VALIDATION_FRACTION, split_digest, split_samples
 from training.evaluation.while_training import check_evaluation, evaluate_model
 
@@ -51,8 +52,10 @@ def test_any_number_of_processes_measures_the_same(size, pictures, tmp_path):
 def test_rows_are_those_of_the_model_in_the_order_of_the_source(pictures):
     model, images = evaluating.model(), evaluating.prepared(pictures)
     for features in ("embedding", "pooled"):
-        rows, usable = encode(model, images, features=features, world=World())
-        assert usable.tolist() == [entry.key not in ("0/0000.png", "5/9999.png") for entry in images.images.entries]
+        found = encode(model, images, features=features, world=World())
+        assert found.usable.tolist() == [
+            entry.key not in ("0/0000.png", "5/9999.png") for entry in images.images.entries
+        ]
         samples = encoded(model, images, features=features, world=World())
         place = samples.keys.index("7/0007.png")
         entry = next(entry for entry in images.images.entries if entry.key == "7/0007.png")
@@ -62,7 +65,7 @@ def test_rows_are_those_of_the_model_in_the_order_of_the_source(pictures):
             expected = model.trunk(normalized, "pooled") if features == "pooled" else model(pixels)
         assert torch.allclose(torch.from_numpy(samples.rows[place]), expected[0], atol=1e-5)
         assert "loose.png" not in samples.keys
-        assert np.array_equal(samples.rows, rows)
+        assert np.array_equal(samples.rows, found.rows)
 
 
 def random_samples(num, classes=4):
@@ -84,7 +87,7 @@ def test_without_a_held_out_share_every_image_is_asked_for_and_does_not_vote_for
             votes[whole.classes[other]] += np.exp(scores[row, other] / 0.07)
         right += votes.argmax() == whole.classes[row]
     measured = dict(knn(whole, neighbors=5, hold_out=0.0))
-    assert measured == {"knn_accuracy": right / 60, "held_out_images": 60}
+    assert measured == {"knn_accuracy": right / 60, "test_images": 60}
 
 
 def test_an_image_with_many_equals_does_not_vote_for_itself():
@@ -218,7 +221,7 @@ def test_each_line_names_its_own_and_kept_results_come_in_the_order_asked_for(jo
     protocol = KnnProtocol("embedding", "accuracy", 0.2, 5)
 
     def measured(*paths):
-        results = evaluate_all(paths, protocol, images=None, out=tmp_path / "out", reporter=Reporter("silent"))
+        results = evaluate_all(paths, protocol, Subject(), out=tmp_path / "out", reporter=Reporter("silent"))
         return {result["representation"]: result["digest"] for result in results}
 
     found = measured(first, second)

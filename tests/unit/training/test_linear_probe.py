@@ -15,7 +15,7 @@ from mlcd.keys import split_positions
 from tests.unit.training import evaluating
 from training.evaluation.linear_probe import NUM_STEPS, coarse_to_fine, grid_c, linear_probe
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
-from training.evaluation.representations import LabeledRows
+from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import score
 from training.evaluation.splits import split_samples
 

@@ -365,7 +365,7 @@ def test_only_matrices_decay():
 def test_a_held_out_image_never_votes_for_itself():
     """With random vectors a leak of the queries into the known rows would give accuracy 1."""
     from training.evaluation.knn import knn
-    from training.evaluation.representations import LabeledRows
+    from training.evaluation.rows import LabeledRows
 
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((400, 64)).astype(np.float32)
@@ -374,7 +374,7 @@ def test_a_held_out_image_never_votes_for_itself():
     splits = (np.arange(400) + 0.5) / 400
     keys = [str(row) for row in range(400)]
     metrics = dict(knn(LabeledRows(rows, keys, splits, classes), neighbors=1, hold_out=0.5))
-    assert metrics["held_out_images"] == 200
+    assert metrics["test_images"] == 200
     assert metrics["knn_accuracy"] < 0.25
 
 

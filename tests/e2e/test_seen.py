@@ -1,0 +1,89 @@
+"""`mlcd evaluate` knows what a run was trained on and what its centers were made from, by the bytes of the images."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.conftest import run_mlcd
+
+
+@pytest.fixture(scope="module")
+def runs(journey, digits, tiny_recipe, tmp_path_factory):
+    """Runs by what they held out: of the centers, and of training."""
+    out = tmp_path_factory.mktemp("runs")
+    for share in (0, 0.2):
+        commands = [
+            ("cluster", journey / "features", out / f"centers-{share}", "--clusters", 10, "--hold-out", share),
+            ("label", journey / "features", out / f"labels-{share}", "--centers", out / f"centers-{share}", "--top", 2),
+        ]
+        for command in commands:
+            assert (result := run_mlcd(*command)).returncode == 0, result.stderr
+    for clustered, trained in ((0, 0), (0, 0.2), (0.2, 0), (0.2, 0.2)):
+        places = [f"data.images={digits}", f"data.labels={out / f'labels-{clustered}'}", f"data.hold_out={trained}"]
+        command = ("train", tiny_recipe, *places, f"out={out / f'run-{clustered}-{trained}'}", "schedule.steps=10")
+        assert (result := run_mlcd(*command)).returncode == 0, result.stderr
+    return out
+
+
+def told(*arguments):
+    result = run_mlcd("evaluate", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
+    return record
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "clustered"), [("0-0", 40, 40), ("0-0.2", 0, 40), ("0.2-0", 40, 0), ("0.2-0.2", 0, 0)]
+)
+def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
+    run, seen = runs / f"run-{name}", max(trained, clustered)
+    for kind in ("knn", "linear-probe") if name == "0-0" else ("knn",):
+        result = run_mlcd("evaluate", kind, run)
+        assert result.returncode == (2 if seen else 0), result.stderr
+        if seen:
+            assert f"40 of 40 test images were seen in the making of {run}" in result.stderr
+            assert f"{trained} trained on, {clustered} clustered" in result.stderr
+            assert "--seen" in result.stderr
+    facts = {"images": seen, "trained_on": trained, "clustered": clustered, "unknown": []}
+    assert told("knn", run, "--seen")["seen"] == facts
+    line = run_mlcd("evaluate", "knn", run, "--seen").stdout
+    assert (f"seen {seen} ({trained} trained on, {clustered} clustered)" if seen else "seen 0\n") in line
+    assert told("knn", run / "checkpoints" / "step_000000")["seen"]["images"] == 0
+
+
+def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path):
+    """In another folder, under other names: 0 to 9 are the classes, and each key begins with one."""
+    run = runs / "run-0.2-0.2"
+    for side in ("train", "test"):
+        for folder in sorted(digits.iterdir()):
+            shutil.copytree(folder, tmp_path / side / f"digit {folder.name}")
+    sides = ("--train", tmp_path / "train", "--test", tmp_path / "test")
+    result = run_mlcd("evaluate", "knn", run, *sides)
+    assert result.returncode == 2
+    assert "160 of 200 test images were seen" in result.stderr
+    assert told("knn", run, *sides, "--seen")["seen"]["trained_on"] == 160
+    result = run_mlcd("evaluate", "knn", run, "--hold-out", 0)
+    assert result.returncode == 2
+    assert "160 of 200 test images were seen" in result.stderr
+
+
+def test_clusters_of_all_images_say_how_many_were_seen(runs):
+    assert told("clusters", runs / "run-0.2-0.2")["seen"]["images"] == 160
+
+
+def test_what_cannot_be_looked_up_is_said(runs, digits, tmp_path):
+    shutil.copytree(runs / "run-0.2-0.2", tmp_path / "moved")
+    record = told("knn", tmp_path / "moved", "--images", digits)
+    assert record["seen"]["images"] == 0
+    assert len(record["seen"]["unknown"]) == 2
+    line = run_mlcd("evaluate", "knn", tmp_path / "moved", "--images", digits).stdout
+    assert "not known is what it was trained on" in line
+    assert "not known is what its centers were made from" in line
+
+
+def test_centers_hold_out_what_training_and_evaluation_hold_out(journey, tmp_path):
+    result = run_mlcd("cluster", journey / "features", tmp_path / "centers", "--clusters", 10)
+    assert "10 centers of 160 rows (40 held out)" in result.stdout
+    config = json.loads((tmp_path / "centers" / "manifest.json").read_text())["config"]
+    assert config["hold_out"] == 0.2

@@ -1,0 +1,148 @@
+"""The images that a run was trained on and that its centers were made from, by their SHA-256.
+
+Bytes and not keys tell an image: the same file has another key in another folder.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mlcd.artifact import Artifact, Parent, open_artifact
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.errors import MlcdError, NotFound
+from mlcd.labels.table import DIGEST_BYTES
+from mlcd.models.runs import parent_place
+from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
+from training.config import RunConfig
+from training.data.dataset import open_dataset
+from training.evaluation.encoding import digest_rows
+from training.run import read_run_config
+
+_Digests = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """trained, clustered: uint8 [n, 32], SHA-256 of images. unknown: what could not be looked up, and why."""
+
+    trained: _Digests
+    clustered: _Digests
+    unknown: tuple[str, ...] = ()
+
+    def among(self, tested: _Digests) -> "SeenAmong":
+        """Those of the images tested on, [N, 32], that were seen."""
+        return SeenAmong(_among(tested, self.trained), _among(tested, self.clustered), self.unknown)
+
+
+@dataclass(frozen=True)
+class SeenAmong:
+    """trained, clustered: bool [N], of each image tested on."""
+
+    trained: NDArray[np.bool_]
+    clustered: NDArray[np.bool_]
+    unknown: tuple[str, ...]
+
+    @property
+    def any(self) -> NDArray[np.bool_]:
+        return self.trained | self.clustered
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "images": int(self.any.sum()),
+            "trained_on": int(self.trained.sum()),
+            "clustered": int(self.clustered.sum()),
+            "unknown": list(self.unknown),
+        }
+
+
+def seen_by(checkpoint: Artifact) -> Seen:
+    """What the run of a checkpoint has seen until then: nothing before its first step."""
+    nothing = digest_rows([])
+    if checkpoint.config.get("step") == 0:
+        return Seen(nothing, nothing)
+    unknown: list[str] = []
+    trained = clustered = nothing
+    try:
+        trained = _trained(checkpoint)
+    except MlcdError as error:
+        unknown.append(f"what it was trained on: {error.message}")
+    try:
+        clustered = np.concatenate([nothing, *_clustered(checkpoint)])
+    except MlcdError as error:
+        unknown.append(f"what its centers were made from: {error.message}")
+    return Seen(trained, clustered, tuple(unknown))
+
+
+def _trained(checkpoint: Artifact) -> _Digests:
+    """As the run itself joins images and labels and holds out, by its own config, from where they are now."""
+    config = read_run_config(checkpoint.path.resolve().parents[1])
+    return np.concatenate([part.sha256 for part in open_dataset(_moved(config, checkpoint)).parts])
+
+
+def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
+    """The config with its data where they are from here: it names them as the command that started the run did."""
+    place = {parent.role: _present(checkpoint, parent) for parent in checkpoint.parents}
+    found = [
+        source.model_copy(update={kind: place[kind + (f"-{index}" if index else "")] for kind in ("images", "labels")})
+        for index, source in enumerate(config.data.sources)
+    ]
+    moved = {"mix": tuple(found)} if config.data.mix else {"images": found[0].images, "labels": found[0].labels}
+    return config.model_copy(update={"data": config.data.model_copy(update=moved)})
+
+
+def _clustered(checkpoint: Artifact) -> Iterator[_Digests]:
+    """Of each set of centers behind the run: those of its labels, and those that its classifier started from."""
+    done: set[str] = set()
+    for parent in checkpoint.parents:
+        if parent.role.startswith("labels"):
+            labels = _opened(checkpoint, parent)
+            parents = [(labels, each) for each in labels.parents if each.role == "centers"]
+        else:
+            parents = [(checkpoint, parent)] if parent.role == "centers" else []
+        for child, each in parents:
+            if each.digest not in done:
+                done.add(each.digest)
+                yield _rows_of(_opened(child, each))
+
+
+def _rows_of(centers: Artifact) -> _Digests:
+    """The images whose embeddings were clustered."""
+    parent = next((parent for parent in centers.parents if parent.role == "embeddings"), None)
+    if parent is None:
+        raise NotFound(f"{centers.path} does not tell what it was made from")
+    embeddings = EmbeddingsArtifact(_opened(centers, parent))
+    known = {field.name for field in fields(ClusterOptions)}
+    options = ClusterOptions(**{name: value for name, value in centers.config.items() if name in known})
+    rows, digests = clustered_rows(embeddings, options), digest_rows(embeddings.image_sha256)
+    return digests if rows is None else digests[rows]
+
+
+def _opened(child: Artifact, parent: Parent) -> Artifact:
+    """Raises NotFound where the parent, or another artifact, is not where it was."""
+    artifact = open_artifact(Path(_present(child, parent)), verify_files=False)
+    if artifact.digest != parent.digest:
+        raise NotFound(f"{artifact.path} is not what {child.path} was made from")
+    return artifact
+
+
+def _present(child: Artifact, parent: Parent) -> str:
+    place = parent_place(child, parent)
+    if place is None:
+        raise NotFound(f"{PurePosixPath(parent.path).name} is not where it was")
+    return place
+
+
+def _among(tested: _Digests, seen: _Digests) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.is_in(_column(tested), value_set=_column(seen)).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _column(digests: _Digests) -> pa.Array:
+    buffer = pa.py_buffer(np.ascontiguousarray(digests))
+    return pa.Array.from_buffers(pa.binary(DIGEST_BYTES), len(digests), [None, buffer])

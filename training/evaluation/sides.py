@@ -1,0 +1,131 @@
+"""The two sides of an evaluation that are told apart by hand: what is known, and what is tested on."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifact import MANIFEST
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.keys import split_positions
+from mlcd.types import SampleKey
+from training.evaluation.rows import LabeledRows
+from training.evaluation.splits import Split, check_tested_classes
+
+_LIST_SUFFIX: Final = ".txt"
+
+SideKind = Literal["images", "embeddings", "keys"]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two places of images, two embeddings artifacts, or two lists of keys, one a line, of the images of one place."""
+
+    train: str
+    test: str
+    kind: SideKind
+
+    @classmethod
+    def of(cls, train: str, test: str) -> "Sides":
+        """Raises ConfigInvalid where both are the same, or of two kinds."""
+        kinds = [_kind(place) for place in (train, test)]
+        if kinds[0] != kinds[1]:
+            raise ConfigInvalid(
+                f"{train} holds {kinds[0]} and {test} {kinds[1]}",
+                remedy="give --train and --test two folders, two embeddings artifacts or two lists of keys",
+            )
+        if train == test or (Path(train).exists() and Path(test).exists() and Path(train).samefile(test)):
+            raise ConfigInvalid(f"--train and --test are both {test}", remedy="test on other images")
+        return cls(train, test, kinds[0])
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The last part of each place, or as many more as tell them apart."""
+        train, test = (PurePosixPath(place).parts for place in (self.train, self.test))
+        depth = 1
+        while train[-depth:] == test[-depth:] and depth < max(len(train), len(test)):
+            depth += 1
+        return "/".join(train[-depth:]), "/".join(test[-depth:])
+
+    def digests(self) -> dict[str, str]:
+        """Of lists their SHA-256, which decide a result; the other kinds are parents of it."""
+        if self.kind != "keys":
+            return {}
+        places = {"train": self.train, "test": self.test}
+        return {f"{side}_keys": hashlib.sha256(Path(place).read_bytes()).hexdigest() for side, place in places.items()}
+
+    def choose(self, samples: LabeledRows) -> LabeledRows:
+        """The samples on the two lists of keys. Raises InvalidInput for a key of no sample, or one on both lists."""
+        row_of = {key: row for row, key in enumerate(samples.keys)}
+        train, test = (_rows_of(place, row_of) for place in (self.train, self.test))
+        if len(both := np.intersect1d(train, test)):
+            raise InvalidInput(
+                f"{samples.keys[both[0]]} is on both lists ({len(both)} such keys)", remedy="test on other images"
+            )
+        return joined(_selected(samples, train), _selected(samples, test))
+
+
+def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
+    """The samples of both sides, and the split that they are. Raises InvalidInput where they do not fit."""
+    if train.given is not None or test.given is not None:
+        raise InvalidInput(
+            "the folders of one side are called train, val, valid or test themselves",
+            remedy="give --train and --test such folders, or leave both out",
+        )
+    if train.rows.shape[1] != test.rows.shape[1]:
+        raise InvalidInput(f"rows of {train.rows.shape[1]} and of {test.rows.shape[1]} cannot be compared")
+    known = np.arange(len(train.keys) + len(test.keys)) < len(train.keys)
+    split = Split(known, np.zeros_like(known), ~known)
+    class_names = [*train.class_names, *test.class_names]
+    check_tested_classes(class_names, split)
+    return LabeledRows(
+        np.concatenate([train.rows, test.rows]),
+        [*train.keys, *test.keys],
+        np.concatenate([train.splits, test.splits]),
+        class_names,
+        split,
+        None if train.sha256 is None or test.sha256 is None else np.concatenate([train.sha256, test.sha256]),
+    )
+
+
+def _kind(place: str) -> SideKind:
+    path = Path(place)
+    if (path / MANIFEST).is_file():
+        return "embeddings"
+    return "keys" if path.suffix == _LIST_SUFFIX and path.is_file() else "images"
+
+
+def _rows_of(place: str, row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
+    try:
+        keys = [line for line in Path(place).read_text(encoding="utf-8").splitlines() if line]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{place} is no text in UTF-8", remedy="give one key a line") from error
+    missing = [key for key in keys if key not in row_of]
+    if missing or not keys:
+        what = f"{missing[0]!r} on {place} is the key of no image" if missing else f"{place} lists no key"
+        raise InvalidInput(
+            f"{what} ({len(missing)} of {len(keys)} keys)",
+            remedy="give one key a line, as `mlcd embed` lists them: the path inside a folder",
+        )
+    return np.array(list(dict.fromkeys(row_of[key] for key in keys)), dtype=np.int64)
+
+
+def _selected(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
+    """Some samples; where they stand in their classes is told among themselves."""
+    keys, class_names = _at(samples.keys, rows), _at(samples.class_names, rows)
+    return LabeledRows(
+        samples.rows[rows],
+        keys,
+        split_positions(keys, class_names),
+        class_names,
+        None,
+        None if samples.sha256 is None else samples.sha256[rows],
+    )
+
+
+def _at(values: Sequence[str], rows: NDArray[np.int64]) -> list[str]:
+    return [values[row] for row in rows]
