@@ -39,7 +39,7 @@ def stored(split_folders, tmp_path_factory):
     """Embeddings of both sides, and of the folder that holds them."""
     out = tmp_path_factory.mktemp("stored")
     for name, images in (("train", "train"), ("test", "test"), ("whole", ".")):
-        result = run_mlcd("embed", split_folders / images, out / name, "--model", "hog")
+        result = run_mlcd("embed", split_folders / images, out / name, "--model", "pixels")
         assert result.returncode == 0, result.stderr
     return out
 
@@ -86,7 +86,7 @@ def test_the_linear_probe_is_scikit_learns(stored):
 
     (known, classes), (queries, truth) = sides(stored)
     metrics = evaluated("linear-probe", "--train", stored / "train", "--test", stored / "test")["metrics"]
-    peer = LogisticRegression(C=metrics["c"], solver="newton-cholesky", tol=1e-10, max_iter=1000).fit(known, classes)
+    peer = LogisticRegression(C=metrics["c"], solver="newton-cg", tol=1e-9, max_iter=1000).fit(known, classes)
     assert metrics["linear_probe_accuracy"] == pytest.approx(peer.score(queries, truth), abs=1e-6)
     losses = -peer.predict_log_proba(known)[np.arange(len(known)), np.searchsorted(peer.classes_, classes)]
     objective = metrics["c"] * losses.sum() + (peer.coef_**2).sum() / 2
@@ -156,7 +156,7 @@ def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journ
     refused(
         "knn", run, "--train", split_folders, "--test", split_folders / "test", contains="one side are called train"
     )
-    refused("knn", "--train", train, "--test", journey / "pixels", contains="are of two models")
+    refused("knn", "--train", train, "--test", journey / "features", contains="are of two models")
     (tmp_path / "a.txt").write_text("Motorbikes/absent.jpg\n")
     key = EmbeddingsArtifact.open(train).keys[0]
     (tmp_path / "b.txt").write_text(f"{key}\n")
