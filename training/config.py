@@ -421,8 +421,8 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
         first = errors[0]
         if not first["loc"]:  # what several sections say does not go together
             raise ConfigInvalid(
-            f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower().removeprefix('value error, ')}"
-        ) from error
+                f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower().removeprefix('value error, ')}"
+            ) from error
 
 
 def _dotted(place: Sequence[int | str]) -> str:

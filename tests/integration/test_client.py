@@ -127,7 +127,7 @@ def test_search_by_image_embedding_and_key(mlcd_client, paths, rows, stored):
     assert by_key.matches[0][0].similarity == pytest.approx(1, abs=1e-5)
     assert by_key.matches[0][0].metadata.keys() == {"class_name"}
     for unknown, kind in (("none", RefusedNotFound), ("../info", RefusedInput), ("a/b?c", RefusedInput)):
-        with pytest.raises(kind, match="no such|cannot name"):
+        with pytest.raises(kind, match=r"no such|cannot name"):
             mlcd_client.search(unknown, paths[:1])
 
 
