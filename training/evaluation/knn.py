@@ -1,7 +1,7 @@
 """Weighted k-nearest-neighbor accuracy on test samples, and agreement of clusters with classes."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -88,10 +88,11 @@ def clusters(samples: LabeledRows, *, seed: int) -> Iterator[tuple[str, float]]:
     known = np.ones(len(rows), np.bool_) if given is None else given.known
     num_classes = len(np.unique(samples.classes[known]))
     found = kmeans([rows[known]], num_classes, seed=seed)
-    assignment, class_names = found.assignment, samples.class_names
+    assignment: NDArray[np.integer[Any]] = found.assignment
+    class_names = samples.class_names
     if given is not None:
         assignment = nearest_centers(rows[given.test], found.centers, top=1).ids[:, 0]
-        class_names = [class_names[row] for row in np.flatnonzero(given.test)]
+        class_names = [class_names[row] for row in np.flatnonzero(given.test).tolist()]
     yield "cluster_purity", purity(assignment, class_names)
     yield "cluster_nmi", normalized_mutual_information(assignment, class_names)
     if given is not None:
