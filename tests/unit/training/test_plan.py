@@ -25,6 +25,7 @@ SMALL = [
     *PLACES,
     "model={image_size: 48, patch_size: 8, width: 64, depth: 3, heads: 2, mlp_width: 160, embedding_dim: 24}",
     "schedule={steps: 40, batch_size: 8}",
+    "optim.warmup_steps=5",
 ]
 H200 = DeviceProfile(peak_tflops=790.0)
 
