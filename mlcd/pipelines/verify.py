@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
-from mlcd.clustering.centers import Centers
+from mlcd.clustering.names import read_given_names
 from mlcd.collections.collection import Collection
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
@@ -52,13 +53,18 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
     seen[place] = artifact
     yield Finding(str(path), artifact.kind, True, f"{len(artifact.files)} files, digest {artifact.digest[:12]}")
     if artifact.kind == "centers":
-        Centers.read(artifact)  # the names that people gave are in no manifest, and are checked as they are read
+        _check_given_names(artifact)
     if artifact.kind == "triton":
         _check_triton_config(artifact)
     if artifact.kind == "collection-index":
         yield _check_collection(artifact.path.resolve().parents[1])
     for parent in artifact.parents:
         yield from _walk_parent(artifact, parent, seen)
+
+
+def _check_given_names(centers: Artifact) -> None:
+    """The names that people gave are in no manifest, and are checked as they are read."""
+    read_given_names(centers, len(np.load(centers.file("sizes.npy"), allow_pickle=False)))
 
 
 def _check_triton_config(version: Artifact) -> None:

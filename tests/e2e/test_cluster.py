@@ -139,7 +139,7 @@ def test_of_several_processes_one_tells_what_went_wrong_and_in_one_line(tmp_path
     broken = rows.copy()
     broken[list(bad)] = np.nan
     place = write_embeddings(tmp_path / "e", [broken])
-    command = together(2, place, tmp_path / "centers", "--clusters", 2)
+    command = together(2, place, tmp_path / "centers", "--clusters", 2, "--hold-out", 0)
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode != 0
     assert [line for line in result.stderr.splitlines() if "holds NaN or Inf" in line and line.startswith("mlcd: ")]

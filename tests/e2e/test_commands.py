@@ -181,7 +181,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("embed", digits, out, "--model", "resnet", contains="there is no model resnet")
     refused("embed", digits, tmp_path / "file" / "out", "--model", "hog", contains="cannot be made a directory")
     refused("embed", digits, "/proc/out", "--model", "hog", contains="/proc/out")
-    refused("cluster", features, out, "--clusters", 500, contains="at most 200 clusters")
+    refused("cluster", features, out, "--clusters", 500, contains="at most 160 clusters")
     refused("cluster", features, out, "--clusters", 0, contains="--clusters")
     refused("cluster", journey / "labels", out, "--clusters", 2, contains="holds labels, not embeddings")
     refused("label", journey / "pixels", out, "--centers", journey / "centers", contains="two models")

@@ -82,11 +82,12 @@ def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
     (pair / "one").mkdir()
     shutil.copy(digits / "1" / "0001.png", pair / "one")
     shutil.copy(digits / "1" / "0011.png", pair / "one")
-    refused("linear-probe", journey / "run", "--images", single, contains="are of one class, zero")
-    refused("knn", journey / "run", "--images", single, contains="are of one class, zero")
+    refused("linear-probe", journey / "run", "--seen", "--images", single, contains="are of one class, zero")
+    refused("knn", journey / "run", "--seen", "--images", single, contains="are of one class, zero")
     refused(
         "linear-probe",
         journey / "run",
+        "--seen",
         "--images",
         pair,
         "--hold-out",

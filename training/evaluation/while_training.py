@@ -41,13 +41,13 @@ def check_evaluation(config: RunConfig) -> PreparedImages | None:
         )
     images = ImageSet.of(open_source(_location(config)))
     check_several_classes(images.class_names)
-    own, hold_out = _are_own(images, config), _hold_out(config)
-    if own and images.given is not None:
+    hold_out = _hold_out(config)
+    if images.given is not None and _are_own(images, config):
         raise ConfigInvalid(
             f"the folders of {images.location} are splits, and the run is trained on all of them",
             remedy="train on one of them, and set evaluation.images to the folder of all",
         )
-    if own and config.data.hold_out < hold_out:
+    if config.data.hold_out < hold_out and _are_own(images, config):
         raise ConfigInvalid(
             f"evaluation.images are those that the run is trained on, with data.hold_out={config.data.hold_out:g}",
             remedy=f"set data.hold_out={hold_out:g}, or give others",
