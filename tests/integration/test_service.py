@@ -4,6 +4,7 @@ import http.client
 import io
 import json
 import re
+import shutil
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from PIL import Image
 from mlcd.clustering.centers import Centers
 from tests.conftest import free_port, run_mlcd
 from tests.integration.bodies import data_uri, files
-from tests.integration.running import Server
+from tests.integration.running import Server, serving
 
 
 def test_embedding_an_image_gives_what_mlcd_embed_gave(client, picture, journey):
@@ -86,6 +87,29 @@ def test_labels_are_the_nearest_shipped_centers(client, picture, journey):
     assert [label["similarity"] for label in labels] == pytest.approx(np.sort(similarities)[::-1][:3], abs=1e-4)
     assert labels[0]["name"] == centers.names[labels[0]["id"]]
     assert answer["centers"] == centers.digest
+
+
+def test_names_set_by_hand_are_served_and_go_into_labels(picture, journey, tmp_path):
+    """Of centers whose digest, and so whose model's, stays; `mlcd label` writes them too."""
+    _, data, _ = picture
+    model, digest = tmp_path / "model", Centers.open(journey / "model" / "centers").digest
+    shutil.copytree(journey / "model", model)
+    num_centers = len(Centers.open(model / "centers").sizes)
+    names = [f"Name № {center}" for center in range(num_centers)]
+    (tmp_path / "names.tsv").write_text("".join(f"{center}\t{name}\n" for center, name in enumerate(names)))
+    named = run_mlcd("name", model / "centers", "--set", tmp_path / "names.tsv", "--json")
+    assert named.returncode == 0, named.stderr
+    assert json.loads(named.stdout.splitlines()[-1])["digest"] == digest
+    assert run_mlcd("verify", model).returncode == 0
+    with serving(model) as server:
+        answer = httpx.post(f"{server.url}/v1/labels?top=1", files=files(data), timeout=60).json()
+        (label,) = answer["results"][0]["labels"]
+        assert label["name"] == names[label["id"]]
+        assert answer["centers"] == digest
+        assert httpx.get(f"{server.url}/v1/centers/1").json()["name"] == names[1]
+    labels = ("label", journey / "embeddings", tmp_path / "labels", "--centers", model / "centers")
+    assert (result := run_mlcd(*labels)).returncode == 0, result.stderr
+    assert json.loads((tmp_path / "labels" / "names.json").read_text()) == names
 
 
 def test_labels_take_json_images_embeddings_and_a_threshold(client, picture):
