@@ -35,7 +35,7 @@ def collection_at(path):
 
 def bad_batch(folder):
     image = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
-    batch = Batch(image, torch.ones(1), torch.zeros(1, 1, dtype=torch.int64), np.zeros(1, np.int64), ("a",), 0)
+    batch = Batch(image, torch.zeros(1, 1, dtype=torch.int64), np.zeros(1, np.int64), ("a",), 0)
     number = torch.tensor(torch.nan)
     keep_bad_batch(folder / "kept", StepBatches(7, (batch,), 0.0), Meters(number, {}, number, number, 0.1))
     return folder / "kept", ("batch.safetensors", "batch.json")

@@ -34,6 +34,7 @@ def run_config(trained_on, **evaluation):
                 "embedding_dim": 16,
             },
             "schedule": {"steps": 30},
+            "optim": {"warmup_steps": 5},
             "evaluation": {"every_steps": 10, **evaluation},
         }
     )  # fmt: skip
