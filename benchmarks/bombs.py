@@ -1,4 +1,4 @@
-"""What one key's client waits for while another key sends bombs: small files of 89 million pixels each.
+"""Measures how long one key's client waits while another key sends bombs: small files of 89 million pixels each.
 
 A real server with two keys and a fake engine, so that decoding alone is measured. First the one client by itself, then
 beside as many clients as --bombs, each of which sends the next bomb when it has an answer.

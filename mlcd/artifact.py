@@ -155,7 +155,7 @@ def published_path(path: Path) -> Path:
 
 
 def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
-    """What the manifest of this name says of the artifact at `path`, no file of which is looked at.
+    """Reads the manifest of this name of the artifact at `path`, without a look at its other files.
 
     Raises ArtifactInvalid where it is not there, or not as it was written.
     """

@@ -101,7 +101,7 @@ class EmbeddingsArtifact:
         return sum(len(self._map(part)) for part in range(self.num_parts))
 
     def num_rows_before(self, part: int) -> int:
-        """Of the parts before this one."""
+        """Counts the rows of the parts before this one."""
         return sum(len(self._map(earlier)) for earlier in range(part))
 
     @property

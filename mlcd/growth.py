@@ -57,7 +57,7 @@ def _check_earlier(artifact: Artifact, name: str, digest: str) -> None:
 
 @contextmanager
 def open_addition(artifact: Artifact, parents: tuple[Parent, ...], first_part: int) -> Iterator["Addition"]:
-    """What is to be added to the artifact, from part `first_part` on, goes into the draft beside it until it is whole.
+    """Opens a draft beside the artifact for what is added to it, from part `first_part` on.
 
     A draft of the same addition is gone on with, that of any other is worth nothing. Raises Conflict where another
     process is at it, or was a moment ago.

@@ -44,7 +44,7 @@ class Bounds:
         """most: connections; exchange_s: seconds from a request's last header until its answer is ready."""
         self.most, self.exchange_s = most, exchange_s + _MARGIN_S
         self.answered: dict[Connection, None] = {}
-        """Those whose client still sends a body that was answered, or does not read its answer; oldest first."""
+        """Connections whose client still sends an answered body, or does not read its answer; the oldest first."""
         self.waiting: dict[Connection, None] = {}
         """Between two requests; the one that has waited longest comes first."""
         self._metrics = metrics

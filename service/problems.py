@@ -292,7 +292,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def misnamed(request: Request) -> InvalidInput | None:
-    """What is wrong with the name of a collection in the path as it came in; None where that is right.
+    """Returns the fault of a collection's name in the path as it came in; None where it has none.
 
     Routes are found by the decoded path, in which a name with a slash is two of its parts.
     """

@@ -38,7 +38,7 @@ def bound_s(settings: Settings) -> float:
 
 
 def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
-    """What a process does before it serves. stops: as for `serve_on`."""
+    """Prepares a process that is going to serve. stops: as for `serve_on`."""
     return_large_blocks()
     allow_descriptors()
     silence_decoders()

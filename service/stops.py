@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Final, NoReturn
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-"""From a person, a system or a terminal to the process that they started."""
+"""The signals of a person, a system or a terminal to the process that they started."""
 FINISH: Final = signal.SIGUSR1
-"""From a supervisor to its server processes, which ignore `STOPS`."""
+"""The signal of a supervisor to its server processes, which ignore `STOPS`."""
 _ECHO_S: Final = 0.1  # of a person's hand a second signal comes later
 
 
@@ -40,7 +40,7 @@ class StopSignals:
         return self._began_s is not None
 
     def begins(self, number: int) -> bool:
-        """Whether this signal is the first. A second one is not returned from."""
+        """Tells whether this signal is the first. A second one ends the process here."""
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s = now_s

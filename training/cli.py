@@ -305,7 +305,7 @@ def _sides(train: str | None, test: str | None) -> "Sides | None":
 
 
 def _represented(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Path]:
-    """What is evaluated: two embeddings artifacts, one on each side, are it themselves."""
+    """Returns the subject of the evaluation: two embeddings artifacts, one on each side, are it themselves."""
     if sides is not None and sides.kind == "embeddings":
         if checkpoints:
             raise click.UsageError("embeddings on both sides are evaluated themselves: leave out CHECKPOINT")

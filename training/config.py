@@ -47,7 +47,7 @@ _OTHER_NAMES = {
     "amp": "compute.precision",
     "output": "out",
 }
-"""What other programs call the keys, by the last word."""
+"""Names that other programs have for the keys, by the last word."""
 _VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", "out")
 
 
@@ -201,7 +201,7 @@ class LossConfig(_Section):
         )
 
     def resolved_scale(self, num_classes: int) -> float:
-        """What was measured for few classes, the authors' for a million, and no jump between the two.
+        """Returns what was measured for few classes, the authors' for a million, and no jump between the two.
 
         For the evidence see docs/explanation/validation.md.
         """

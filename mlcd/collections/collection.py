@@ -354,7 +354,7 @@ class Collection:
             remove_before(folder, generation.number)
 
     def take_source(self, source: Mapping[str, str]) -> None:
-        """What it is made of from now on, as the next generation of its index will state; durable when this returns."""
+        """Changes what it is made of, which its next generation of the index states; durable when this returns."""
         self.check_writable()
         with self._writing:
             self._check_open()

@@ -31,7 +31,7 @@ class Group:
     similarities: NDArray[np.float32]
 
     def record(self, ids: Sequence[str]) -> dict[str, Any]:
-        """As users are given it; ids: of all rows."""
+        """Returns the group as users are given it. ids: those of all rows."""
         similarities = [round(similarity, _DIGITS) for similarity in self.similarities.tolist()]
         return {"ids": [ids[row] for row in self.rows], "similarities": similarities}
 

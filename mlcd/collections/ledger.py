@@ -77,7 +77,7 @@ class Ledger:
         return self._connected
 
     def _replaced(self) -> Conflict:
-        """What is known of the items is of the file that was there before."""
+        """Returns the error for a file other than the one that the items in memory were read from."""
         return Conflict(
             f"the ledger of {self._path.parent.name} was removed or replaced meanwhile",
             remedy="open the collection again",

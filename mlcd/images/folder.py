@@ -93,7 +93,7 @@ class FolderSource(Source):
 
 
 class NamedFilesSource(FolderSource):
-    """Those files below a folder that a pattern or a list names."""
+    """The files below a folder that a pattern or a list names."""
 
     def __init__(self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> None:
         """files: as the file system describes them."""

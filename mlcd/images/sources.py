@@ -1,4 +1,4 @@
-"""Where images come from: a folder or some of its files, tar shards, a parquet column or a zip, each as numbered
+"""The sources of images: a folder or some of its files, tar shards, a parquet column or a zip, each as numbered
 (key, bytes).
 
 Entries are in a stable order and are read one by one at random, so that work can start anywhere. Keys name
@@ -108,7 +108,7 @@ def _fixed_part(pattern: str) -> str:
 
 
 def _listed(location: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
-    """What the lines of the list at `path` name. Raises InvalidInput for what is not below the list's folder."""
+    """Returns the files that the list at `path` names. Raises InvalidInput for one outside the list's folder."""
     folder, files = posixpath.dirname(path), {}
     for line in filter(None, decoded(filesystem.cat_file(path)).splitlines()):
         name = posixpath.normpath(posixpath.join(folder, line))
@@ -128,7 +128,7 @@ def _listed(location: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _described(filesystem: Any, path: str) -> dict[str, Any]:
-    """As a folder's listing has it: a link is no file."""
+    """Describes a file as a folder's listing does, in which a link is no file."""
     info: dict[str, Any] = filesystem.info(path)
     return {**info, "type": "link"} if info.get("islink") else info
 

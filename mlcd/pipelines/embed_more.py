@@ -83,7 +83,7 @@ def _add(
 
 
 def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
-    """Those without a row."""
+    """Returns the images that have no row yet."""
     known = pa.chunked_array([pa.array(embeddings.keys, pa.large_string())])
     is_new = np.ones(len(source.entries), dtype=np.bool_)
     places = source.entries.find(known)

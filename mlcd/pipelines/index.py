@@ -50,7 +50,7 @@ def index(
 def _index_more(
     embeddings: EmbeddingsArtifact, out: Path, reporter: Stages, *, recall: float | None, source: Parent
 ) -> Description:
-    """What the user has changed or deleted among the earlier items stays so: only new rows are looked at."""
+    """Adds new rows alone: what the user has changed or deleted among the earlier items stays so."""
     with Collection.open(out, background=False) as collection:
         made_of = (collection.source or {}).get("digest", "")
         if made_of == source.digest:

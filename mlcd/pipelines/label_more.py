@@ -58,7 +58,7 @@ def _add(
 
 
 def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling) -> bool:
-    """Whether the labels are of all rows already. Raises Conflict where they are of none of them."""
+    """Tells whether the labels cover all rows. Raises Conflict where they were made from other input."""
     made = {parent.role: parent.digest for parent in labels.parents}
     now = {parent.role: parent.digest for parent in labeling.request.parents}
     config = {name: value for name, value in labels.config.items() if name != GROWN}
@@ -73,7 +73,7 @@ def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: L
 
 
 def _added_up(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What two summaries of exact labels count, together."""
+    """Adds up the counts of two summaries of exact labels."""
     scans = old["scan"], new["scan"]
     levels = {name: sum(scan[name] for scan in scans) for name in scans[0] if name != "products"}
     products = sorted({product for scan in scans for product in scan["products"]})

@@ -42,7 +42,7 @@ class LabelSearch(Protocol):
         ...
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
-        """What the notes of these parts say."""
+        """Sums up the notes of these parts."""
         ...
 
 

@@ -26,7 +26,7 @@ from mlcd.models.servable import Servable
 from mlcd.types import ImageBatch
 
 GraphPrecision: TypeAlias = Precision | Literal["fp16"]
-"""What the exported graph will be computed in, on whatever machine."""
+"""The precision that the exported graph will be computed in, on whatever machine."""
 
 MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.999}
 _HALF: Final[dict[GraphPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -108,7 +108,7 @@ def _rounded_rows(model: Servable, batch: ImageBatch, dtype: torch.dtype) -> NDA
 
 @contextmanager
 def _rounded_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """What goes into a layer and comes out of it is rounded; the angles of positions never are."""
+    """Rounds the inputs and outputs of layers, and never the angles of positions."""
 
     def of_input(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(_rounded(one, dtype) if isinstance(one, Tensor) else one for one in given)

@@ -91,7 +91,7 @@ async def index(request: Request, resources: Opened) -> Response:
 
 @router.get("/v2/models/stats", dependencies=[needs()], response_class=Response, responses=_STATISTICS)
 async def all_statistics(resources: Opened) -> Response:
-    """Of the one model that is served, by all server processes together."""
+    """Answers with the statistics of the served model, summed over all server processes."""
     return _statistics(resources)
 
 

@@ -16,7 +16,7 @@ from service.settings import Limits
 
 _BLOCK_BYTES: Final = 2**18  # fits into a core's cache
 _COSTS: Final = {b",": 1, b'"': 1, b":": 10, b"[": 10, b"{": 10}
-"""What a byte announces, in values: lists, objects and their fields take ten times as long."""
+"""The values that a byte announces: lists, objects and their fields take ten times as long."""
 _LONG_BYTES: Final = 4096  # an image in base64 has more; what is shorter need not be told apart
 _SLASH, _BACKSLASH, _QUOTE = b'/\\"'
 _FIRST_NOT_ASCII: Final = 0x80

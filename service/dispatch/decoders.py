@@ -24,7 +24,7 @@ class Decoders:
         self._waiting: CostQueue[tuple[Future[Any], Callable[[], Any]]] = CostQueue()
 
     async def run(self, owner: object, pixels: int, decode: Callable[[], _Result]) -> _Result:
-        """What `decode` returns, from a thread. owner: whose picture it is; pixels: what it costs."""
+        """Returns what `decode` returns, on a thread. owner: the client of the picture; pixels: its cost."""
         future: Future[_Result] = Future()
         with self._lock:
             self._waiting.put(owner, _LEAST + pixels, (future, decode))

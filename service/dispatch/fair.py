@@ -43,7 +43,7 @@ class CostQueue(Generic[_Item]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, object, _Item]] = []
         self._due: dict[object, float] = {}
-        """Of the last item of each owner that waits."""
+        """The time at which the last item of each waiting owner is due."""
         self._now = 0.0
         self._numbers = itertools.count()
 

@@ -83,7 +83,7 @@ Each: TypeAlias = Callable[[int, NDArray[np.float32] | ImageRejected], None]
 
 
 class Account(Protocol):
-    """Who asks: pictures are charged to it, and decoded in turn with those of others."""
+    """The client that asks: its pictures are charged to it, and decoded in turn with those of others."""
 
     @property
     def owner(self) -> object: ...

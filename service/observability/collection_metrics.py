@@ -1,4 +1,4 @@
-"""What a scrape is told of collections: by name, or of all together to whoever may not know the names."""
+"""The metrics of collections: by name, or summed up for a scraper that may not know the names."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice

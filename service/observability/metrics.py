@@ -224,7 +224,7 @@ class Metrics:
             self._ask()
 
     def exposition(self, *, names: bool = False) -> bytes:
-        """Of all processes that are counted together, each of which has the same collections.
+        """Writes the metrics of all processes that are counted together, each of which has the same collections.
 
         names: of collections may be told.
         """

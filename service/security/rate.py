@@ -109,7 +109,7 @@ class Rates:
 
 
 class RequestAccount:
-    """Of one request, to the pipeline: its pictures are its key's, and without a key its own."""
+    """The account of one request at the pipeline: its pictures are its key's, and without a key its own."""
 
     def __init__(self, rates: Rates, key: Key | None, *, taken: int, pixels_per_image: int) -> None:
         """taken: images that are counted already. pixels_per_image: see `Limits.rate_pixels`."""

@@ -15,7 +15,7 @@ _DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; left, top,
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is made of each picture: a square of `image_size`. Another seed gives another view of the same position."""
+    """The way from each picture to a square of `image_size`. Another seed gives another view of the same position."""
 
     image_size: int
     config: AugmentConfig
@@ -24,7 +24,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Of n pictures, float64 [n] each, in their pixels, not whole ones; mirrored: bool [n]."""
+    """The boxes of n pictures, float64 [n] each, in their pixels, not whole ones; mirrored: bool [n]."""
 
     left: NDArray[np.float64]
     top: NDArray[np.float64]

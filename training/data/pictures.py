@@ -23,7 +23,7 @@ _OVERSIZE: Final = 1.75
 
 @dataclass(frozen=True)
 class Sample:
-    """What it takes to decode one sample, and to crop it at `position` in the stream.
+    """A sample to be decoded, and to be cropped by its `position` in the stream.
 
     sha256: that the image must have, None where it was checked before.
     """

@@ -47,7 +47,7 @@ class ImageSet:
     given: Split | None = None
 
     def split(self, hold_out: float) -> Split:
-        """As `LabeledRows.split`."""
+        """Splits as `LabeledRows.split` does."""
         return split_samples(self.splits, hold_out) if self.given is None else with_validation(self.given, self.splits)
 
     @property

@@ -84,7 +84,7 @@ Protocol: TypeAlias = KnnProtocol | ProbeProtocol | ClustersProtocol
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated under one protocol: everything but which artifacts.
+    """The subject of one protocol: everything but which artifacts.
 
     images: to encode; None for those of a run. sides: what is known and what is tested on; None for a share of each
     class, or the split that the images' folders are. may_be_seen: test images that a run has seen are counted and not
@@ -179,7 +179,7 @@ def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: S
 
 
 def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
-    """What decides the numbers, and stands with them."""
+    """The facts that decide the numbers, and stand with them."""
     settings = {"kind": protocol.kind, **asdict(protocol)}
     if "hold_out" in settings:
         settings["hold_out"] = _share(protocol.hold_out)
@@ -190,7 +190,7 @@ def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
 
 
 def _request(artifacts: Sequence[Artifact], settings: dict[str, Any], subject: Subject, out: Path) -> Request:
-    """What the results depend on: the representations, and the images where they have to be encoded."""
+    """The inputs of the results: the representations, and the images where they have to be encoded."""
     sides, parents = subject.sides, [artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts]
     if sides is not None and sides.kind == "images":
         places = {"train": sides.train, "test": sides.test}

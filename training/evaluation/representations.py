@@ -97,7 +97,7 @@ def _of_embeddings(artifact: Artifact, sides: Sides | None, features: Features) 
 
 
 def _side_names(name: str, samples: LabeledRows, sides: Sides | None) -> tuple[str, str]:
-    """What is known, and what is tested on."""
+    """The samples that are known, and those that are tested on."""
     if sides is not None:
         return sides.names
     if samples.given is None or samples.given.folders is None:
@@ -115,7 +115,7 @@ def images_of(artifact: Artifact, images: str | None) -> Source:
 
 
 def images_name(artifact: Artifact, images: str | None) -> str:
-    """What to call the images that are evaluated on: the last part of their place, wherever that is."""
+    """Names the images that are evaluated on: the last part of their place, wherever that is."""
     places = [parent.path for parent in artifact.parents if parent.role == "images"]
     return PurePosixPath(images or (places[0] if places else artifact.path.name)).name
 

@@ -1,4 +1,4 @@
-"""What evaluators look at: rows with keys and classes."""
+"""The rows that evaluators look at, with keys and classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

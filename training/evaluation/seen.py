@@ -36,7 +36,7 @@ class Seen:
     unknown: tuple[str, ...] = ()
 
     def among(self, tested: _Digests) -> "SeenAmong":
-        """Those of the images tested on, [N, 32], that were seen."""
+        """Returns what of the tested images, [N, 32], was seen."""
         return SeenAmong(_among(tested, self.trained), _among(tested, self.clustered), self.unknown)
 
 
@@ -62,7 +62,7 @@ class SeenAmong:
 
 
 def seen_by(checkpoint: Artifact) -> Seen:
-    """What the run of a checkpoint has seen until then: nothing before its first step."""
+    """Returns what the run of a checkpoint has seen until then: nothing before its first step."""
     nothing = digest_rows([])
     if checkpoint.config.get("step") == 0:
         return Seen(nothing, nothing)
@@ -80,7 +80,7 @@ def seen_by(checkpoint: Artifact) -> Seen:
 
 
 def _trained(checkpoint: Artifact) -> _Digests:
-    """As the run itself joins images and labels and holds out, by its own config, from where they are now."""
+    """Opens the run's data by its own config, as the run does, from where they are now."""
     config = read_run_config(checkpoint.path.resolve().parents[1])
     return np.concatenate([part.sha256 for part in open_dataset(_moved(config, checkpoint)).parts])
 
@@ -97,7 +97,7 @@ def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
 
 
 def _clustered(checkpoint: Artifact) -> Iterator[_Digests]:
-    """Of each set of centers behind the run: those of its labels, and those that its classifier started from."""
+    """Finds every set of centers behind the run: that of its labels, and that its classifier started from."""
     done: set[str] = set()
     for parent in checkpoint.parents:
         if parent.role.startswith("labels"):

@@ -52,7 +52,7 @@ class Sides:
         return "/".join(train[-depth:]), "/".join(test[-depth:])
 
     def digests(self) -> dict[str, str]:
-        """Of lists their SHA-256, which decide a result; the other kinds are parents of it."""
+        """Returns the SHA-256 of lists, which decide a result; the other kinds are parents of it."""
         if self.kind != "keys":
             return {}
         places = {"train": self.train, "test": self.test}

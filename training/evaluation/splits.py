@@ -28,7 +28,7 @@ class Split:
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """What is not tested on."""
+        """Marks the samples that are not tested on."""
         return self.train | self.validation
 
     def of(self, rows: NDArray[np.int64]) -> "Split":

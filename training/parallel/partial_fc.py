@@ -260,7 +260,7 @@ class _LogSums(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor, Tensor]:
-    """Of z and weight, from those of the two log-sums."""
+    """Returns the gradients of z and weight, from those of the two log-sums."""
     z_BD, weight_KD, labels_BL, drawn_S, logit_BL, slope_BL, lse_positive, lse_negative, own_rows, own_slots = (
         ctx.saved_tensors
     )

@@ -55,7 +55,7 @@ class ModelMetadata(BaseModel):
 
 
 class ConfiguredTensor(BaseModel):
-    """Without the dimension of the batch. optional: another input may be given in its place."""
+    """A tensor without the dimension of the batch. optional: another input may be given in its place."""
 
     name: str
     data_type: Literal["TYPE_STRING", "TYPE_UINT8", "TYPE_FP32", "TYPE_INT32"]
@@ -101,7 +101,7 @@ class Duration(BaseModel):
 
 
 class InferenceStatistics(BaseModel):
-    """Of requests. compute_input: decoding; compute_infer: of the batches that their images rode in."""
+    """Statistics of requests. compute_input: decoding; compute_infer: of the batches that their images rode in."""
 
     success: Duration
     fail: Duration
