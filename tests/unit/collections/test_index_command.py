@@ -131,7 +131,7 @@ def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
         refused("another process", collection, tmp_path / "f.parquet", "--export")
     out = tmp_path / "out"
     refused("exclude each other", embeddings, out, "--export", "--duplicates", "0.9")
-    refused("--recall is for building", embeddings, out, "--export", "--recall", "0.9")
+    refused("are for building a collection", embeddings, out, "--export", "--recall", "0.9")
     refused("cannot be shown", embeddings, out, "--recall", "1.5")
     refused("no cosine", embeddings, out, "--duplicates", "7")
     refused("there is no collection", embeddings, out, "--export")
