@@ -41,18 +41,30 @@ def first_part_after(artifact: Artifact, digest: str) -> int | None:
     """
     for first_part, earlier in artifact.config.get(GROWN, {}).items():
         if earlier == digest:
-            _check_earlier(artifact, _EARLIER.format(int(first_part)), digest)
+            _earlier_state(artifact, _EARLIER.format(int(first_part)), digest)
             return int(first_part)
     return None
 
 
-def _check_earlier(artifact: Artifact, name: str, digest: str) -> None:
-    """Every file of the earlier manifest is, by the artifact's own, what it was."""
+def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
+    """Returns the artifact as it was when it had this digest, before parts were added; None where it never had.
+
+    Raises ArtifactInvalid where what it was then is not there any more, as it was.
+    """
+    if artifact.digest == digest:
+        return artifact
+    first_part = first_part_after(artifact, digest)
+    return None if first_part is None else _earlier_state(artifact, _EARLIER.format(first_part), digest)
+
+
+def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
+    """Reads the earlier manifest of this name; each file in it must, by the artifact's own, be what it was."""
     verify_file(artifact, name)
     earlier = read_manifest(artifact.path, name)
     same = all(artifact.files.get(file) == entry for file, entry in earlier.files.items())
     if earlier.digest != digest or not same:
         raise ArtifactInvalid(f"{artifact.path / name} is not what it was", remedy="make the artifact again")
+    return earlier
 
 
 @contextmanager

@@ -13,8 +13,11 @@ from mlcd.artifact import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.labels.table import LabelTable
+from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from tests.conftest import run_mlcd, write_digits
 from tests.e2e.test_commands import refused
+from training.evaluation.encoding import digest_rows
+from training.evaluation.seen import seen_by
 
 KILLED = """
 import os, sys
@@ -104,6 +107,23 @@ def test_new_images_are_added_and_the_rest_stays_as_it_is(folder):
         done(*command(folder, "--append"))
         done(*command(folder))
     assert digests == {name: open_artifact(folder / name).digest for name in old}
+
+
+def test_a_run_knows_what_its_centers_were_made_from_after_images_were_added(folder):
+    """The rows that were clustered are those of then; the split of the images is taken anew, and that is said."""
+    run = folder / "run"
+    data = (f"data.images={folder / 'photos'}", f"data.labels={folder / 'labels'}")
+    short = ("schedule.steps=1", "optim.warmup_steps=0", "schedule.batch_size=8", "checkpoint.every_steps=1")
+    done("train", "demo-digits", *data, *short, f"out={run}")
+    clustered = ClusterOptions(num_clusters=8)
+    rows = clustered_rows(EmbeddingsArtifact.open(folder / "embeddings"), clustered)
+    done(*embed(folder, "--append"))
+    done(*label(folder, "--append"))
+    seen = seen_by(open_artifact(run / "checkpoints" / "step_000001"))
+    grown = EmbeddingsArtifact.open(folder / "embeddings")
+    np.testing.assert_array_equal(seen.clustered, digest_rows(grown.image_sha256)[rows])
+    (unknown,) = seen.unknown
+    assert "labels has more images than when the run began" in unknown
 
 
 def test_the_rows_and_labels_are_those_of_one_run_over_all(folder, tmp_path):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mlcd.artifact import Artifact, Parent, open_artifact
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import MlcdError, NotFound
+from mlcd.growth import state_with_digest
 from mlcd.labels.table import DIGEST_BYTES
 from mlcd.models.runs import parent_place
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
@@ -80,7 +81,13 @@ def seen_by(checkpoint: Artifact) -> Seen:
 
 
 def _trained(checkpoint: Artifact) -> _Digests:
-    """Opens the run's data by its own config, as the run does, from where they are now."""
+    """Opens the run's data by its own config, as the run does, from where they are now.
+
+    Raises NotFound where images were added since: the split is taken over all that a folder holds.
+    """
+    for parent in checkpoint.parents:
+        if parent.role.startswith("labels") and _opened(checkpoint, parent).digest != _now(checkpoint, parent).digest:
+            raise NotFound(f"{PurePosixPath(parent.path).name} has more images than when the run began")
     config = read_run_config(checkpoint.path.resolve().parents[1])
     return np.concatenate([part.sha256 for part in open_dataset(_moved(config, checkpoint)).parts])
 
@@ -124,11 +131,19 @@ def _rows_of(centers: Artifact) -> _Digests:
 
 
 def _opened(child: Artifact, parent: Parent) -> Artifact:
-    """Raises NotFound where the parent, or another artifact, is not where it was."""
-    artifact = open_artifact(Path(_present(child, parent)), verify_files=False)
-    if artifact.digest != parent.digest:
+    """Returns the parent as it was when the child was made.
+
+    Raises NotFound where it is not where it was, or another artifact is.
+    """
+    artifact = _now(child, parent)
+    state = state_with_digest(artifact, parent.digest)
+    if state is None:
         raise NotFound(f"{artifact.path} is not what {child.path} was made from")
-    return artifact
+    return state
+
+
+def _now(child: Artifact, parent: Parent) -> Artifact:
+    return open_artifact(Path(_present(child, parent)), verify_files=False)
 
 
 def _present(child: Artifact, parent: Parent) -> str:
