@@ -1,3 +1,59 @@
-"""Multi-label cluster discrimination: raw images to embeddings, clusters and labels."""
+"""Multi-label cluster discrimination: raw images to embeddings, clusters and labels.
 
-__version__ = "0.1.0"
+The names below are opened when they are first used, so that `import mlcd` takes no time.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mlcd.version import __version__
+
+if TYPE_CHECKING:
+    from mlcd.api import (
+        EmbeddedImages,
+        Index,
+        Labels,
+        Matches,
+        Model,
+        cluster,
+        embed,
+        index,
+        label,
+        load_model,
+    )
+    from mlcd.clustering.centers import Centers
+    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.errors import MlcdError
+
+__all__ = [
+    "Centers",
+    "EmbeddedImages",
+    "EmbeddingsArtifact",
+    "Index",
+    "Labels",
+    "Matches",
+    "MlcdError",
+    "Model",
+    "__version__",
+    "cluster",
+    "embed",
+    "index",
+    "label",
+    "load_model",
+]
+
+_ELSEWHERE = {
+    "Centers": "mlcd.clustering.centers",
+    "EmbeddingsArtifact": "mlcd.embeddings",
+    "MlcdError": "mlcd.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'mlcd' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "mlcd.api")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import click
 
-import mlcd
 from mlcd.encoders.base import EngineName, Precision
 from mlcd.errors import MlcdError
 from mlcd.images.decode import ExifPolicy
@@ -21,6 +20,7 @@ from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.progress import Reporter
+from mlcd.version import __version__
 
 FINISHED = "finished"
 _FAILED = 1
@@ -77,7 +77,7 @@ def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(mlcd.__version__, prog_name="mlcd")
+@click.version_option(__version__, prog_name="mlcd")
 def cli() -> None:
     """Raw images to embeddings, clusters, labels, a trained ViT and a live service."""
 

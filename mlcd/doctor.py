@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-import mlcd
 from mlcd.cores import available_cores, cpu_features, cpuset_cores, quota_cores
 from mlcd.encoders import choose_engine
+from mlcd.version import __version__
 
 _ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu", "tritonclient")
 _CPUINFO: Final = Path("/proc/cpuinfo")
@@ -27,7 +27,7 @@ _TIMEOUT_S: Final = 10
 def examine() -> dict[str, Any]:
     """The facts, ready for JSON; None where something cannot be known."""
     return {
-        "mlcd": mlcd.__version__,
+        "mlcd": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: _version(name) for name in _ENGINES},

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import mlcd
 from mlcd.artifact import (
     GROWN,
     MANIFEST,
@@ -33,6 +32,7 @@ from mlcd.artifact import (
 from mlcd.disk import refuse_full_disk, sync_path, temporary_path, translated_os_errors, write_synced
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.types import Fingerprint
+from mlcd.version import __version__
 
 _REQUEST: Final = ".request.json"
 _TEMPORARY: Final = ".*.tmp"
@@ -251,7 +251,7 @@ class Draft:
                 "children": children,
                 "logs": {name: asdict(entry) for name, entry in kept_logs.items()},
                 "summary": dict(summary or {}),
-                "code_version": mlcd.__version__,
+                "code_version": __version__,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             write_synced(self.path / MANIFEST, sealed(manifest))

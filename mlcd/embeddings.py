@@ -7,6 +7,7 @@ errors.jsonl             one line per sample that has no row: key, reason, detai
                          whole list is in the errors-00000.jsonl of the newest addition, named by its first part
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,6 +92,10 @@ class EmbeddingsArtifact:
         """The newest list of the samples that have no row."""
         added = [name for name in self.artifact.files if name.startswith("errors-")]
         return self.artifact.file(max(added, default=ERRORS))
+
+    def skipped(self) -> list[dict[str, str]]:
+        """Returns key, reason and detail of each sample that has no row."""
+        return [json.loads(line) for line in self.errors_file.read_text(encoding="utf-8").splitlines()]
 
     @cached_property
     def num_parts(self) -> int:

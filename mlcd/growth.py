@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import mlcd
 from mlcd.artifact import (
     GROWN,
     MANIFEST,
@@ -30,6 +29,7 @@ from mlcd.artifact import (
 from mlcd.disk import replacing, translated_os_errors, write_synced
 from mlcd.draft import Draft
 from mlcd.errors import ArtifactInvalid, Conflict
+from mlcd.version import __version__
 
 _EARLIER: Final = "manifest-{:05d}.json"
 
@@ -119,7 +119,7 @@ class Addition:
                 "children": old.children,
                 "logs": {name: asdict(entry) for name, entry in old.logs.items()},
                 "summary": dict(summary),
-                "code_version": mlcd.__version__,
+                "code_version": __version__,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             write_synced(out / MANIFEST, sealed(manifest))

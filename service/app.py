@@ -10,8 +10,8 @@ from fastapi_swagger import patch_fastapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-import mlcd
 from mlcd.errors import MlcdError
+from mlcd.version import __version__
 from service.api import (
     centers,
     cohere,
@@ -68,7 +68,7 @@ def create_app(resources: Resources | None) -> FastAPI:
     """
     app = FastAPI(
         title="mlcd",
-        version=mlcd.__version__,
+        version=__version__,
         summary="Image embeddings, nearest-cluster labels and search.",
         # FastAPI's own pages load their scripts from elsewhere; ours come with the package.
         docs_url=None,

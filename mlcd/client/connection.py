@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import httpx
 
-import mlcd
 from mlcd.client.problems import Refused, not_our_api, refused
 from mlcd.client.retry import pause_s
 from mlcd.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+from mlcd.version import __version__
 
 _KEY: Final = re.compile(r"[!-~]+")
 
@@ -34,7 +34,7 @@ class Connection:
         # No proxy, key or certificate comes from the environment: what is used was given.
         self._http = httpx.AsyncClient(
             base_url=checked_url(url),
-            headers={"User-Agent": f"mlcd/{mlcd.__version__}", **authorization(api_key)},
+            headers={"User-Agent": f"mlcd/{__version__}", **authorization(api_key)},
             timeout=None,  # noqa: S113 - the deadline is over all of it
             transport=transport,
             trust_env=False,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from mlcd.draft import Draft
 from mlcd.types import Embeddings, Neighbors, SampleKey
 
 NAMES = "names.json"
+_Number = TypeVar("_Number", np.int32, np.float32)
 DIGEST_BYTES = 32  # of SHA-256
 SCHEMA = pa.schema(
     [
@@ -98,7 +100,12 @@ class LabelTable:
     @cached_property
     def ids(self) -> NDArray[np.int32]:
         """[N, L] int32, padded with -1 where a sample has fewer than L labels."""
-        return _padded(self._column("ids"))
+        return _padded(self._column("ids"), -1, np.int32)
+
+    @cached_property
+    def scores(self) -> NDArray[np.float32]:
+        """[N, L] float32, the cosines of the same labels, padded with -inf."""
+        return _padded(self._column("scores"), -np.inf, np.float32)
 
     def row_of_key(self) -> dict[SampleKey, int]:
         return {key: row for row, key in enumerate(self.keys)}
@@ -116,7 +123,7 @@ class LabelTable:
         for part in self._parts:
             table = self._labeled(part, "sha256")
             digests = b"".join(table["sha256"].to_pylist())
-            yield _padded(table["ids"]), np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+            yield _padded(table["ids"], -1, np.int32), np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
     def first_labels(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
         """Of the same samples, part by part: the id and the score of the nearest center, [m] each."""
@@ -137,9 +144,9 @@ class LabelTable:
         return table.filter(pc.greater(pc.list_value_length(table["ids"]), 0))
 
 
-def _padded(ids: pa.ChunkedArray) -> NDArray[np.int32]:
-    column = ids.combine_chunks()
+def _padded(lists: pa.ChunkedArray, missing: float, dtype: type[_Number]) -> NDArray[_Number]:
+    column = lists.combine_chunks()
     lengths = np.diff(column.offsets.to_numpy())
-    padded = np.full((len(lengths), max(1, lengths.max(initial=0))), -1, dtype=np.int32)
+    padded = np.full((len(lengths), max(1, lengths.max(initial=0))), missing, dtype=dtype)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = column.flatten().to_numpy()
     return padded

@@ -14,13 +14,13 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
-import mlcd
 from mlcd.artifact import MANIFEST, open_artifact
 from mlcd.disk import translated_os_errors
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.models import hub
 from mlcd.models.places import digest_of_weights, refuse_part
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
+from mlcd.version import __version__
 
 _BAD_INPUT: Final = 2  # the exit status of `mlcd` for what the user can mend
 _CLASSICAL: Final = ("hog", "pixels")
@@ -53,7 +53,7 @@ def _digest(spec: str, path: Path) -> str:
         identity = open_artifact(find_checkpoint(path), verify_files=False).digest
     else:
         identity = digest_of_weights(spec)
-    return hashlib.sha256(f"{mlcd.__version__} {identity}".encode()).hexdigest()
+    return hashlib.sha256(f"{__version__} {identity}".encode()).hexdigest()
 
 
 def _name(spec: str) -> str:

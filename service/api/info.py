@@ -6,8 +6,8 @@ from typing import Any, Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
-import mlcd
 from mlcd.images.decode import FORMATS
+from mlcd.version import __version__
 from service.api.access import Opened, check_model
 from service.api.answers import headers, json_answer, provenance
 from service.api.schemas.openai import Model, ModelList
@@ -30,7 +30,7 @@ async def info(resources: Opened) -> Response:
     return json_answer(
         {
             **provenance(resources),
-            "version": mlcd.__version__,
+            "version": __version__,
             "dimension": encoder.dimension,
             "engine": encoder.engine,
             "precision": encoder.precision,

@@ -5,8 +5,8 @@ from typing import Any, Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
-import mlcd
 from mlcd.errors import NotFound
+from mlcd.version import __version__
 from service.api.access import Opened, check_model
 from service.api.answers import headers, json_answer
 from service.api.schemas.kserve import LiveAnswer, ModelMetadata, ModelReadyAnswer, ReadyAnswer, ServerMetadata
@@ -44,7 +44,7 @@ async def ready(resources: Opened, response: Response) -> dict[str, bool]:
 @router.get("/v2", dependencies=[needs()], response_class=Response, responses={200: {"model": ServerMetadata}})
 async def server() -> Response:
     """Name, version, extensions."""
-    return json_answer({"name": "mlcd", "version": mlcd.__version__, "extensions": _EXTENSIONS})
+    return json_answer({"name": "mlcd", "version": __version__, "extensions": _EXTENSIONS})
 
 
 @router.get("/v2/models/{model}", dependencies=[needs()], response_class=Response, responses=_METADATA)

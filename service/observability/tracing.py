@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-import mlcd
+from mlcd.version import __version__
 from service.observability.request import RequestRecord
 
 _EXPORT_S: Final = 3
@@ -29,13 +29,13 @@ class RequestTracer:
 
     def __init__(self, endpoint: str, *, sample: float, model: str) -> None:
         """endpoint: of the collector, without the path; sample: share of the requests whose caller has not decided."""
-        resource = Resource.create({"service.name": "mlcd", "service.version": mlcd.__version__})
+        resource = Resource.create({"service.name": "mlcd", "service.version": __version__})
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(sample), resource=resource, shutdown_on_exit=False
         )
         exporter = OTLPSpanExporter(endpoint.rstrip("/") + "/v1/traces", timeout=_EXPORT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("mlcd.service", mlcd.__version__)
+        self._tracer = self._provider.get_tracer("mlcd.service", __version__)
         self._propagator = TraceContextTextMapPropagator()
         # OpenTelemetry's own names for an embedding, experimental still.
         self._of_inference = {"gen_ai.operation.name": "embeddings", "gen_ai.request.model": model}

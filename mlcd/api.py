@@ -1,0 +1,399 @@
+"""The package's Python interface: each function does what the command of its name does.
+
+Paths go in and artifacts come out where `out` is given; without it the result stays in memory. Arrays go in and come
+out as NumPy arrays. Shapes: N rows, K centers, Q queries, D dimension, L labels of a row.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.client.images import ImageInput, check_images, image_bytes
+from mlcd.clustering.centers import Centers
+from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.nearest import nearest_centers
+from mlcd.collections.collection import Collection
+from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.encoders import open_encoder
+from mlcd.encoders.base import Encoder, EngineName, Precision
+from mlcd.encoders.batches import MAX_BATCH
+from mlcd.errors import ConfigInvalid, ImageRejected, InvalidInput
+from mlcd.images.decode import DEFAULT_LIMITS, ExifPolicy
+from mlcd.images.quiet import silence_decoders
+from mlcd.images.sources import open_source
+from mlcd.images.transform import DecodeMode
+from mlcd.indexes.scan import scan
+from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.labels.table import LabelTable
+from mlcd.pipelines import cluster as clustering
+from mlcd.pipelines import embed as embedding
+from mlcd.pipelines import index as indexing
+from mlcd.pipelines import label as labeling
+from mlcd.pipelines.resolve import resolve_model
+from mlcd.progress import Reporter
+from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
+
+Place: TypeAlias = str | os.PathLike[str]
+"""A path; of images also a glob, a list or an fsspec URL, as the commands take them."""
+
+_BATCH: Final = MAX_BATCH  # images that are decoded and in memory at a time
+
+
+class Model:
+    """An opened image encoder. It is a context manager, and safe to use from several threads."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+
+    @property
+    def name(self) -> str:
+        return self.encoder.name
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The identity of weights and preprocessing, as hex SHA-256."""
+        return self.encoder.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self.encoder.dimension
+
+    def embed(self, images: Iterable[ImageInput]) -> Embeddings:
+        """Returns float32 [N, D], a row of unit length for each image, in their order.
+
+        images: paths, bytes of files, uint8 pixels [H, W, 3] or Pillow images; pixels are RGB. Raises ImageRejected
+        for the first image that cannot be used, with its place in the series, and InvalidInput for a single image.
+        """
+        check_images(images)
+        blocks = [np.empty((0, self.dimension), np.float32)]
+        for start, batch in _batches(images):
+            pixels = [self._prepared(image, start + place) for place, image in enumerate(batch)]
+            rows = self.encoder.encode(np.stack(pixels))
+            if len(without := np.flatnonzero(~rows.any(axis=1))):
+                raise ImageRejected("no-embedding", f"image {start + int(without[0])} has no embedding")
+            blocks.append(rows)
+        return np.concatenate(blocks)
+
+    def _prepared(self, image: ImageInput, place: int) -> NDArray[np.uint8]:
+        data = image_bytes(image, max_bytes=DEFAULT_LIMITS.max_bytes)
+        try:
+            if isinstance(data, ImageRejected):
+                raise data
+            return self.encoder.preprocess.prepare(data)
+        except ImageRejected as rejection:
+            message = f"image {place}: {rejection.message}"
+            raise ImageRejected(rejection.reason, message, remedy=rejection.remedy) from rejection
+
+    def close(self) -> None:
+        """Frees the engine; a second call does nothing."""
+        self.encoder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedImages:
+    """The embeddings of a place of images.
+
+    keys: of each row, the image's name in its place. class_names: its sub-folder or class, None where there is none.
+    vectors: float32 [N, D], unit rows. skipped: a record with key, reason and detail for each image without a row.
+    """
+
+    keys: list[SampleKey]
+    class_names: list[str | None]
+    vectors: Embeddings
+    skipped: list[dict[str, str]]
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The nearest centers of each row, best first.
+
+    ids: int32 [N, L], -1 where a row has fewer. similarities: float32 [N, L], cosines, -inf there; those read from an
+    artifact were rounded to half precision. keys: of the rows, None for labels of an array. names: of the centers.
+    """
+
+    ids: NDArray[np.integer]
+    similarities: NDArray[np.float32]
+    keys: list[SampleKey] | None = None
+    names: Sequence[str | None] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """The items most similar to each query, best first: ids and cosines of Q lists that may differ in length."""
+
+    ids: list[list[str]]
+    similarities: list[list[float]]
+
+
+class Index:
+    """Items that can be searched. It is a context manager; close it where it is on disk."""
+
+    def __init__(
+        self,
+        num_items: int,
+        search: Callable[[NDArray[np.floating], int], Matches],
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        """close: frees what the search needs; None where that is memory alone."""
+        self._num_items, self._search, self._close = num_items, search, close
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def search(self, queries: NDArray[np.floating], top: int = 10) -> Matches:
+        """Returns the `top` items of highest cosine for each query: float [Q, D], of any length but zero.
+
+        Raises InvalidInput for queries of another dimension or without a direction, ConfigInvalid for `top` below 1.
+        """
+        return self._search(queries, top)
+
+    def close(self) -> None:
+        """Frees what the index holds open; a second call does nothing."""
+        if self._close is not None:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def load_model(
+    model: Place,
+    *,
+    precision: Precision = "fp32",
+    engine: EngineName = "auto",
+    num_threads: int = 0,
+    exif: ExifPolicy | None = None,
+    decode: DecodeMode | None = None,
+) -> Model:
+    """Opens a model: an artifact of `mlcd export`, other weights, an .onnx file with its JSON, "hog" or "pixels".
+
+    num_threads: 0 takes every core that this process may use. exif, decode: replace what the model's preprocessing
+    says. Raises NotFound, ConfigInvalid or ArtifactInvalid, naming what is missing.
+    """
+    silence_decoders()
+    spec = resolve_model(os.fspath(model))
+    return Model(
+        open_encoder(spec, precision=precision, engine=engine, num_threads=num_threads, exif=exif, decode=decode)
+    )
+
+
+def embed(images: Place, *, model: Place | Model, out: Place | None = None, progress: bool = False) -> EmbeddedImages:
+    """Embeds a place of images: a folder, glob, list, tar shards, parquet, zip, or a URL of these.
+
+    Images that cannot be used are skipped and told. out: writes the embeddings artifact there, as `mlcd embed` does;
+    interrupted, the same call goes on. `Model.embed` takes images that are not in one place.
+    Raises NotFound for a place that is not there, InvalidInput where no image can be used.
+    """
+    source = open_source(os.fspath(images))
+    with _opened(model) as opened, _place(out) as path:
+        artifact = embedding.embed(source, opened.encoder, path, _reporter(shown=progress))
+        read = EmbeddingsArtifact(artifact)
+        return EmbeddedImages(read.keys, read.class_names, read.load(), read.skipped(), read.fingerprint)
+
+
+def cluster(
+    embeddings: Place | NDArray[np.floating],
+    num_clusters: int,
+    *,
+    iterations: int | None = None,
+    seed: int = 0,
+    subtract_mean: bool = False,
+    hold_out: float | None = None,
+    names: bool = False,
+    out: Place | None = None,
+    progress: bool = False,
+) -> Centers:
+    """Clusters embeddings by spherical k-means; `Centers.vectors` are unit rows, float32 [K, D].
+
+    embeddings: an artifact, or float [N, D], whose rows are made unit rows. hold_out: the share of rows left out, for
+    artifacts, 0.2 as in `mlcd cluster`; every row of an array is clustered. names: names each center by the majority
+    of its members' classes, for artifacts. out: writes the centers artifact there.
+    Raises InvalidInput for rows that are not finite or zero, and for more clusters than distinct rows.
+    """
+    options = clustering.ClusterOptions(
+        num_clusters=num_clusters,
+        iterations=iterations,
+        seed=seed,
+        subtract_mean=subtract_mean,
+        names=names,
+        hold_out=HELD_OUT_FRACTION if hold_out is None else hold_out,
+    )
+    if isinstance(embeddings, np.ndarray):
+        if hold_out or names or out is not None:
+            raise ConfigInvalid(
+                "an array has no keys and no classes", remedy="leave out hold_out, names and out, or give an artifact"
+            )
+        return _clustered(embeddings, options)
+    with _place(out) as path:
+        artifact = EmbeddingsArtifact.open(Path(embeddings))
+        return Centers.read(clustering.cluster(artifact, path, options, reporter=_reporter(shown=progress)))
+
+
+def label(
+    rows: Place | NDArray[np.floating],
+    centers: Place | Centers | NDArray[np.floating],
+    *,
+    top: int = 8,
+    threshold: float | None = None,
+    mode: Literal["exact", "approximate"] = "exact",
+    model: Place | None = None,
+    out: Place | None = None,
+    progress: bool = False,
+) -> Labels:
+    """Gives each row its `top` nearest centers, of those at least as similar as `threshold`.
+
+    rows: float [N, D], an embeddings artifact, or a place of images, which needs the `model` whose embeddings were
+    clustered. centers: float [K, D], `Centers` or their artifact; of an artifact of rows, an artifact as well.
+    mode: exact, or approximate, for artifacts. out: writes the labels artifact there.
+    Raises ConfigInvalid where rows and centers are of different models, InvalidInput for rows that are not finite.
+    """
+    if isinstance(rows, np.ndarray):
+        if mode != "exact" or model is not None or out is not None:
+            raise ConfigInvalid(
+                "labels of an array are exact and stay in memory", remedy="leave out mode, model and out"
+            )
+        return _labeled(rows, centers, top, threshold)
+    if isinstance(centers, Centers | np.ndarray):
+        raise ConfigInvalid("rows in an artifact need centers in an artifact", remedy="give the centers' path")
+    options = labeling.LabelOptions(
+        os.fspath(rows),
+        os.fspath(centers),
+        top=top,
+        threshold=threshold,
+        mode=mode,
+        model=None if model is None else resolve_model(os.fspath(model)),
+    )
+    with _place(out) as path:
+        table = LabelTable(labeling.label(options, path, reporter=_reporter(shown=progress)))
+        return Labels(table.ids, table.scores, table.keys, table.names)
+
+
+def index(
+    embeddings: Place | NDArray[np.floating],
+    *,
+    ids: Sequence[str] | None = None,
+    out: Place | None = None,
+    recall: float | None = None,
+    progress: bool = False,
+) -> Index:
+    """Makes embeddings searchable.
+
+    embeddings: an artifact, whose keys are the ids, or float [N, D] with `ids` (the row numbers without them).
+    Without `out` the index is in memory and exact. out: writes a durable collection there, as `mlcd index` does, which
+    the service opens, too. recall: what the collection's index has to show, 0.99 without it.
+    Raises Conflict where another collection is at `out`, InvalidInput where ids do not fit the rows.
+    """
+    if isinstance(embeddings, np.ndarray):
+        if out is not None or recall is not None:
+            raise ConfigInvalid("a collection is made of an artifact", remedy="leave out `out` and `recall`")
+        return _indexed(unit_rows(embeddings), ids)
+    if ids is not None:
+        raise ConfigInvalid("the ids of an artifact are its keys", remedy="leave out ids")
+    artifact = EmbeddingsArtifact.open(Path(embeddings))
+    if out is None:
+        if recall is not None:
+            raise ConfigInvalid("an index in memory is exact", remedy="leave out recall, or give `out`")
+        return _indexed(artifact.load(), artifact.keys)
+    indexing.index(artifact, Path(out), _reporter(shown=progress), recall=recall)
+    return _on_disk(Collection.open(Path(out), read_only=True))
+
+
+def _clustered(rows: NDArray[np.floating], options: clustering.ClusterOptions) -> Centers:
+    unit = unit_rows(rows)
+    mean = unit.mean(axis=0, dtype=np.float64).astype(np.float32) if options.subtract_mean else None
+    aligned = unit if mean is None else unit_rows(unit - mean)
+    found = kmeans([aligned], options.num_clusters, iterations=options.passes, seed=options.seed)
+    return Centers(found.centers, found.sizes, fingerprint="", mean=mean)
+
+
+def _labeled(
+    rows: NDArray[np.floating], centers: Place | Centers | NDArray[np.floating], top: int, threshold: float | None
+) -> Labels:
+    if isinstance(centers, np.ndarray):
+        found, names = nearest_centers(unit_rows(rows), unit_rows(centers), top, threshold), None
+    else:
+        opened = centers if isinstance(centers, Centers) else Centers.open(Path(centers))
+        found, names = nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, threshold), opened.names
+    return Labels(found.ids, found.scores, None, names)
+
+
+def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
+    named = [str(row) for row in range(len(vectors))] if ids is None else list(ids)
+    if len(named) != len(vectors):
+        raise InvalidInput(f"{len(vectors)} rows and {len(named)} ids", remedy="give one id for each row")
+    dimension = vectors.shape[1]
+
+    def search(queries: NDArray[np.floating], top: int) -> Matches:
+        if queries.ndim != 2 or queries.shape[1] != dimension:
+            raise InvalidInput(f"queries must have shape [Q, {dimension}], got {list(queries.shape)}")
+        if top < 1:
+            raise ConfigInvalid(f"top must be at least 1, got {top}")
+        found = scan(unit_rows(queries), vectors, min(top, len(named)))
+        return Matches([[named[row] for row in rows] for rows in found.ids.tolist()], found.scores.tolist())
+
+    return Index(len(named), search)
+
+
+def _on_disk(collection: Collection) -> Index:
+    def search(queries: NDArray[np.floating], top: int) -> Matches:
+        lists = collection.search(queries, top).matches
+        return Matches(
+            [[match.id for match in matches] for matches in lists],
+            [[match.similarity for match in matches] for matches in lists],
+        )
+
+    return Index(len(collection), search, collection.close)
+
+
+@contextmanager
+def _opened(model: Place | Model) -> Iterator[Model]:
+    """A model that the caller opened stays open."""
+    if isinstance(model, Model):
+        yield model
+        return
+    with load_model(model) as opened:
+        yield opened
+
+
+@contextmanager
+def _place(out: Place | None) -> Iterator[Path]:
+    """Yields `out`, or a place that is gone afterward."""
+    if out is not None:
+        yield Path(out)
+        return
+    with TemporaryDirectory(prefix="mlcd-") as folder:
+        yield Path(folder) / "artifact"
+
+
+def _batches(images: Iterable[ImageInput]) -> Iterator[tuple[int, list[ImageInput]]]:
+    batch: list[ImageInput] = []
+    start = 0
+    for image in images:
+        batch.append(image)
+        if len(batch) == _BATCH:
+            yield start, batch
+            start, batch = start + _BATCH, []
+    if batch:
+        yield start, batch
+
+
+def _reporter(*, shown: bool) -> Reporter:
+    return Reporter("auto" if shown else "silent")
