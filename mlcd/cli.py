@@ -190,7 +190,7 @@ def cluster(
     from mlcd.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, plan
     from mlcd.pipelines.cluster import cluster as run
-    from mlcd.pipelines.processes import Elsewhere, open_group
+    from mlcd.world import Elsewhere, one_voice, open_world
 
     options = ClusterOptions(
         num_clusters=clusters,
@@ -204,15 +204,15 @@ def cluster(
         examples=examples,
     )
     try:
-        with open_group() as group:
+        with open_world() as world, one_voice(world):
             opened = EmbeddingsArtifact.open(embeddings)
-            if group.rank:
+            if world.rank:
                 reporter = Reporter("silent")
             if only_plan:
-                estimate = plan(opened, options, group=group)
+                estimate = plan(opened, options, world=world)
                 reporter.result(estimate.facts(), str(estimate))
                 return
-            artifact = run(opened, out, options, reporter=reporter, group=group)
+            artifact = run(opened, out, options, reporter=reporter, world=world)
     except Elsewhere:
         raise click.exceptions.Exit(_FAILED) from None
     facts = artifact.summary
