@@ -18,6 +18,7 @@ from mlcd.errors import MlcdError
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.locations import local_path
 from mlcd.pipelines.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.progress import Reporter
 from mlcd.version import __version__
@@ -50,11 +51,11 @@ class _Commands(click.Group):
 
 
 class LocalPath(click.Path):
-    """A path on this machine; a URL would become a folder that is called `s3:`."""
+    """A path on this machine."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            self.fail(f"{value} is a URL, and only images can be read from one: give a directory here", param, ctx)
+        if isinstance(value, str):
+            local_path(value)
         return super().convert(value, param, ctx)
 
 
