@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from mlcd.images.transform import DecodeMode
 from mlcd.indexes.scan import scan
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.labels.table import LabelTable
+from mlcd.locations import Location, local_path
 from mlcd.pipelines import cluster as clustering
 from mlcd.pipelines import embed as embedding
 from mlcd.pipelines import index as indexing
@@ -40,9 +41,6 @@ from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
-
-Place: TypeAlias = str | os.PathLike[str]
-"""A path; of images also a glob, a list or an fsspec URL, as the commands take them."""
 
 _BATCH: Final = MAX_BATCH  # images that are decoded and in memory at a time
 
@@ -175,7 +173,7 @@ class Index:
 
 
 def load_model(
-    model: Place,
+    model: Location,
     *,
     precision: Precision = "fp32",
     engine: EngineName = "auto",
@@ -195,7 +193,9 @@ def load_model(
     )
 
 
-def embed(images: Place, *, model: Place | Model, out: Place | None = None, progress: bool = False) -> EmbeddedImages:
+def embed(
+    images: Location, *, model: Location | Model, out: Location | None = None, progress: bool = False
+) -> EmbeddedImages:
     """Embeds a place of images: a folder, glob, list, tar shards, parquet, zip, or a URL of these.
 
     Images that cannot be used are skipped and told. out: writes the embeddings artifact there, as `mlcd embed` does;
@@ -210,7 +210,7 @@ def embed(images: Place, *, model: Place | Model, out: Place | None = None, prog
 
 
 def cluster(
-    embeddings: Place | NDArray[np.floating],
+    embeddings: Location | NDArray[np.floating],
     num_clusters: int,
     *,
     iterations: int | None = None,
@@ -218,7 +218,7 @@ def cluster(
     subtract_mean: bool = False,
     hold_out: float | None = None,
     names: bool = False,
-    out: Place | None = None,
+    out: Location | None = None,
     progress: bool = False,
 ) -> Centers:
     """Clusters embeddings by spherical k-means; `Centers.vectors` are unit rows, float32 [K, D].
@@ -243,19 +243,19 @@ def cluster(
             )
         return _clustered(embeddings, options)
     with _place(out) as path:
-        artifact = EmbeddingsArtifact.open(Path(embeddings))
+        artifact = EmbeddingsArtifact.open(local_path(embeddings))
         return Centers.read(clustering.cluster(artifact, path, options, reporter=_reporter(shown=progress)))
 
 
 def label(
-    rows: Place | NDArray[np.floating],
-    centers: Place | Centers | NDArray[np.floating],
+    rows: Location | NDArray[np.floating],
+    centers: Location | Centers | NDArray[np.floating],
     *,
     top: int = 8,
     threshold: float | None = None,
     mode: Literal["exact", "approximate"] = "exact",
-    model: Place | None = None,
-    out: Place | None = None,
+    model: Location | None = None,
+    out: Location | None = None,
     progress: bool = False,
 ) -> Labels:
     """Gives each row its `top` nearest centers, of those at least as similar as `threshold`.
@@ -287,10 +287,10 @@ def label(
 
 
 def index(
-    embeddings: Place | NDArray[np.floating],
+    embeddings: Location | NDArray[np.floating],
     *,
     ids: Sequence[str] | None = None,
-    out: Place | None = None,
+    out: Location | None = None,
     recall: float | None = None,
     progress: bool = False,
 ) -> Index:
@@ -307,13 +307,13 @@ def index(
         return _indexed(unit_rows(embeddings), ids)
     if ids is not None:
         raise ConfigInvalid("the ids of an artifact are its keys", remedy="leave out ids")
-    artifact = EmbeddingsArtifact.open(Path(embeddings))
+    artifact = EmbeddingsArtifact.open(local_path(embeddings))
     if out is None:
         if recall is not None:
             raise ConfigInvalid("an index in memory is exact", remedy="leave out recall, or give `out`")
         return _indexed(artifact.load(), artifact.keys)
-    indexing.index(artifact, Path(out), _reporter(shown=progress), recall=recall)
-    return _on_disk(Collection.open(Path(out), read_only=True))
+    indexing.index(artifact, local_path(out), _reporter(shown=progress), recall=recall)
+    return _on_disk(Collection.open(local_path(out), read_only=True))
 
 
 def _clustered(rows: NDArray[np.floating], options: clustering.ClusterOptions) -> Centers:
@@ -325,12 +325,12 @@ def _clustered(rows: NDArray[np.floating], options: clustering.ClusterOptions) -
 
 
 def _labeled(
-    rows: NDArray[np.floating], centers: Place | Centers | NDArray[np.floating], top: int, threshold: float | None
+    rows: NDArray[np.floating], centers: Location | Centers | NDArray[np.floating], top: int, threshold: float | None
 ) -> Labels:
     if isinstance(centers, np.ndarray):
         found, names = nearest_centers(unit_rows(rows), unit_rows(centers), top, threshold), None
     else:
-        opened = centers if isinstance(centers, Centers) else Centers.open(Path(centers))
+        opened = centers if isinstance(centers, Centers) else Centers.open(local_path(centers))
         found, names = nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, threshold), opened.names
     return Labels(found.ids, found.scores, None, names)
 
@@ -364,7 +364,7 @@ def _on_disk(collection: Collection) -> Index:
 
 
 @contextmanager
-def _opened(model: Place | Model) -> Iterator[Model]:
+def _opened(model: Location | Model) -> Iterator[Model]:
     """A model that the caller opened stays open."""
     if isinstance(model, Model):
         yield model
@@ -374,10 +374,10 @@ def _opened(model: Place | Model) -> Iterator[Model]:
 
 
 @contextmanager
-def _place(out: Place | None) -> Iterator[Path]:
+def _place(out: Location | None) -> Iterator[Path]:
     """Yields `out`, or a place that is gone afterward."""
     if out is not None:
-        yield Path(out)
+        yield local_path(out)
         return
     with TemporaryDirectory(prefix="mlcd-") as folder:
         yield Path(folder) / "artifact"

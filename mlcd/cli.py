@@ -18,6 +18,7 @@ from mlcd.errors import MlcdError
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.locations import local_path
 from mlcd.pipelines.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.progress import Reporter
 from mlcd.version import __version__
@@ -50,11 +51,11 @@ class _Commands(click.Group):
 
 
 class LocalPath(click.Path):
-    """A path on this machine; a URL would become a folder that is called `s3:`."""
+    """A path on this machine."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            self.fail(f"{value} is a URL, and only images can be read from one: give a directory here", param, ctx)
+        if isinstance(value, str):
+            local_path(value)
         return super().convert(value, param, ctx)
 
 
@@ -190,7 +191,7 @@ def cluster(
     from mlcd.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, plan
     from mlcd.pipelines.cluster import cluster as run
-    from mlcd.pipelines.processes import Elsewhere, open_group
+    from mlcd.world import Elsewhere, one_voice, open_world
 
     options = ClusterOptions(
         num_clusters=clusters,
@@ -204,15 +205,15 @@ def cluster(
         examples=examples,
     )
     try:
-        with open_group() as group:
+        with open_world() as world, one_voice(world):
             opened = EmbeddingsArtifact.open(embeddings)
-            if group.rank:
+            if world.rank:
                 reporter = Reporter("silent")
             if only_plan:
-                estimate = plan(opened, options, group=group)
+                estimate = plan(opened, options, world=world)
                 reporter.result(estimate.facts(), str(estimate))
                 return
-            artifact = run(opened, out, options, reporter=reporter, group=group)
+            artifact = run(opened, out, options, reporter=reporter, world=world)
     except Elsewhere:
         raise click.exceptions.Exit(_FAILED) from None
     facts = artifact.summary

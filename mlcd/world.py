@@ -1,79 +1,178 @@
-"""The processes that work together: who we are among them, and sums and gathers over all.
+"""The processes that work together: which of them this one is, and sums and gathers over all.
 
-Gathers carry gradients. A process's loss is scaled so that the average over processes, which is what data
-parallelism takes of gradients, is the gradient of the mean loss over the global batch.
+torch is imported only where there is more than one process, or a tensor.
 """
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_TIMEOUT: Final = timedelta(minutes=30)  # the longest that one process waits for another
+_LAST_WORD_S: Final = 2.0  # a failure ends all connections: who notices that waits so long for the reason
+_FAILURES: Final = "mlcd/failures"
+_Integers = TypeVar("_Integers", np.int64, np.int32)
+
+
+class Elsewhere(Exception):
+    """Another process tells what went wrong; this one ends without a word."""
+
+
+def torchrun_variable(name: str, default: int) -> int:
+    """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default where there is no torchrun."""
+    return int(os.environ.get(name, default))  # noqa: TID251 - torchrun tells a process its place in no other way
+
+
+def is_first() -> bool:
+    """Tells whether this is the only process, or the first of a torchrun: the one that speaks."""
+    return torchrun_variable("RANK", 0) == 0
 
 
 @dataclass(frozen=True)
 class World:
-    """A process group, or just this process (`group` None and `size` 1)."""
+    """A process group, or just this process (`group` None and `size` 1).
+
+    All of its methods are called by every process at the same place. device: "cuda" or "cpu", through which arrays
+    are summed.
+    """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    device: str = "cpu"
 
     @classmethod
-    def current(cls) -> "World":
-        """The default process group where one is initialized, else this process alone."""
+    def current(cls, device: str = "cpu") -> "World":
+        """Returns the default process group where one is initialized, else this process alone."""
+        import torch.distributed as dist
+
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
-        return cls(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+        return cls(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, device)
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def sum(self, tensor: "Tensor") -> "Tensor":
         """The sum over processes, without gradient; `tensor` itself is not changed."""
-        return self._reduced(tensor, dist.ReduceOp.SUM)
+        return self._reduced(tensor, "SUM")
 
-    def max(self, tensor: Tensor) -> Tensor:
+    def max(self, tensor: "Tensor") -> "Tensor":
         """The maximum over processes, without gradient; `tensor` itself is not changed."""
-        return self._reduced(tensor, dist.ReduceOp.MAX)
+        return self._reduced(tensor, "MAX")
 
-    def row_counts(self, num_rows: int, device: torch.device) -> list[int]:
-        """How many rows each process holds, in order of rank."""
+    def sum_integers(self, values: NDArray[_Integers]) -> NDArray[_Integers]:
+        """The sum over processes, the same in all; `values` itself is not changed."""
+        if self.size == 1:
+            return values
+        import torch
+
+        total = self.sum(torch.from_numpy(np.ascontiguousarray(values)).to(self.device))
+        summed: NDArray[_Integers] = total.cpu().numpy()
+        return summed
+
+    def share(self, value: Any) -> Any:
+        """Returns the value that the first process has, in all."""
+        if self.size == 1:
+            return value
+        import torch.distributed as dist
+
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
+
+    def own_rows(self, num_rows: int) -> tuple[int, int]:
+        """The range of rows that this process reads: each has an equal share, in order of rank."""
+        return self.rank * num_rows // self.size, (self.rank + 1) * num_rows // self.size
+
+    def row_counts(self, num_rows: int, device: "torch.device") -> list[int]:
+        """Returns how many rows each process holds, in order of rank."""
         if self.size == 1:
             return [num_rows]
+        import torch
+
         counts = torch.zeros(self.size, dtype=torch.int64, device=device)
         counts[self.rank] = num_rows
         return [int(count) for count in self.sum(counts)]
 
-    def gather_rows(self, rows: Tensor) -> Tensor:
+    def gather_rows(self, rows: "Tensor") -> "Tensor":
         """The rows of all processes in order of rank; their numbers may differ. Gradients flow back to the owner."""
         if self.size == 1:
             return rows
-        return _gather_rows(rows, self)
+        from mlcd.gather import gather_rows
 
-    def _reduced(self, tensor: Tensor, operation: Any) -> Tensor:
+        return gather_rows(rows, self.row_counts(rows.shape[0], rows.device), self.rank, self.group)
+
+    def _reduced(self, tensor: "Tensor", operation: str) -> "Tensor":
         if self.size == 1:
             return tensor
+        import torch.distributed as dist
+
         reduced = tensor.detach().clone()
-        dist.all_reduce(reduced, operation, group=self.group)
+        dist.all_reduce(reduced, getattr(dist.ReduceOp, operation), group=self.group)
         return reduced
 
 
-class _GatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, world: World) -> Tensor:
-        counts = world.row_counts(rows.shape[0], rows.device)
-        ctx.world, ctx.counts = world, counts
-        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
-        padded[: rows.shape[0]] = rows
-        received = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(received, padded, group=world.group)
-        return torch.cat([block[:count] for block, count in zip(received, counts, strict=True)])
+@contextmanager
+def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> Iterator[World]:
+    """Opens the processes of this torchrun; this one alone where there is none.
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        total = ctx.world.sum(gradients[0].contiguous())
-        start = sum(ctx.counts[: ctx.world.rank])
-        return total[start : start + ctx.counts[ctx.world.rank]], None
+    cuda: whether tensors on a GPU are reduced, too; None where this machine has one.
+    timeout: the longest that one process waits for another. Raises ConfigInvalid where torch is missing.
+    """
+    if torchrun_variable("WORLD_SIZE", 1) == 1:
+        yield World()
+        return
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        raise ConfigInvalid("several processes need torch", remedy="pip install 'mlcd[train]'") from error
+    if cuda is None:
+        cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(torchrun_variable("LOCAL_RANK", 0))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+    try:
+        yield World.current("cuda" if cuda else "cpu")
+    finally:
+        dist.destroy_process_group()
 
 
-_gather_rows: Callable[[Tensor, World], Tensor] = _GatherRows.apply
+@contextmanager
+def one_voice(world: World) -> Iterator[None]:
+    """Lets the first process that fails raise its error, and all others Elsewhere.
+
+    Nobody waits for the others first: they may be anywhere in their work.
+    """
+    if world.size == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    # The store that torchrun keeps outlives a process that fails; torch has no public way to it.
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+    try:
+        yield
+    except MlcdError as error:
+        if store.add(_FAILURES, 1) == 1:
+            raise
+        time.sleep(_LAST_WORD_S)  # torchrun stops all processes once one has ended: the one that tells why goes first
+        raise Elsewhere from error
+    except RuntimeError as error:
+        if "Connection" not in str(error) and "gloo" not in str(error) and "NCCL" not in str(error):
+            raise
+        time.sleep(_LAST_WORD_S)
+        if store.add(_FAILURES, 1) == 1:
+            raise Unavailable("a process is gone", remedy="the same command goes on from its checkpoint") from error
+        time.sleep(_LAST_WORD_S)
+        raise Elsewhere from error

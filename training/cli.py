@@ -10,7 +10,7 @@ import click
 from mlcd.artifact import published_path
 from mlcd.cli import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
-from training.parallel.torchrun import Elsewhere, is_first
+from mlcd.world import Elsewhere, is_first
 from training.signals import Interrupted, Preempted, preemptible
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.locations import is_url
 from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.vit import Activation, ViTConfig
@@ -336,7 +337,7 @@ class RunConfig(_Section):
     @field_validator("out")
     @classmethod
     def _is_local(cls, out: str) -> str:
-        if "://" in out:
+        if is_url(out):
             raise ValueError("a run is a directory on this machine, and no URL")
         return out
 

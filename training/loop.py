@@ -10,6 +10,7 @@ import torch
 
 from mlcd.errors import Diverged, MlcdError
 from mlcd.progress import Meter
+from mlcd.world import Elsewhere
 from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, keep_bad_batch
 from training.checkpoint.store import CheckpointStore
 from training.config import RunConfig
@@ -18,7 +19,6 @@ from training.data.loader import Loader, StepBatches
 from training.evaluation.encoding import PreparedImages
 from training.evaluation.while_training import evaluate_model
 from training.parallel.processes import Processes
-from training.parallel.torchrun import Elsewhere
 from training.signals import Interrupted, Preempted, Signals, received_signals
 from training.state import TrainState
 from training.step import Meters, NotFinite, on_device, train_step

@@ -5,6 +5,7 @@ their sums, and 4 bytes a row for the last assignment, which makes the next one 
 centers depend on the rows, the seed and the number of clusters, not on batch size, threads or processes.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.group import Alone, Group, check_equal, own_rows
 from mlcd.clustering.nearest import ROUNDED_PRODUCTS, CenterScan, ProductsName, fastest_products
 from mlcd.clustering.nearest_one import Basis, NearestOne
 from mlcd.clustering.quality import imbalance
@@ -23,8 +23,9 @@ from mlcd.clustering.repair import next_centers
 from mlcd.clustering.rows import ArrayRows, Rows, UnitRows
 from mlcd.clustering.seeding import SAMPLE_PER_CENTER, distinct_rows, two_level
 from mlcd.clustering.sums import ClusterSums
-from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings
+from mlcd.world import World
 
 MANY_CLUSTERS: Final = 16_384  # above, the first centers are found in two levels
 _SEVERAL_CLUSTERS: Final = 2048  # from here on too, where rows abound: the first passes then find less to move
@@ -33,7 +34,7 @@ _MANY_ROWS: Final = 16_384  # in one process: fewer do not repay finding out how
 _MANY_COMPONENTS: Final = 64
 _TIMED_PASSES: Final = 2  # without known centers, and with them
 _TIMED_ROWS: Final = 2048
-_ALONE: Final = Alone()
+_ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
 
@@ -69,7 +70,7 @@ class KMeansResult:
 
     cosines: [K] float64, the mean inner product of a center and its members, NaN where it has none.
     objective: J before each update, and of the final centers last. num_splits: empty clusters refilled.
-    Of several processes each has the assignment of its own rows, `own_rows` of the group.
+    Each of several processes has the assignment of its own rows, `World.own_rows`.
     """
 
     centers: Embeddings
@@ -88,23 +89,23 @@ def kmeans(
     seed: int = 0,
     tolerance: float = 1e-6,
     start: Embeddings | State | None = None,
-    group: Group = _ALONE,
+    world: World = _ALONE,
     on_start: Callable[[State], None] = lambda _: None,
     on_iteration: Callable[[Progress], None] = lambda _: None,
 ) -> KMeansResult:
     """Cluster rows, given in blocks of float32 [n, D] or as `Rows`; those that are not of unit length are made so.
 
     Stops after `iterations` updates or when J grows by less than `tolerance` of itself. start: first centers, or the
-    state to go on from; on_start gets it at the start of every iteration. group: the processes that share the rows.
+    state to go on from; on_start gets it at the start of every iteration. world: the processes that share the rows.
     Raises InvalidInput naming rows that are not finite or zero, and for more clusters than distinct rows.
     """
     if num_clusters < 1 or iterations < 0:
         raise ConfigInvalid(f"{num_clusters} clusters and {iterations} iterations make no clustering")
     unit = _unit(rows)
-    state = start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, group))
-    members = _Members(unit, num_clusters, group)
+    state = start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
+    members = _Members(unit, num_clusters, world)
     while True:
-        check_equal(group, state.centers, state.iteration)
+        check_equal(world, state.centers, state.iteration)
         on_start(state)
         began = time.perf_counter()
         moved = members.assign(state.centers)
@@ -123,9 +124,9 @@ def kmeans(
 class _Members:
     """Which center each row of this process has, and the sums of the rows of each center, kept up row by row."""
 
-    def __init__(self, rows: Rows, num_clusters: int, group: Group) -> None:
-        self._rows, self._group = rows, group
-        self._start, self._stop = own_rows(rows.num_rows, group)
+    def __init__(self, rows: Rows, num_clusters: int, world: World) -> None:
+        self._rows, self._world = rows, world
+        self._start, self._stop = world.own_rows(rows.num_rows)
         self._sums = ClusterSums.zeros(num_clusters, rows.dimension)
         self._nearest = _Nearest(self._stop - self._start)
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
@@ -144,11 +145,11 @@ class _Members:
             self._sums.add(block[changed], nearest[changed])
             moved += len(changed)
             own[:] = nearest
-        return int(self._group.sum(moved)[0])
+        return int(self._world.sum_integers(moved)[0])
 
     def totals(self) -> ClusterSums:
         """The sums over all processes."""
-        return ClusterSums(self._group.sum(self._sums.sums), self._group.sum(self._sums.sizes))
+        return ClusterSums(self._world.sum_integers(self._sums.sums), self._world.sum_integers(self._sums.sizes))
 
 
 class _Nearest:
@@ -211,14 +212,14 @@ def _unit(rows: Rows | Sequence[Embeddings]) -> UnitRows:
     return UnitRows(ArrayRows(rows) if isinstance(rows, Sequence) else rows)
 
 
-def _first(rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, group: Group) -> Embeddings:
+def _first(rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, world: World) -> Embeddings:
     if given is not None:
         if given.shape != (num_clusters, rows.dimension):
             raise InvalidInput(f"first centers {list(given.shape)} are not {[num_clusters, rows.dimension]}")
         return UnitRows(ArrayRows([given])).read(np.arange(num_clusters))
     rows_abound = rows.num_rows >= SAMPLE_PER_CENTER * num_clusters
     if num_clusters > MANY_CLUSTERS or (num_clusters >= _SEVERAL_CLUSTERS and rows_abound):
-        return two_level(rows, num_clusters, seed, _one_level, group)
+        return two_level(rows, num_clusters, seed, _one_level, world)
     return distinct_rows(rows, num_clusters, seed)
 
 
@@ -230,3 +231,15 @@ def _one_level(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
 def _settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
     gain = history[-1] - history[-2] if len(history) > 1 else math.inf
     return not repaired and gain < tolerance * abs(history[-1])
+
+
+def check_equal(world: World, centers: Embeddings, iteration: int) -> None:
+    """Raises Unavailable unless all processes hold the same centers, byte for byte."""
+    digests = np.zeros((world.size, 4), dtype=np.int64)
+    digests[world.rank] = np.frombuffer(hashlib.sha256(np.ascontiguousarray(centers).data).digest(), dtype=np.int64)
+    digests = world.sum_integers(digests)
+    if other := [rank for rank in range(world.size) if (digests[rank] != digests[0]).any()]:
+        raise Unavailable(
+            f"after iteration {iteration} the centers of process {other[0]} differ from those of process 0",
+            remedy="run the same versions of mlcd and numpy on the same kind of CPU in all processes",
+        )

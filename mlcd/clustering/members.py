@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.group import Group
+from mlcd.world import World
 
 NUM_EXAMPLES: Final = 8
 
@@ -40,12 +40,12 @@ class NearestMembers:
         self.rows[touched] = candidate_rows[kept].reshape(-1, num_each)
         self.scores[touched] = candidate_scores[kept].reshape(-1, num_each)
 
-    def gather(self, group: Group) -> None:
+    def gather(self, world: World) -> None:
         """Take in what the other processes have seen: afterwards all have the same."""
         own = (self.rows.copy(), self.scores.view(np.int64).copy())
-        for rank in range(group.size):
+        for rank in range(world.size):
             # A sum to which one process alone contributes is what that process has, bit for bit.
-            rows, bits = (group.sum(values if rank == group.rank else np.zeros_like(values)) for values in own)
-            if rank != group.rank:
+            rows, bits = (world.sum_integers(values if rank == world.rank else np.zeros_like(values)) for values in own)
+            if rank != world.rank:
                 centers, places = np.nonzero(rows >= 0)
                 self.add(centers, bits.view(np.float64)[centers, places], rows[centers, places])

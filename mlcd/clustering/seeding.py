@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.group import Group
 from mlcd.clustering.nearest_one import NearestOne
 from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, SelectedRows, lowest_hashed
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
+from mlcd.world import World
 
 _READ_TOGETHER: Final = 4096
 SAMPLE_PER_CENTER: Final = 32  # rows of the two-level sample for each center wanted
@@ -44,8 +44,8 @@ def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
     )
 
 
-def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, group: Group) -> Embeddings:
-    """[K, D]: centers of the cells of a sample. Cells are shared out among the processes of `group`.
+def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world: World) -> Embeddings:
+    """[K, D]: centers of the cells of a sample. Cells are shared out among the processes of `world`.
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
@@ -61,13 +61,14 @@ def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, group:
     shares = shared_out(num_clusters, np.bincount(cell_of, minlength=num_coarse), num_distinct)
     firsts = np.concatenate([[0], np.cumsum(shares)])
     centers = np.zeros((num_clusters, rows.dimension), dtype=np.float32)
-    for cell in range(group.rank, num_coarse, group.size):
+    for cell in range(world.rank, num_coarse, world.size):
         if shares[cell]:
             members: Rows = SelectedRows(sample, np.flatnonzero(cell_of == cell))
             if members.num_rows <= max(num_clusters, BLOCK_ROWS):  # held, they take no more memory than the centers
                 members = _held(members)
             centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
-    bits: Embeddings = group.sum(centers.view(np.int32)).view(np.float32)  # every row is zero in all processes but one
+    # Each row is zero in all processes but one, so the sum of the bits is that one's row.
+    bits: Embeddings = world.sum_integers(centers.view(np.int32)).view(np.float32)
     return bits
 
 

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.group import Group, own_rows
 from mlcd.clustering.rows import Rows
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
+from mlcd.world import World
 
 SCALE: Final = 2.0**33
 MAX_ROWS: Final = 2**29
@@ -86,12 +86,12 @@ class ClusterSums:
         return means, lengths
 
 
-def mean_of(rows: Rows, group: Group) -> NDArray[np.float32]:
+def mean_of(rows: Rows, world: World) -> NDArray[np.float32]:
     """The mean of the rows of all processes, [D] float32, whatever the blocks and who reads them."""
     parts = ClusterSums.zeros(rows.num_rows // _ROWS_OF_A_MEAN + 1, rows.dimension)
-    for start, block in rows.blocks(*own_rows(rows.num_rows, group)):
+    for start, block in rows.blocks(*world.own_rows(rows.num_rows)):
         parts.add(block, (start + np.arange(len(block))) // _ROWS_OF_A_MEAN)
-    total = group.sum(parts.sums).astype(np.float64).sum(axis=0)
+    total = world.sum_integers(parts.sums).astype(np.float64).sum(axis=0)
     mean: NDArray[np.float32] = (total / SCALE / rows.num_rows).astype(np.float32)
     return mean
 

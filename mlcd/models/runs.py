@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlcd.artifact import MANIFEST, Artifact, Parent, draft_path
 from mlcd.errors import ArtifactInvalid, NotFound
+from mlcd.locations import is_url
 
 
 def checkpoint_name(step: int) -> str:
@@ -55,7 +56,7 @@ def parent_place(child: Artifact, parent: Parent) -> str | None:
 
     Places are relative to the artifact, of a checkpoint, which lies at RUN/checkpoints/step_N, to the run.
     """
-    if "://" in parent.path:
+    if is_url(parent.path):
         return parent.path
     base = child.path.resolve()
     location = Path(os.path.normpath((base.parents[1] if child.kind == "checkpoint" else base) / parent.path))

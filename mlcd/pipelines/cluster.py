@@ -15,7 +15,6 @@ from mlcd.artifact import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
 from mlcd.clustering.centers import Centers, majority_names
 from mlcd.clustering.examples import Examples
-from mlcd.clustering.group import Alone, Group, own_rows
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
 from mlcd.clustering.pairs import pair_scores
@@ -40,13 +39,14 @@ from mlcd.errors import InvalidInput
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.histogram import draw_histogram
 from mlcd.progress import Meter, Reporter
+from mlcd.world import World
 
 REPORT: Final = "report.json"
 PICTURE: Final = "sizes.png"
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
 _AUDITED_STREAM: Final = 2  # first counter of the hash, so that the audited are not the first centers
-_ALONE: Final = Alone()
+_ALONE: Final = World()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ def cluster(
     options: ClusterOptions,
     *,
     reporter: Reporter,
-    group: Group = _ALONE,
+    world: World = _ALONE,
 ) -> Artifact:
-    """Spherical k-means of the rows that are not held out; the first process of the group writes.
+    """Spherical k-means of the rows that are not held out; the first process writes.
 
     Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with the same bytes.
     """
@@ -105,13 +105,13 @@ def cluster(
     if (done := find_published(out, request)) is not None:
         return done
     numbers = _clustered(embeddings, options)
-    writes = group.rank == 0
+    writes = world.rank == 0
     with Draft(out, request) if writes else nullcontext() as draft:
-        for part in range(group.rank, embeddings.num_parts, group.size):
+        for part in range(world.rank, embeddings.num_parts, world.size):
             verify_file(embeddings.artifact, part_name(part))
         rows, numbers = _select(embeddings, numbers, options)
-        mean = _checked_mean(rows, group) if options.subtract_mean else None
-        start = group.share(_saved_state(draft) if draft else None)
+        mean = _checked_mean(rows, world) if options.subtract_mean else None
+        start = world.share(_saved_state(draft) if draft else None)
         with reporter.stage("cluster", options.passes + 1, done=start.iteration if start else 0) as meter:
             result = kmeans(
                 UnitRows(rows, mean),
@@ -119,12 +119,12 @@ def cluster(
                 iterations=options.passes,
                 seed=options.seed,
                 start=start,
-                group=group,
+                world=world,
                 on_start=lambda state: _save_state(draft, state) if draft else None,
                 on_iteration=lambda progress: _show(meter, progress),
             )
-        assignment = _gathered(result.assignment, rows.num_rows, group)
-        nearest = _nearest_members(UnitRows(rows, mean), result, options.examples, group) if options.examples else None
+        assignment = _gathered(result.assignment, rows.num_rows, world)
+        nearest = _nearest_members(UnitRows(rows, mean), result, options.examples, world) if options.examples else None
         if draft:
             classes = _chosen(embeddings.class_names, numbers)
             Centers(
@@ -141,17 +141,17 @@ def cluster(
             if options.report:
                 summary |= _write_report(draft, result, assignment, classes)
             draft.publish(summary=summary, logs=(REPORT, PICTURE))
-    group.share(None)  # nobody looks for the artifact before it stands
+    world.share(None)  # nobody looks for the artifact before it stands
     published = find_published(out, request)
     assert published is not None
     return published
 
 
-def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, group: Group = _ALONE) -> Plan:
+def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, world: World = _ALONE) -> Plan:
     """What `cluster` of the same arguments will take. Writes nothing."""
     rows, _ = _select(embeddings, _clustered(embeddings, options), options)
     return plan_clustering(
-        rows.num_rows, options.num_clusters, rows.dimension, iterations=options.passes, processes=group.size
+        rows.num_rows, options.num_clusters, rows.dimension, iterations=options.passes, processes=world.size
     )
 
 
@@ -205,8 +205,8 @@ def _chosen(names: list[str | None], numbers: NDArray[np.int64] | None) -> list[
     return names if numbers is None else [names[row] for row in numbers]
 
 
-def _checked_mean(rows: Rows, group: Group) -> NDArray[np.float32]:
-    mean = mean_of(UnitRows(rows), group)
+def _checked_mean(rows: Rows, world: World) -> NDArray[np.float32]:
+    mean = mean_of(UnitRows(rows), world)
     if all(np.allclose(block, mean, atol=1e-6) for _, block in rows.blocks(0, rows.num_rows)):
         raise InvalidInput("the images are all alike", remedy="give different ones: there is nothing to cluster")
     return mean
@@ -252,25 +252,25 @@ def _show(meter: Meter, progress: Progress) -> None:
     )
 
 
-def _gathered(own: NDArray[np.int32], num_rows: int, group: Group) -> NDArray[np.int32]:
-    if group.size == 1:
+def _gathered(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np.int32]:
+    if world.size == 1:
         return own
     every = np.zeros(num_rows, dtype=np.int32)
-    every[slice(*own_rows(num_rows, group))] = own
-    return group.sum(every)
+    every[slice(*world.own_rows(num_rows))] = own
+    return world.sum_integers(every)
 
 
-def _nearest_members(rows: Rows, result: KMeansResult, num_each: int, group: Group) -> NearestMembers:
+def _nearest_members(rows: Rows, result: KMeansResult, num_each: int, world: World) -> NearestMembers:
     """Of every center, one more reading of the rows: only the last pass knows that it was the last."""
     nearest = NearestMembers(len(result.centers), num_each)
-    start, stop = own_rows(rows.num_rows, group)
+    start, stop = world.own_rows(rows.num_rows)
     for first, block in rows.blocks(start, stop):
         centers = result.assignment[first - start :][: len(block)]
         scores = pair_scores(block, result.centers, np.arange(len(block)), centers)
         # Unit rows are so within the rounding of float16, which a cosine would show.
         cosines = scores / np.linalg.norm(block.astype(np.float64), axis=1)
         nearest.add(centers, cosines, np.arange(first, first + len(block)))
-    nearest.gather(group)
+    nearest.gather(world)
     return nearest
 
 

@@ -18,6 +18,7 @@ from mlcd.encoders.base import Encoder
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
+from mlcd.locations import is_url
 from mlcd.pipelines.encoded import (
     BATCH,
     PART_ENTRIES,
@@ -140,6 +141,9 @@ def write_encoded(draft: Draft, part: int, encoded: EncodedPart, split_of: Mappi
 
 def images_parent(source: Source, out: Path) -> Parent:
     """The images as a parent: a relative path (or glob) on this machine, else the URL."""
-    remote = "://" in source.location
-    place = source.location if remote else os.path.relpath(os.path.realpath(source.location), out.resolve())
+    place = (
+        source.location
+        if is_url(source.location)
+        else os.path.relpath(os.path.realpath(source.location), out.resolve())
+    )
     return Parent("images", place, source.listing_digest())

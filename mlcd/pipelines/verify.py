@@ -17,6 +17,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
 from mlcd.growth import first_part_after
 from mlcd.images.sources import open_source
 from mlcd.labels.table import LabelTable
+from mlcd.locations import is_url
 from mlcd.models.places import digest_of_weights
 
 
@@ -121,7 +122,7 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
     """Each image against the digest that was stored with its embedding; of a collection, names and sizes of all."""
     if artifact.kind not in ("embeddings", "labels", "collection-index"):
         return Finding(parent.path, "images", False, "checked through the embeddings made from them")
-    if "://" in parent.path:
+    if is_url(parent.path):
         return Finding(parent.path, "images", False, "not on this machine, not checked")
     location = locations[0]
     try:

@@ -140,6 +140,8 @@ def test_what_cannot_be_is_refused(digits, photos, tmp_path):
         (lambda: mlcd.label(rows, rows[:4], mode="approximate"), ConfigInvalid, "in memory"),
         (lambda: mlcd.label(rows, rows[:4], top=0), ConfigInvalid, "top"),
         (lambda: mlcd.label(tmp_path, rows[:4]), ConfigInvalid, "centers in an artifact"),
+        (lambda: mlcd.embed(digits, model="hog", out="s3://bucket/out"), ConfigInvalid, "s3://bucket/out is a URL"),
+        (lambda: mlcd.cluster("s3://bucket/e", 2), ConfigInvalid, "s3://bucket/e is a URL"),
         (lambda: mlcd.index(rows, ids=["a"]), InvalidInput, "200 rows and 1 ids"),
         (lambda: mlcd.index(rows, out=tmp_path / "out"), ConfigInvalid, "made of an artifact"),
         (lambda: index.search(rows[:, :9]), InvalidInput, "shape"),

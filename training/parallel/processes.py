@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Unavailable
-from mlcd.world import World
-from training.parallel.torchrun import Elsewhere, place
+from mlcd.world import Elsewhere, World, open_world, torchrun_variable
 
 _TIMEOUT: Final = timedelta(minutes=5)  # the longest that one process may wait for another
 _ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this of each other
@@ -98,21 +97,15 @@ def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", num_threads:
 
     Raises ConfigInvalid where CUDA is asked for and there is none.
     """
-    size, local_size = place("WORLD_SIZE", 1), place("LOCAL_WORLD_SIZE", 1)
-    local_rank = place("LOCAL_RANK", 0)
+    local_size, local_rank = torchrun_variable("LOCAL_WORLD_SIZE", 1), torchrun_variable("LOCAL_RANK", 0)
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigInvalid("device=cuda, but torch finds no CUDA GPU", remedy="use device=auto")
     use_cuda = device != "cpu" and torch.cuda.is_available()
     torch.set_num_threads(num_threads or max(1, available_cores() // local_size))
-    if size == 1:
-        yield Processes(World(), torch.device("cuda" if use_cuda else "cpu"))
-        return
-    if use_cuda:
-        torch.cuda.set_device(local_rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if use_cuda else "gloo", timeout=_TIMEOUT)
-    try:
+    with open_world(cuda=use_cuda, timeout=_TIMEOUT) as world:
+        if world.size == 1:
+            yield Processes(world, torch.device("cuda" if use_cuda else "cpu"))
+            return
         control, saving = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
         here = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        yield Processes(World.current(), here, local_size, control, saving)
-    finally:
-        dist.destroy_process_group()
+        yield Processes(world, here, local_size, control, saving)

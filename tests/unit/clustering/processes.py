@@ -4,11 +4,10 @@ import numpy as np
 import torch.distributed as dist
 
 from mlcd.clustering import kmeans as trainer
-from mlcd.clustering.group import check_equal
+from mlcd.clustering.kmeans import check_equal
 from mlcd.clustering.rows import ArrayRows
 from mlcd.clustering.sums import mean_of
 from mlcd.errors import Unavailable
-from mlcd.pipelines.processes import TorchGroup
 from mlcd.types import unit_rows
 from mlcd.world import World
 
@@ -19,11 +18,11 @@ def rows():
 
 def run(rank, size, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
-    group = TorchGroup(World.current())
-    flat = trainer.kmeans([rows()], 40, iterations=4, group=group)
+    world = World.current()
+    flat = trainer.kmeans([rows()], 40, iterations=4, world=world)
     trainer.MANY_CLUSTERS = 50
-    deep = trainer.kmeans([rows()], 60, iterations=2, group=group)
-    shared = group.share(rank)
+    deep = trainer.kmeans([rows()], 60, iterations=2, world=world)
+    shared = world.share(rank)
     np.savez(
         f"{folder}/{size}-{rank}.npz",
         flat=flat.centers,
@@ -31,16 +30,16 @@ def run(rank, size, folder):
         objective=flat.objective,
         assignment=flat.assignment,
         deep=deep.centers,
-        mean=mean_of(ArrayRows([rows()]), group),
+        mean=mean_of(ArrayRows([rows()]), world),
         shared=shared,
-        refused=size > 1 and notices_a_difference(group),
+        refused=size > 1 and notices_a_difference(world),
     )
     dist.destroy_process_group()
 
 
-def notices_a_difference(group):
+def notices_a_difference(world):
     try:
-        check_equal(group, np.full((3, 2), group.rank == group.size - 1, dtype=np.float32), 7)
+        check_equal(world, np.full((3, 2), world.rank == world.size - 1, dtype=np.float32), 7)
     except Unavailable as error:
-        return "after iteration 7" in str(error) and f"process {group.size - 1}" in str(error)
+        return "after iteration 7" in str(error) and f"process {world.size - 1}" in str(error)
     return False

@@ -4,8 +4,8 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from mlcd.clustering.group import Alone
 from mlcd.clustering.members import NearestMembers
+from mlcd.world import World
 
 
 class Threads:
@@ -69,14 +69,14 @@ def test_the_order_in_which_rows_come_does_not_matter():
 def test_several_processes_find_what_one_finds():
     centers, scores = drawn()
 
-    def share(group):
+    def share(world):
         found = NearestMembers(20, 3)
-        own = np.arange(500)[group.rank :: group.size]
+        own = np.arange(500)[world.rank :: world.size]
         found.add(centers[own], scores[own], own)
-        found.gather(group)
+        found.gather(world)
         return found
 
-    alone = share(Alone())
+    alone = share(World())
     for other in together(3, share):
         assert (other.rows == alone.rows).all()
         assert other.scores.tobytes() == alone.scores.tobytes()

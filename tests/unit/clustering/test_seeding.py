@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 from mlcd.clustering import kmeans as trainer
-from mlcd.clustering.group import Alone
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.rows import ArrayRows
 from mlcd.clustering.seeding import distinct_rows, sampled, shared_out, two_level
 from mlcd.errors import InvalidInput
 from mlcd.randomness import permutation
 from mlcd.types import unit_rows
+from mlcd.world import World
 
 ROWS = unit_rows(np.random.default_rng(0).standard_normal((3000, 12)))
 
@@ -49,9 +49,9 @@ def test_samples_are_rows_of_lowest_hash_in_their_order():
 
 def test_two_levels_start_about_as_well_as_one_ends(monkeypatch):
     rows = ArrayRows([ROWS])
-    start = two_level(rows, 200, 0, one_level, Alone())
+    start = two_level(rows, 200, 0, one_level, World())
     assert start.shape == (200, 12)
-    assert start.tobytes() == two_level(rows, 200, 0, one_level, Alone()).tobytes()
+    assert start.tobytes() == two_level(rows, 200, 0, one_level, World()).tobytes()
     flat = kmeans([ROWS], 200, seed=0, iterations=25).objective[-1]
     assert kmeans([ROWS], 200, start=start, iterations=3).objective[-1] > 0.98 * flat
     # Above the bound k-means takes this way by itself.
@@ -73,12 +73,12 @@ def test_several_clusters_start_in_two_levels_where_rows_abound(monkeypatch, num
 
 def test_two_levels_refuse_and_serve_few_distinct_rows():
     rows = ArrayRows([np.repeat(ROWS[:50], 20, axis=0)])
-    assert len({row.tobytes() for row in two_level(rows, 50, 0, one_level, Alone())}) == 50
+    assert len({row.tobytes() for row in two_level(rows, 50, 0, one_level, World())}) == 50
     with pytest.raises(InvalidInput, match="at most 50 clusters"):
-        two_level(rows, 51, 0, one_level, Alone())
+        two_level(rows, 51, 0, one_level, World())
 
 
 def test_too_few_distinct_rows_for_the_coarse_cells_are_told_as_what_was_asked_for():
     rows = ArrayRows([np.repeat(ROWS[:3], 500, axis=0)])
     with pytest.raises(InvalidInput, match="50 clusters were asked of 3 distinct embeddings: ask for at most 3"):
-        two_level(rows, 50, 0, one_level, Alone())
+        two_level(rows, 50, 0, one_level, World())

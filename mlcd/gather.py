@@ -1,0 +1,34 @@
+"""Rows of several processes as one tensor, with gradients.
+
+A process's loss is scaled so that the average over processes, which is what data parallelism takes of gradients, is
+the gradient of the mean loss over the global batch.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: Sequence[int], rank: int, group: Any) -> Tensor:
+        ctx.counts, ctx.rank, ctx.group = counts, rank, group
+        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
+        padded[: rows.shape[0]] = rows
+        received = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(received, padded, group=group)
+        return torch.cat([block[:count] for block, count in zip(received, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        total = gradients[0].detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, dist.ReduceOp.SUM, group=ctx.group)
+        start = sum(ctx.counts[: ctx.rank])
+        return total[start : start + ctx.counts[ctx.rank]], None, None, None
+
+
+gather_rows: Callable[[Tensor, Sequence[int], int, Any], Tensor] = _GatherRows.apply
+"""(rows, counts, rank, group): the rows of all processes in order of rank, of which each has counts[rank]."""
