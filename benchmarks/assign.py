@@ -21,9 +21,9 @@ from typing import Literal, cast
 import faiss
 import numpy as np
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.clustering.nearest import CenterScan, ProductsName
-from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.types import Embeddings, ScanCounts, unit_rows
 
 _FAMILY = 32

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.quality import purity
-from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.types import Embeddings, unit_rows
 
 Cluster = Callable[[Embeddings, int, int, int], NDArray[np.floating]]

@@ -35,7 +35,7 @@ from serve import Figures, Others, exchange, make_model, photographs, raw_payloa
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from mlcd.artifact import open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores, cpu_features
 from mlcd.images.transform import PreprocessSpec
 

@@ -31,9 +31,9 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from mlcd.artifact import Request, open_artifact
-from mlcd.clustering.centers import Centers
-from mlcd.draft import Draft
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
 from mlcd.pipelines.encoded import BATCH

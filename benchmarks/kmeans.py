@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.types import unit_rows
 
 _READ: Final = """

@@ -24,7 +24,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.linear_model import LogisticRegression as Peer
 from threadpoolctl import threadpool_limits
 
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
 
 Rows = tuple[NDArray[np.float64], NDArray[np.int64]]

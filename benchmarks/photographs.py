@@ -23,7 +23,7 @@ import numpy as np
 from overload import serving
 from PIL import Image, ImageOps
 
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.images.sources import open_source
 from mlcd.randomness import hash_counters
 

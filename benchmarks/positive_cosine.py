@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.labels.table import LabelTable
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.labels import LabelTable
 from mlcd.losses.margins import MarginKind
 from training.parallel.partial_fc import HeadConfig, PartialFC
 

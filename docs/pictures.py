@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from mlcd.clustering.centers import Centers
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 
 _ROWS, _COLUMNS, _SIDE, _GAP, _NAME = 8, 12, 56, 6, 64
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         label,
         load_model,
     )
-    from mlcd.clustering.centers import Centers
-    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.artifacts.centers import Centers
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.errors import MlcdError
 
 __all__ = [
@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "Centers": "mlcd.clustering.centers",
-    "EmbeddingsArtifact": "mlcd.embeddings",
+    "Centers": "mlcd.artifacts.centers",
+    "EmbeddingsArtifact": "mlcd.artifacts.embeddings",
     "MlcdError": "mlcd.errors",
 }
 

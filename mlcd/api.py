@@ -16,12 +16,13 @@ from typing import Final, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.labels import LabelTable
 from mlcd.client.images import ImageInput, check_images, image_bytes
-from mlcd.clustering.centers import Centers
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
-from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder, EngineName, Precision
 from mlcd.encoders.batches import MAX_BATCH
@@ -32,7 +33,6 @@ from mlcd.images.sources import open_source
 from mlcd.images.transform import DecodeMode
 from mlcd.indexes.scan import scan
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.labels.table import LabelTable
 from mlcd.locations import Location, local_path
 from mlcd.pipelines import cluster as clustering
 from mlcd.pipelines import embed as embedding

@@ -188,7 +188,7 @@ def cluster(
     Interrupted, the same command goes on at the last finished iteration. Several processes share the work by
     `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their number.
     """
-    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, plan
     from mlcd.pipelines.cluster import cluster as run
     from mlcd.world import Elsewhere, one_voice, open_world
@@ -338,7 +338,7 @@ def index(
     SOURCE: embeddings or an exported parquet file; with --duplicates embeddings or a collection. Interrupted, the same
     command goes on.
     """
-    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import index as pipeline
 
     if export_ and duplicates is not None:

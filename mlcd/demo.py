@@ -25,9 +25,9 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from mlcd.artifact import open_artifact
-from mlcd.disk import translated_os_errors
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.disk import translated_os_errors
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from mlcd.artifacts.centers import Centers
 from mlcd.clustering.approximate import (
     AUDITED_ROWS,
     MIN_AUDITED_ROWS,
@@ -14,7 +15,6 @@ from mlcd.clustering.approximate import (
     divide,
     fewest_probes,
 )
-from mlcd.clustering.centers import Centers
 from mlcd.clustering.nearest import CenterScan
 from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid

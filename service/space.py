@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifact import MANIFEST
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import MANIFEST
 from mlcd.collections.collection import Collection
 from mlcd.collections.store import Collections
 from mlcd.errors import ConfigInvalid, Conflict, NotFound

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mlcd.disk import replacing, sync_path
+from mlcd.artifacts.disk import replacing, sync_path
 from mlcd.errors import ArtifactInvalid
 from mlcd.models.runs import checkpoint_name
 from training.data.loader import StepBatches

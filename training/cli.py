@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlcd.artifact import published_path
+from mlcd.artifacts.manifest import published_path
 from mlcd.cli import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
 from mlcd.world import Elsewhere, is_first

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mlcd.clustering.examples import EXAMPLES, Examples
+from mlcd.artifacts.disk import replacing
+from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.clustering.members import NearestMembers
-from mlcd.disk import replacing
 from training.data.dataset import Dataset
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from mlcd.artifacts.labels import LabelTable
 from mlcd.errors import ConfigInvalid
-from mlcd.labels.table import LabelTable
 from training.config import RunConfig, load_config
 from training.flops import head_flops, micro_batch, step_flops
 from training.memory import Memory, checkpoint_bytes, num_parameters, snapshot_bytes, step_memory

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
 from training.checkpoint.store import load_checkpoint
 from training.optim.clip import clip_global_norm

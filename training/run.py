@@ -12,10 +12,10 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from mlcd.artifact import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
-from mlcd.clustering.centers import Centers
-from mlcd.disk import refuse_full_disk
-from mlcd.draft import Draft, find_published
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.runs import checkpoint_steps

@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks.validation.archive import pack_photographs
 from benchmarks.validation.arms import RunSpec, Variant
 from benchmarks.validation.tiers import Tier
-from mlcd.artifact import MANIFEST
+from mlcd.artifacts.labels import LabelTable
+from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.labels.table import LabelTable
 
 
 @dataclass(frozen=True)

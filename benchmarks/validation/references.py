@@ -17,7 +17,7 @@ from benchmarks.validation.measure import Measurement, encode_reference, measure
 from benchmarks.validation.run import RESULT, Study
 from benchmarks.validation.sets import EvaluationSet
 from benchmarks.validation.tiers import MOBILENET
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 
 MAJORITY: Final = "majority"
 _RESNET: Final = "encoders/resnet_cifar10/resnet20.onnx"

@@ -22,7 +22,15 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Parent
+from mlcd.artifacts.disk import (
+    lacks_open_files,
+    limited_open_files,
+    refuse_full_disk,
+    replacing,
+    too_many_files,
+    translated_os_errors,
+)
+from mlcd.artifacts.manifest import Parent
 from mlcd.collections.changes import Change, Delete, Describe, Outcome, Put, Request, commit, missing
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.filters import parse_filter
@@ -32,14 +40,6 @@ from mlcd.collections.items import Item, check_id, check_new_id, encode_metadata
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock, lock_collection
 from mlcd.collections.searcher import Found, Searcher
-from mlcd.disk import (
-    lacks_open_files,
-    limited_open_files,
-    refuse_full_disk,
-    replacing,
-    too_many_files,
-    translated_os_errors,
-)
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.indexes.tuning import LARGEST_TARGET
 from mlcd.types import Embeddings, Fingerprint, unit_rows

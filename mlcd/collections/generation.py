@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mlcd.artifact import Parent, Request, open_artifact
-from mlcd.draft import Draft
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid
 from mlcd.indexes.base import VectorIndex
 from mlcd.indexes.tuning import Recall, Tuned, tune, widening_of

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.disk import lacks_open_files, too_many_files
+from mlcd.artifacts.disk import lacks_open_files, too_many_files
 from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavailable
 from mlcd.types import Embeddings
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from mlcd.disk import refuse_too_many_files
+from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import Conflict, NotFound
 
 LOCK: Final = "lock"

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item, encode_metadata
-from mlcd.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 from mlcd.progress import Meter
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from mlcd.artifact import MANIFEST, open_artifact
+from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.encoders.base import Encoder, EngineName, Precision
 from mlcd.errors import ConfigInvalid, NotFound
 from mlcd.images.decode import ExifPolicy

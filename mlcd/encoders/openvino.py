@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from openvino.preprocess import PrePostProcessor
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mlcd.artifact import open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores
 from mlcd.encoders.base import Precision
 from mlcd.encoders.batches import encode_in_parts

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mlcd.artifact import open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores, cpu_features
 from mlcd.encoders.base import Precision
 from mlcd.encoders.batches import MAX_BATCH, encode_in_parts

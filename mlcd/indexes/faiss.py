@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.disk import refuse_too_many_files
+from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Neighbors
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifact import MANIFEST, near
+from mlcd.artifacts.manifest import MANIFEST, near
 from mlcd.errors import ArtifactInvalid, NotFound
 from mlcd.models import hub
 from mlcd.models.runs import refuse_unfinished

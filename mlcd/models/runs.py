@@ -4,7 +4,7 @@ import glob
 import os
 from pathlib import Path
 
-from mlcd.artifact import MANIFEST, Artifact, Parent, draft_path
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, draft_path
 from mlcd.errors import ArtifactInvalid, NotFound
 from mlcd.locations import is_url
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mlcd.artifact import MANIFEST, open_artifact
+from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.checkpoints import name_in, read_state

@@ -11,10 +11,12 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Request, verify_file
+from mlcd.artifacts.centers import Centers, majority_names
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
+from mlcd.artifacts.examples import Examples
+from mlcd.artifacts.manifest import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
-from mlcd.clustering.centers import Centers, majority_names
-from mlcd.clustering.examples import Examples
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
 from mlcd.clustering.pairs import pair_scores
@@ -33,8 +35,6 @@ from mlcd.clustering.quality import (
 from mlcd.clustering.rows import FileRows, Rows, SelectedRows, UnitRows, lowest_hashed
 from mlcd.clustering.seeding import sampled
 from mlcd.clustering.sums import mean_of
-from mlcd.draft import Draft, find_published
-from mlcd.embeddings import EmbeddingsArtifact, part_name
 from mlcd.errors import InvalidInput
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.histogram import draw_histogram

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Parent, Request
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.embeddings import KEY_SCHEMA, keys_name, part_name
+from mlcd.artifacts.manifest import Artifact, Parent, Request
 from mlcd.cores import available_cores
-from mlcd.draft import Draft, find_published
-from mlcd.embeddings import KEY_SCHEMA, keys_name, part_name
 from mlcd.encoders.base import Encoder
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source

@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from mlcd.draft import Draft
-from mlcd.embeddings import ERRORS
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import ERRORS
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry

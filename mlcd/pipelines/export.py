@@ -17,8 +17,8 @@ import onnx
 import torch
 from safetensors.torch import save_file
 
-from mlcd.artifact import MANIFEST, Artifact, Parent, Request, open_artifact
-from mlcd.draft import Draft, find_published
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state

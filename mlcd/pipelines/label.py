@@ -11,18 +11,18 @@ from typing import Any, Final, Literal
 
 import pyarrow.parquet as pq
 
-from mlcd.artifact import MANIFEST, Artifact, Request, open_artifact
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
+from mlcd.artifacts.labels import NAMES, part_name, write_part
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
-from mlcd.draft import Draft, find_published
-from mlcd.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import EngineName, Precision
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.sources import open_source
 from mlcd.images.transform import DecodeMode
-from mlcd.labels.table import NAMES, part_name, write_part
 from mlcd.pipelines.claims import Claims
 from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source, merge_errors, no_usable_image, write_errors
 from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput

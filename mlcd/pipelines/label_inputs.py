@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mlcd.artifact import Parent
-from mlcd.embeddings import Block, EmbeddingsArtifact
+from mlcd.artifacts.embeddings import Block, EmbeddingsArtifact
+from mlcd.artifacts.manifest import Parent
 from mlcd.encoders.base import Encoder
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries

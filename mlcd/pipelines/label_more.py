@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from mlcd.artifact import GROWN, Artifact, open_artifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact, added_errors_name
+from mlcd.artifacts.growth import first_part_after, open_addition
+from mlcd.artifacts.labels import part_name
+from mlcd.artifacts.manifest import GROWN, Artifact, open_artifact
 from mlcd.cores import available_cores
-from mlcd.embeddings import EmbeddingsArtifact, added_errors_name
 from mlcd.errors import ConfigInvalid, Conflict
-from mlcd.growth import first_part_after, open_addition
-from mlcd.labels.table import part_name
 from mlcd.pipelines.label import Labeling, LabelOptions, open_labeling
 from mlcd.pipelines.label_inputs import EmbeddingsInput
 from mlcd.progress import Reporter

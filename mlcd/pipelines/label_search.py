@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
 from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
-from mlcd.clustering.centers import Centers
 from mlcd.clustering.nearest import CenterScan
-from mlcd.draft import Draft
 from mlcd.pipelines.label_inputs import EmbeddingsInput
 from mlcd.types import Embeddings, Neighbors, SampleKey
 

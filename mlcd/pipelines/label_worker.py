@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mlcd.draft import Draft
+from mlcd.artifacts.draft import Draft
 from mlcd.errors import Conflict
 from mlcd.images.quiet import silence_decoders
 from mlcd.pipelines.label import LabelOptions, make_parts, open_labeling

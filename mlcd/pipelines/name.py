@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlcd.artifact import open_artifact
-from mlcd.clustering.centers import Centers
-from mlcd.clustering.names import read_names_file, renamed, write_given_names
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import open_artifact
+from mlcd.artifacts.names import read_names_file, renamed, write_given_names
 
 
 @dataclass(frozen=True)

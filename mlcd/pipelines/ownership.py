@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.disk import refuse_full_disk, replacing, sync_path, translated_os_errors
-from mlcd.draft import lock_directory
+from mlcd.artifacts.disk import refuse_full_disk, replacing, sync_path, translated_os_errors
+from mlcd.artifacts.draft import lock_directory
 from mlcd.errors import Conflict, Unavailable
 
 OWNER: Final = ".owner.json"

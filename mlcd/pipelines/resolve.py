@@ -14,8 +14,8 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
-from mlcd.artifact import MANIFEST, open_artifact
-from mlcd.disk import translated_os_errors
+from mlcd.artifacts.disk import translated_os_errors
+from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.models import hub
 from mlcd.models.places import digest_of_weights, refuse_part

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from mlcd.artifact import Artifact, draft_path
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import Artifact, draft_path
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifact import draft_path
+from mlcd.artifacts.disk import refuse_full_disk, sync_path, translated_os_errors
+from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
+from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import GENERATIONS, LEDGER
 from mlcd.collections.items import check_new_id, encode_metadata
-from mlcd.disk import refuse_full_disk, sync_path, translated_os_errors
-from mlcd.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.images.source import Source
 from mlcd.pipelines.attempt import Attempt

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlcd.artifact import Artifact, Request, draft_path
-from mlcd.disk import refuse_full_disk
-from mlcd.draft import Draft, find_published
-from mlcd.embeddings import ERRORS
+from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.embeddings import ERRORS
+from mlcd.artifacts.manifest import Artifact, Request, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source

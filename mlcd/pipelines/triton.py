@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifact import MANIFEST, Artifact, Request, open_artifact
+from mlcd.artifacts.disk import translated_os_errors, write_synced
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
-from mlcd.disk import translated_os_errors, write_synced
-from mlcd.draft import Draft, find_published
 from mlcd.errors import Conflict
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import PREPROCESS, Servable

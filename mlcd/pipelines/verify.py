@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from mlcd.artifact import MANIFEST, Artifact, Parent, open_artifact
-from mlcd.clustering.names import read_given_names
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.growth import first_part_after
+from mlcd.artifacts.labels import LabelTable
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, open_artifact
+from mlcd.artifacts.names import read_given_names
 from mlcd.collections.collection import Collection
-from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
-from mlcd.growth import first_part_after
 from mlcd.images.sources import open_source
-from mlcd.labels.table import LabelTable
 from mlcd.locations import is_url
 from mlcd.models.places import digest_of_weights
 

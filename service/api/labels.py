@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput
 from mlcd.types import Neighbors

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifact import draft_path
+from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
 from service.jobs import transitions

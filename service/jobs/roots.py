@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from fsspec.utils import glob_translate
 
-from mlcd.artifact import MANIFEST, draft_path
+from mlcd.artifacts.manifest import MANIFEST, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.images.names import is_candidate
 from mlcd.images.source import FilesSource

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import cast
 
-from mlcd.artifact import open_artifact
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder, EngineName
 from mlcd.pipelines.resolve import resolve_model

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from mlcd.disk import sync_path
+from mlcd.artifacts.disk import sync_path
 from mlcd.errors import ConfigInvalid, NotFound
 
 Scope = Literal["embed", "search", "write", "jobs", "admin"]

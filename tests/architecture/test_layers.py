@@ -34,7 +34,7 @@ def test_every_contract_holds():
     [
         ("service/app.py", "import training"),
         ("training/run.py", "import service"),
-        ("mlcd/artifact.py", "import mlcd.pipelines.embed"),
+        ("mlcd/artifacts/manifest.py", "import mlcd.pipelines.embed"),
         ("mlcd/images/decode.py", "import torch"),
         ("mlcd/losses/margins.py", "import mlcd.clustering.kmeans"),
         ("mlcd/encoders/hog.py", "import mlcd.encoders.openvino"),
@@ -60,7 +60,8 @@ def test_a_new_top_level_file_must_be_given_a_layer(copy):
 
 
 @pytest.mark.parametrize(
-    "package", ["mlcd", "mlcd.errors", "mlcd.types", "mlcd.artifact", "mlcd.cli", "mlcd.images.sources", "mlcd.client"]
+    "package",
+    ["mlcd", "mlcd.errors", "mlcd.types", "mlcd.artifacts.manifest", "mlcd.cli", "mlcd.images.sources", "mlcd.client"],
 )
 def test_the_vocabulary_imports_nothing_heavy(package):
     code = f"import {package}, sys; print([m for m in ('torch', 'redis', 'fastapi', 'faiss', 'openvino') if m in sys.modules])"

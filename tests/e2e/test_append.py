@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from mlcd.artifact import open_artifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.labels import LabelTable
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
-from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.labels.table import LabelTable
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from tests.conftest import run_mlcd, write_digits
 from tests.e2e.test_commands import refused
@@ -34,8 +34,8 @@ main()
 """
 MOMENTS = {
     "a part is made": ("pipelines.embed_more", "write_encoded", False),
-    "all is in its place": ("growth", "write_synced", True),
-    "the manifest is written": ("growth", "write_synced", False),
+    "all is in its place": ("artifacts.growth", "write_synced", True),
+    "the manifest is written": ("artifacts.growth", "write_synced", False),
 }
 
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mlcd.artifact import Request
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.artifacts.manifest import Request
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.draft import Draft
-from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.keys import split_positions
 from mlcd.types import unit_rows
 from tests.conftest import run_mlcd, start_mlcd

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.embeddings import EmbeddingsArtifact
-from mlcd.labels.table import LabelTable
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.labels import LabelTable
 from tests.conftest import run_mlcd
 
 

@@ -103,7 +103,7 @@ def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
 def test_the_probe_of_stored_features_is_scikit_learns(journey):
     from sklearn.linear_model import LogisticRegression
 
-    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
 
     stored = EmbeddingsArtifact.open(journey / "features")
     (result,) = evaluated("linear-probe", journey / "features")

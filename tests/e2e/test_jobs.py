@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import draft_path, open_artifact
+from mlcd.artifacts.labels import LabelTable
+from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.images.sources import open_source
-from mlcd.labels.table import LabelTable
 from service.dispatch.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.opening import open_queue

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Request
-from mlcd.clustering.centers import Centers
-from mlcd.draft import Draft
-from mlcd.embeddings import ERRORS, KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
-from mlcd.labels.table import LabelTable
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.artifacts.labels import LabelTable
+from mlcd.artifacts.manifest import Request
 from mlcd.types import unit_rows
 from tests.conftest import run_mlcd
 from tests.e2e.test_commands import refused

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.integration.running import serving
 
 

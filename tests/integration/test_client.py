@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlcd.artifacts.centers import Centers
 from mlcd.client import AsyncClient, Client, RefusedAccess, RefusedInput, RefusedNotFound, RefusedOverload
-from mlcd.clustering.centers import Centers
 from mlcd.errors import ConfigInvalid, Conflict, DeadlineExceeded, ImageRejected, InvalidInput, Unavailable
 from tests.conftest import free_port, run_mlcd, start_mlcd
 from tests.integration.running import serving, until

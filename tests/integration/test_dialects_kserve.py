@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from tests.integration.bodies import data_uri
 from tests.integration.running import serving, until
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from tests.conftest import run_mlcd, write_digits
 from tests.integration.bodies import files
 from tests.integration.running import serving

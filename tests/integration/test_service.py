@@ -17,7 +17,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from tests.conftest import free_port, run_mlcd
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, serving

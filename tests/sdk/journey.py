@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.conftest import TINY_RECIPE, run_mlcd, write_digits
 
 

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from mlcd.artifact import draft_path
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import draft_path
 from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.images.sources import open_source
 from mlcd.models import zoo

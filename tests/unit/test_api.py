@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import mlcd
+from mlcd.artifacts.labels import LabelTable
 from mlcd.errors import ConfigInvalid, Conflict, ImageRejected, InvalidInput, NotFound
-from mlcd.labels.table import LabelTable
 from tests.conftest import run_mlcd
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "python.md"

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as protobuf
 
-from mlcd.artifact import open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict
 from mlcd.images.transform import PreprocessSpec

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mlcd.artifact import Request, draft_path, open_artifact
-from mlcd.draft import Draft
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import Conflict
 from mlcd.images.sources import open_source

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlcd.artifact import Request, open_artifact
-from mlcd.draft import Draft
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound
 from mlcd.models import zoo
@@ -195,7 +195,7 @@ def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
     from sklearn.datasets import load_sample_images
     from transformers import CLIPImageProcessor, CLIPVisionModel
 
-    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.images.sources import open_source
     from mlcd.pipelines.embed import embed
 

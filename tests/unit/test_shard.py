@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Request, draft_path, open_artifact
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.labels import LabelTable
+from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.collections.collection import Collection
-from mlcd.draft import Draft
-from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.images.sources import open_source
-from mlcd.labels.table import LabelTable
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.pipelines.ownership import claim

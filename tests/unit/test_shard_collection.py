@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import draft_path
+from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput

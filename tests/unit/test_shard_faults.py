@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlcd.artifact import draft_path, open_artifact
+from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import InvalidInput, Unavailable
 from mlcd.pipelines.shard import Equipment, InputChanged, OtherSettings, OutputGone, Recipe, open_shards

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlcd.artifact import MANIFEST, Artifact, Parent, Request, open_artifact
-from mlcd.clustering.centers import Centers
-from mlcd.clustering.examples import EXAMPLES, Examples
-from mlcd.disk import refuse_full_disk
-from mlcd.draft import Draft
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.examples import EXAMPLES, Examples
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
 from training.checkpoint.files import write_tensors

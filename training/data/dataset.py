@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.labels import DIGEST_BYTES, LabelTable
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import held_out, split_positions
-from mlcd.labels.table import DIGEST_BYTES, LabelTable
 from training.config import MixedSource, RunConfig
 from training.data.order import block_shares
 

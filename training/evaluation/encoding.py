@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mlcd.artifacts.labels import DIGEST_BYTES
 from mlcd.errors import ConfigInvalid
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.source import Source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
-from mlcd.labels.table import DIGEST_BYTES
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.data.order import own_part

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Request
-from mlcd.draft import Draft, find_published
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION, held_out

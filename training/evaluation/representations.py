@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import torch
 
-from mlcd.artifact import MANIFEST, Artifact, open_artifact
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source

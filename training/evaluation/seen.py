@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, Parent, open_artifact
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.growth import state_with_digest
+from mlcd.artifacts.labels import DIGEST_BYTES
+from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
 from mlcd.errors import MlcdError, NotFound
-from mlcd.growth import state_with_digest
-from mlcd.labels.table import DIGEST_BYTES
 from mlcd.models.runs import parent_place
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from training.config import RunConfig

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import MANIFEST
+from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import split_positions
 from mlcd.types import SampleKey

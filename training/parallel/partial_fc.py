@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid
 from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums
 from mlcd.losses.margins import MarginGrad, MarginKind, with_margin

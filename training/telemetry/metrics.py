@@ -6,7 +6,7 @@ Both are cut back to the checkpoint when a run resumes.
 import json
 from pathlib import Path
 
-from mlcd.disk import write_synced
+from mlcd.artifacts.disk import write_synced
 from mlcd.errors import ConfigInvalid
 
 NAME = "metrics.jsonl"

@@ -7,13 +7,13 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 
-from mlcd.artifact import Request
-from mlcd.clustering.centers import Centers, majority_names
+from mlcd.artifacts.centers import Centers, majority_names
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.clustering.quality import purity
 from mlcd.clustering.rows import FileRows
-from mlcd.draft import Draft
 from mlcd.errors import ArtifactInvalid, InvalidInput
 from mlcd.types import unit_rows
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlcd.artifact import open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import LEDGER, Collection
 from mlcd.collections.generation import open_newest
 from mlcd.collections.items import Item

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Request
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.artifacts.manifest import Request
 from mlcd.cli import main
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item
-from mlcd.draft import Draft
-from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
 from mlcd.errors import ArtifactInvalid
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows

@@ -122,7 +122,7 @@ MEASURED = """
 import gc, sys, tracemalloc
 import pyarrow as pa
 from pathlib import Path
-from mlcd.labels.table import LabelTable
+from mlcd.artifacts.labels import LabelTable
 from training.config import MixedSource
 from training.data.dataset import _join
 
@@ -142,9 +142,9 @@ print(len(part), held + pa.total_allocated_bytes(), peak + pa.default_memory_poo
 
 def test_listing_and_joining_take_few_bytes_an_image(tmp_path):
     """As a list of objects, joined in dicts, they took more than 800 bytes each, and as many at the worst moment."""
-    from mlcd.artifact import Request
-    from mlcd.draft import Draft
-    from mlcd.labels.table import write_part
+    from mlcd.artifacts.draft import Draft
+    from mlcd.artifacts.labels import write_part
+    from mlcd.artifacts.manifest import Request
     from mlcd.types import Neighbors
 
     num, num_files = 50_000, 10

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.indexes import tuning
 from mlcd.indexes.faiss import num_cells
 from mlcd.indexes.scan import scan

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item

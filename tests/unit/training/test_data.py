@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.stats import ks_2samp
 
-from mlcd.draft import Draft
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.labels import LabelTable, write_part
 from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.labels.table import LabelTable, write_part
 from mlcd.progress import Reporter
 from mlcd.randomness import permuted
 from mlcd.types import Neighbors

@@ -1,5 +1,5 @@
-from mlcd.clustering.examples import EXAMPLES, Examples
-from mlcd.labels.table import LabelTable
+from mlcd.artifacts.examples import EXAMPLES, Examples
+from mlcd.artifacts.labels import LabelTable
 from tests.unit.disk_order import check_durable, recorded
 from training.config import load_config
 from training.data.dataset import open_dataset

@@ -6,7 +6,7 @@ import torch
 import torch.multiprocessing
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.losses.negatives import draw_negatives
 from mlcd.randomness import Stream, hash_counters

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
 from tests.conftest import run_mlcd, write_digits
 from tests.unit.training import evaluating

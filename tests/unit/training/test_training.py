@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlcd.artifact import open_artifact
-from mlcd.clustering.centers import Centers
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from mlcd.progress import Reporter
@@ -279,7 +279,7 @@ def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
 
 
 def test_what_is_held_out_is_never_trained_on_or_clustered(config, journey):
-    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from training.data.dataset import open_dataset
 
     features = EmbeddingsArtifact.open(journey / "features")
@@ -295,7 +295,7 @@ def test_what_is_held_out_is_never_trained_on_or_clustered(config, journey):
 
 def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     """A rule over the usable images only would hold out others where some are broken."""
-    from mlcd.embeddings import EmbeddingsArtifact
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.encoders import open_encoder
     from mlcd.images.sources import open_source
     from mlcd.keys import held_out, split_positions

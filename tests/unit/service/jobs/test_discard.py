@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mlcd.artifact import draft_path
+from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict
 from mlcd.pipelines.shard import Equipment
 from service.dispatch.fake import FakeEncoder

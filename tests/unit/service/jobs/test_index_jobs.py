@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mlcd.artifact import draft_path
+from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.pipelines.shard import Equipment
 from service.dispatch.fake import FakeEncoder

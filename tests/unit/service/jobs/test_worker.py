@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlcd.artifact import draft_path
-from mlcd.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Overloaded, Unavailable
 from service.dispatch.fake import FakeEncoder
 from service.jobs.worker_piece import Watch

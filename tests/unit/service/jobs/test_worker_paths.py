@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import draft_path
+from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict
 from service.jobs.worker_faults import problem_of
 from tests.unit.service.jobs.working import archived, planned_by_hand, spec, work, working

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mlcd.artifact import draft_path
+from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Unavailable
 from service.dispatch.fake import FakeEncoder
 from service.jobs.worker_link import Link

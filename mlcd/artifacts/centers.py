@@ -2,10 +2,10 @@
 
 centers.npy     float32 [k, d], unit rows
 sizes.npy       int64 [k], training members of each center
-names.json      optional: a name for each center, or null; see `mlcd.clustering.names` for those that people give
+names.json      optional: a name for each center, or null; see `mlcd.artifacts.names` for those that people give
 mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then normalized again) before
                 they are compared with the centers; for encoders whose features sit in a narrow cone
-examples.arrow  optional: the keys of a few members of each center, see `mlcd.clustering.examples`
+examples.arrow  optional: the keys of a few members of each center, see `mlcd.artifacts.examples`
 audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure approximate look-ups on
 """
 
@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, open_artifact
-from mlcd.clustering.examples import EXAMPLES, Examples
-from mlcd.clustering.names import read_given_names
-from mlcd.draft import Draft
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.examples import EXAMPLES, Examples
+from mlcd.artifacts.manifest import Artifact, open_artifact
+from mlcd.artifacts.names import read_given_names
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 

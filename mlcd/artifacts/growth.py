@@ -13,7 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifact import (
+from mlcd.artifacts.disk import replacing, translated_os_errors, write_synced
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import (
     GROWN,
     MANIFEST,
     SCHEMA,
@@ -26,8 +28,6 @@ from mlcd.artifact import (
     sealed,
     verify_file,
 )
-from mlcd.disk import replacing, translated_os_errors, write_synced
-from mlcd.draft import Draft
 from mlcd.errors import ArtifactInvalid, Conflict
 from mlcd.version import __version__
 

@@ -1,7 +1,7 @@
 """Directory artifacts: complete, verified and named by their content, or not there at all.
 
 An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside its final
-place and appears by one rename, so no reader ever meets half of it: `mlcd.draft`.
+place and appears by one rename, so no reader ever meets half of it: `mlcd.artifacts.draft`.
 
 `digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and children and
 the SHA-256 of every file. Times, summaries, places and logs are listed in the manifest but are no part of it:
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.disk import refuse_too_many_files
+from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Fingerprint
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from mlcd.artifact import (
+from mlcd.artifacts.disk import refuse_full_disk, sync_path, temporary_path, translated_os_errors, write_synced
+from mlcd.artifacts.manifest import (
     GROWN,
     MANIFEST,
     SCHEMA,
@@ -29,7 +30,6 @@ from mlcd.artifact import (
     open_artifact,
     sealed,
 )
-from mlcd.disk import refuse_full_disk, sync_path, temporary_path, translated_os_errors, write_synced
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.types import Fingerprint
 from mlcd.version import __version__

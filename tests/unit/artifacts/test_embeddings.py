@@ -3,9 +3,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Request
-from mlcd.draft import Draft
-from mlcd.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.artifacts.manifest import Request
 from mlcd.errors import ArtifactInvalid
 
 

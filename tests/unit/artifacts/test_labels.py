@@ -2,10 +2,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifact import Request
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.labels import LabelTable, write_part
+from mlcd.artifacts.manifest import Request
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.draft import Draft
-from mlcd.labels.table import LabelTable, write_part
 from mlcd.types import Neighbors, unit_rows
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifact import Artifact
-from mlcd.disk import refuse_full_disk, translated_os_errors, write_synced
+from mlcd.artifacts.disk import refuse_full_disk, translated_os_errors, write_synced
+from mlcd.artifacts.manifest import Artifact
 from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
 
 GIVEN_NAMES: Final = "given-names.json"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from mlcd.artifact import Request
+from mlcd.artifacts.disk import lacks_open_files, replacing, translated_os_errors, write_synced
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import write_parquet
-from mlcd.disk import lacks_open_files, replacing, translated_os_errors, write_synced
-from mlcd.draft import Draft
 from mlcd.errors import TooManyOpenFiles
 from mlcd.pipelines.index import duplicates
 from mlcd.pipelines.ownership import OWNER, claim

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from mlcd.artifact import Parent, Request, open_artifact
-from mlcd.draft import Draft, find_published
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, Unavailable
 
 REQUEST = Request("embeddings", {"a": 1}, (Parent("images", "../x", "00"),), "f" * 64)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, open_artifact, verify_file
+from mlcd.artifacts.manifest import Artifact, open_artifact, verify_file
 from mlcd.errors import ArtifactInvalid
 from mlcd.keys import held_out
 from mlcd.types import Embeddings, Fingerprint, SampleKey

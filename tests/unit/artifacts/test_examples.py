@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mlcd.clustering.examples import EXAMPLES, Example, Examples
+from mlcd.artifacts.examples import EXAMPLES, Example, Examples
 from mlcd.errors import ArtifactInvalid
 
 

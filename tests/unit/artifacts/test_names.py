@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from mlcd.artifact import Request, open_artifact
-from mlcd.clustering.centers import Centers
-from mlcd.clustering.names import GIVEN_NAMES, read_names_file
-from mlcd.draft import Draft
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request, open_artifact
+from mlcd.artifacts.names import GIVEN_NAMES, read_names_file
 from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.verify import verify

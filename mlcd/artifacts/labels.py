@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mlcd.artifact import Artifact, open_artifact
-from mlcd.draft import Draft
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.types import Embeddings, Neighbors, SampleKey
 
 NAMES = "names.json"

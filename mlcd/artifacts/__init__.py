@@ -1,0 +1,1 @@
+"""The kinds of artifacts, one file each, over their manifest: directories that are whole or not there."""

@@ -1,1 +1,0 @@
-"""Labels: which centers each sample belongs to."""
