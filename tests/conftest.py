@@ -1,5 +1,6 @@
 """Fixtures: the shared data where it is at hand, small real images everywhere, and one trained small model."""
 
+import contextlib
 import io
 import os
 import random
@@ -122,6 +123,24 @@ def write_digits(folder: Path, num: int) -> Path:
 def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the command in this process, for what does not depend on having one of its own: `import torch` takes seconds."""
+    from mlcd.cli import main
+
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["mlcd", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    return subprocess.CompletedProcess(sys.argv, status, out.getvalue(), err.getvalue())
 
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
