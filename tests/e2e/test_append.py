@@ -13,7 +13,7 @@ from mlcd.artifact import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.labels.table import LabelTable
-from tests.conftest import run_mlcd, write_digits
+from tests.conftest import call_mlcd, write_digits
 from tests.e2e.test_commands import refused
 
 KILLED = """
@@ -37,7 +37,7 @@ MOMENTS = {
 
 
 def done(*arguments):
-    result = run_mlcd(*arguments)
+    result = call_mlcd(*arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
