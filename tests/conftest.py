@@ -92,8 +92,7 @@ def tiny_recipe(tmp_path_factory) -> Path:
 def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
     """The whole journey on 200 digits by the public commands: every artifact of the demo, in seconds."""
     out = tmp_path_factory.mktemp("journey") / "demo"
-    result = run_mlcd("demo", "--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
-    assert result.returncode == 0, result.stderr
+    call_demo("--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
     return out
 
 
@@ -141,6 +140,23 @@ def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:
         except SystemExit as end:
             status = end.code
     return subprocess.CompletedProcess(sys.argv, status, out.getvalue(), err.getvalue())
+
+
+def call_demo(*arguments: object) -> None:
+    """Runs the demo and its steps, which are processes otherwise, in this process."""
+
+    def run_step(command: list[str]) -> None:
+        step = call_mlcd(*command)
+        assert step.returncode == 0, step.stderr
+
+    handler = signal.getsignal(signal.SIGTERM)  # the demo sets its own, to its end
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mlcd.demo._run", run_step)
+            result = call_mlcd("demo", *arguments)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert result.returncode == 0, result.stderr
 
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
