@@ -23,6 +23,8 @@ class Stream(IntEnum):
     LABELS = 4
     MIXTURE = 5
     COLUMN_NEGATIVES = 6
+    TOWER = 7
+    CENTERS = 8
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,5 +1,6 @@
 """Fixtures: the shared data where it is at hand, small real images everywhere, and one trained small model."""
 
+import contextlib
 import io
 import os
 import random
@@ -91,8 +92,7 @@ def tiny_recipe(tmp_path_factory) -> Path:
 def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
     """The whole journey on 200 digits by the public commands: every artifact of the demo, in seconds."""
     out = tmp_path_factory.mktemp("journey") / "demo"
-    result = run_mlcd("demo", "--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
-    assert result.returncode == 0, result.stderr
+    call_demo("--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
     return out
 
 
@@ -122,6 +122,41 @@ def write_digits(folder: Path, num: int) -> Path:
 def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the command in this process, for what does not depend on having one of its own: `import torch` takes seconds."""
+    from mlcd.cli import main
+
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["mlcd", *map(str, arguments)])
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    return subprocess.CompletedProcess(sys.argv, status, out.getvalue(), err.getvalue())
+
+
+def call_demo(*arguments: object) -> None:
+    """Runs the demo and its steps, which are processes otherwise, in this process."""
+
+    def run_step(command: list[str]) -> None:
+        step = call_mlcd(*command)
+        assert step.returncode == 0, step.stderr
+
+    handler = signal.getsignal(signal.SIGTERM)  # the demo sets its own, to its end
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mlcd.demo._run", run_step)
+            result = call_mlcd("demo", *arguments)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert result.returncode == 0, result.stderr
 
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:

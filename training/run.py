@@ -24,6 +24,7 @@ from mlcd.models.vit import ViT
 from mlcd.pipelines.embed import images_parent
 from mlcd.pipelines.encoded import check_source
 from mlcd.progress import Reporter
+from mlcd.randomness import Stream, hash_counters
 from training.checkpoint.store import CheckpointStore
 from training.config import ARITHMETIC, RunConfig, validate_config
 from training.data.dataset import Dataset, open_dataset
@@ -141,11 +142,7 @@ def initial_state(
 
     Raises ConfigInvalid where `centers` do not fit the classes or model.embedding_dim.
     """
-    generator = torch.Generator().manual_seed(config.seed)
-    trunk = ViT(config.model.vit())
-    trunk.initialize(generator)
-    size = config.model.image_size
-    model = Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size)).to(processes.device)
+    model = initial_model(config).to(processes.device)
     backbone = Backbone(model, config.compute, processes.world)
     head_config = config.loss.head(num_classes, config.seed)
     head = PartialFC(num_classes, config.model.embedding_dim, head_config, world=processes.world)
@@ -159,6 +156,14 @@ def initial_state(
     groups = parameter_groups(model.trunk, config.optim)
     optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
     return TrainState(backbone, head, optimizer, center_optimizer(head, config.optim))
+
+
+def initial_model(config: RunConfig) -> Servable:
+    """The untrained tower of this seed, on the CPU."""
+    trunk = ViT(config.model.vit())
+    trunk.initialize(torch.Generator().manual_seed(int(hash_counters(config.seed, Stream.TOWER)[0])))
+    size = config.model.image_size
+    return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
 
 
 def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:

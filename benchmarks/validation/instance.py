@@ -18,16 +18,15 @@ import yaml
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from mlcd.images.transform import PreprocessSpec
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.models.servable import Servable
-from mlcd.models.vit import ViT
 from training.config import RunConfig
 from training.data.dataset import open_dataset
 from training.data.loader import Loader, StepBatches
 from training.optim.groups import adamw_settings, parameter_groups
 from training.optim.schedule import learning_rate
 from training.parallel.processes import open_processes
+from training.run import initial_model
 from training.step import on_device
 
 InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
@@ -59,14 +58,6 @@ class InstanceLoss(nn.Module):
     def clamp(self) -> None:
         """After the optimizer's step, as CLIP does."""
         self.log_scale.clamp_(0.0, math.log(_MAX_SCALE))
-
-
-def initial_model(config: RunConfig) -> Servable:
-    """The untrained tower that every arm of this seed starts from."""
-    trunk = ViT(config.model.vit())
-    trunk.initialize(torch.Generator().manual_seed(config.seed))
-    size = config.model.image_size
-    return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
 
 
 def train_instances(config: RunConfig, kind: InstanceKind, scale: float) -> Path:

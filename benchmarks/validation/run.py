@@ -11,7 +11,7 @@ import torch
 from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant
 from benchmarks.validation.data import PretrainingData
 from benchmarks.validation.hardware import origin_so_far
-from benchmarks.validation.instance import METRICS, InstanceKind, initial_model, train_instances
+from benchmarks.validation.instance import METRICS, InstanceKind, train_instances
 from benchmarks.validation.measure import Measurement, encode, measure, measure_neighbors
 from benchmarks.validation.sets import EvaluationSet, open_pretraining, open_sets, pixels
 from benchmarks.validation.stopwatch import Stopwatch
@@ -20,7 +20,7 @@ from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
 from training.config import RunConfig, load_config
-from training.run import run_training
+from training.run import initial_model, run_training
 
 RESULT: Final = "result.json"
 CURVES: Final = ("loss", "positive_cosine", "negative_cosine")

@@ -20,7 +20,7 @@ from mlcd.artifacts.manifest import Request
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.keys import split_positions
 from mlcd.types import unit_rows
-from tests.conftest import run_mlcd, start_mlcd
+from tests.conftest import call_mlcd, start_mlcd
 from tests.e2e.test_train import worker_of
 
 NUM_ROWS, DIMENSION, CLUSTERS = 3000, 16, 60
@@ -65,7 +65,7 @@ def embeddings(tmp_path_factory, rows):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, embeddings):
     out = tmp_path_factory.mktemp("whole") / "centers"
-    assert (result := run_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
+    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
     return out
 
 
@@ -100,7 +100,7 @@ def test_killed_at_each_iteration_it_ends_with_the_same_bytes(tmp_path, embeddin
         command = [sys.executable, "-c", DIES, str(iteration), when, *arguments]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
         assert not out.exists()
-    assert run_mlcd(*arguments).returncode == 0
+    assert call_mlcd(*arguments).returncode == 0
     assert manifest(out)["digest"] == manifest(whole)["digest"]
     assert manifest(out)["summary"] == manifest(whole)["summary"]
     assert not list(out.glob(".*"))
@@ -114,7 +114,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, embeddings, 
         time.sleep(generator.uniform(0.2, 1.2))
         process.kill()
         process.communicate()
-    assert run_mlcd("cluster", embeddings, out, *COMMAND).returncode == 0
+    assert call_mlcd("cluster", embeddings, out, *COMMAND).returncode == 0
     assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
@@ -174,13 +174,13 @@ def test_a_damaged_checkpoint_is_worth_nothing(tmp_path, embeddings, whole):
     assert killed.returncode == -signal.SIGKILL
     checkpoint = out.with_name("centers.partial") / ".checkpoint.npz"
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    assert (result := run_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
+    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
     assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
 def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):
     out = tmp_path / "centers"
-    assert run_mlcd("cluster", embeddings, out, "--clusters", 10, "--report").returncode == 0
+    assert call_mlcd("cluster", embeddings, out, "--clusters", 10, "--report").returncode == 0
     report = json.loads((out / "report.json").read_text())
     assert sum(entry["clusters"] for entry in report["sizes"]) == 10
     assert report["purity"] > 0.8
@@ -194,16 +194,16 @@ def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):
         assert len(picture.convert("RGB").getcolors(100_000)) > 2
     # Times and pictures are no part of what was made: the centers are those of a run without a report.
     plain = tmp_path / "plain"
-    assert run_mlcd("cluster", embeddings, plain, "--clusters", 10).returncode == 0
+    assert call_mlcd("cluster", embeddings, plain, "--clusters", 10).returncode == 0
     assert (plain / "centers.npy").read_bytes() == (out / "centers.npy").read_bytes()
 
 
 def test_a_plan_tells_what_it_will_take_and_writes_nothing(tmp_path, embeddings):
-    result = run_mlcd("cluster", embeddings, tmp_path / "centers", *COMMAND, "--plan")
+    result = call_mlcd("cluster", embeddings, tmp_path / "centers", *COMMAND, "--plan")
     assert result.returncode == 0, result.stderr
     assert "2700 rows of 16 into 60 clusters: at most 6 passes" in result.stdout
     assert "GiB" in result.stdout
-    facts = json.loads(run_mlcd("cluster", embeddings, tmp_path / "c", *COMMAND, "--plan", "--json").stdout)
+    facts = json.loads(call_mlcd("cluster", embeddings, tmp_path / "c", *COMMAND, "--plan", "--json").stdout)
     assert facts["flops"] == 2 * 2700 * 60 * 16 * 6
     assert facts["seconds"] > 0
     assert not list(tmp_path.iterdir())
@@ -224,7 +224,7 @@ def test_every_center_comes_with_the_keys_of_its_nearest_members(embeddings, who
 
 
 def test_no_key_is_kept_where_none_is_wanted(tmp_path, embeddings):
-    assert run_mlcd("cluster", embeddings, tmp_path / "c", "--clusters", 20, "--examples", 0).returncode == 0
+    assert call_mlcd("cluster", embeddings, tmp_path / "c", "--clusters", 20, "--examples", 0).returncode == 0
     assert Centers.open(tmp_path / "c").examples is None
     assert manifest(tmp_path / "c")["config"]["examples"] == 0
 
@@ -235,7 +235,7 @@ def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, 
     for hold_out, unseen in ((0.4, True), (0.1, False)):
         out = tmp_path / str(hold_out)
         options = ("--clusters", 1000, "--iterations", 1, "--subtract-mean", "--hold-out", hold_out)
-        assert run_mlcd("cluster", embeddings, out, *options).returncode == 0
+        assert call_mlcd("cluster", embeddings, out, *options).returncode == 0
         held_out = EmbeddingsArtifact.open(embeddings).held_out(hold_out)
         expected = rows[held_out] if unseen else rows
         audited = Centers.open(out).audit_rows
@@ -245,7 +245,7 @@ def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, 
 
 def test_a_sample_is_clustered_where_asked(tmp_path, embeddings):
     out = tmp_path / "centers"
-    assert run_mlcd("cluster", embeddings, out, "--clusters", 20, "--sample", 30, "--hold-out", 0.1).returncode == 0
+    assert call_mlcd("cluster", embeddings, out, "--clusters", 20, "--sample", 30, "--hold-out", 0.1).returncode == 0
     assert manifest(out)["summary"]["rows"] == 600
     assert np.load(out / "sizes.npy").sum() == 600
     assert manifest(out)["config"]["sample"] == 30
@@ -256,7 +256,7 @@ def test_a_row_that_cannot_be_used_is_named_by_its_key(tmp_path, rows, value, wh
     broken = rows.copy()
     broken[1234, :] = value
     place = write_embeddings(tmp_path / "e", [broken[:1000], broken[1000:]])
-    result = run_mlcd("cluster", place, tmp_path / "centers", "--clusters", 5)
+    result = call_mlcd("cluster", place, tmp_path / "centers", "--clusters", 5)
     assert result.returncode == 2
     assert f"row 1234 (0001234) {why}" in result.stderr
     assert not (tmp_path / "centers.partial").exists()

@@ -13,12 +13,12 @@ import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd, run_mlcd
 
 
-def refused(*arguments, contains, **options):
+def refused(*arguments, contains, run=call_mlcd):
     """Exit status 2, one line, no traceback."""
-    result = run_mlcd(*arguments, **options)
+    result = run(*arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     assert contains in result.stderr
@@ -198,9 +198,34 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("evaluate", "knn", tmp_path / "absent", contains="absent does not exist")
     refused("index", tmp_path / "absent", out, contains="not a finished artifact")
     refused("nonsense", contains="nonsense")
-    refused("demo", "--images", tmp_path / "empty", "--out", out, contains="no images")
+    # Its steps are processes, which write to its standard error themselves.
+    refused("demo", "--images", tmp_path / "empty", "--out", out, contains="no images", run=run_mlcd)
     assert not out.exists()
     assert not out.with_name("out.partial").exists()
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/made", "https://images.example/made"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["embed", "images", "OUT", "--model", "hog"],
+        ["cluster", "features", "OUT", "--clusters", 4],
+        ["label", "features", "OUT", "--centers", "centers"],
+        ["index", "features", "OUT"],
+        ["export", "run", "OUT"],
+        ["train", "smoke", "data.images=images", "data.labels=labels", "out=OUT"],
+        ["evaluate", "knn", "run", "--out", "OUT"],
+        ["evaluate", "linear-probe", "run", "--out", "OUT"],
+        ["evaluate", "clusters", "run", "--out", "OUT"],
+        ["demo", "--no-serve", "--out", "OUT"],
+    ],
+    ids=lambda command: "-".join(command[: 2 if command[0] == "evaluate" else 1]),
+)
+def test_an_artifact_is_not_made_at_a_url(command, out, tmp_path, monkeypatch):
+    """`s3:` would be a folder here, which nobody looks into."""
+    monkeypatch.chdir(tmp_path)
+    refused(*(str(word).replace("OUT", out) for word in command), contains=out)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_said_and_the_same_command_goes_on_later(digits, tmp_path):
@@ -258,8 +283,10 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
         shutil.copy(path, few / f"{number}.png")
     for number in range(40):
         shutil.copy(path, same / f"{number}.png")
-    refused("demo", "--images", few, "--out", tmp_path / "a", "--no-serve", contains="too few to cluster")
-    refused("demo", "--images", same, "--out", tmp_path / "b", "--no-serve", contains="too few to cluster")
+    refused("demo", "--images", few, "--out", tmp_path / "a", "--no-serve", contains="too few to cluster", run=run_mlcd)
+    refused(
+        "demo", "--images", same, "--out", tmp_path / "b", "--no-serve", contains="too few to cluster", run=run_mlcd
+    )
     refused("embed", few, few / "out", "--model", "hog", contains="inside the images")
     refused("evaluate", "knn", tmp_path / "a" / "features", "--images", few, contains="no effect")
 

@@ -8,17 +8,17 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conftest import free_port, run_mlcd
+from tests.conftest import call_mlcd, free_port
 
 
 def evaluated(*arguments):
-    result = run_mlcd("evaluate", *arguments, "--json")
+    result = call_mlcd("evaluate", *arguments, "--json")
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])["results"]
 
 
 def refused(*arguments, contains):
-    result = run_mlcd("evaluate", *arguments)
+    result = call_mlcd("evaluate", *arguments)
     assert result.returncode == 2
     assert contains in result.stderr
     assert "Traceback" not in result.stderr
@@ -43,7 +43,7 @@ def test_every_number_comes_with_its_protocol(journey, digits, tmp_path):
     assert run["protocol"]["split"] == features["protocol"]["split"]
     assert features["metrics"]["linear_probe_mean_per_class"] > 0.8
     assert evaluated(*probe) == [run, features]  # the artifact's, as it was
-    told = run_mlcd("evaluate", *probe).stdout
+    told = call_mlcd("evaluate", *probe).stdout
     assert told.count("\n") == 3
     assert f"split {run['protocol']['split'][:12]}" in told
 

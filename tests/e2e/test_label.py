@@ -21,7 +21,7 @@ from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, EmbeddingsArtifact, ke
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import Request
 from mlcd.types import unit_rows
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
 from tests.e2e.test_commands import refused
 
 NUM_PARTS, PART_ROWS = 60, 80
@@ -58,7 +58,7 @@ def command(made, out, *more):
 
 @pytest.fixture(scope="module")
 def undisturbed(made) -> Path:
-    result = run_mlcd(*command(made, made / "undisturbed"))
+    result = call_mlcd(*command(made, made / "undisturbed"))
     assert result.returncode == 0, result.stderr
     return made / "undisturbed"
 
@@ -101,7 +101,7 @@ def descendants(pid):
 
 def test_a_threshold_says_how_many_lists_it_cut_short(made, tmp_path):
     top, threshold = 5, 0.55
-    assert run_mlcd(*command(made, tmp_path / "labels", "--top", top, "--threshold", threshold)).returncode == 0
+    assert call_mlcd(*command(made, tmp_path / "labels", "--top", top, "--threshold", threshold)).returncode == 0
     rows = EmbeddingsArtifact.open(made / "embeddings").load().astype(np.float64)
     above = (rows @ Centers.open(made / "centers").vectors.astype(np.float64).T >= threshold).sum(axis=1)
     assert 0 < (above > top).sum() < len(rows)
@@ -135,7 +135,7 @@ def kill_and_finish(made, out, undisturbed, num_kills, workers):
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
         assert not out.exists()
-    result = run_mlcd(*arguments)
+    result = call_mlcd(*arguments)
     assert result.returncode == 0, result.stderr
     assert_same(out, undisturbed)
 
@@ -190,7 +190,7 @@ def test_a_signal_to_every_process_ends_all_without_a_word_of_the_workers(made, 
     while any(map(_runs, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert run_mlcd(*command(made, out, "--workers", 2)).returncode == 0
+    assert call_mlcd(*command(made, out, "--workers", 2)).returncode == 0
     assert_same(out, undisturbed)
 
 
@@ -228,7 +228,7 @@ def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(made, tmp_p
 
 
 def test_any_number_of_workers_ends_with_the_same_bytes(made, undisturbed, tmp_path):
-    result = run_mlcd(*command(made, tmp_path / "out", "--workers", 3))
+    result = call_mlcd(*command(made, tmp_path / "out", "--workers", 3))
     assert result.returncode == 0, result.stderr
     assert_same(tmp_path / "out", undisturbed)
 
@@ -237,13 +237,13 @@ def test_any_number_of_workers_ends_with_the_same_bytes(made, undisturbed, tmp_p
 def test_approximate_labels_are_audited_and_survive_a_kill(made, tmp_path, workers):
     more = ("--mode", "approximate", "--probes", 8, "--workers", workers)
     whole, out = tmp_path / "whole", tmp_path / "out"
-    assert run_mlcd(*command(made, whole, *more[:4])).returncode == 0
+    assert call_mlcd(*command(made, whole, *more[:4])).returncode == 0
     process = start(*command(made, out, *more))
     wait_for_parts(out, 5, process)
     process.kill()
     process.communicate(timeout=60)
     assert not out.exists()
-    assert run_mlcd(*command(made, out, *more)).returncode == 0
+    assert call_mlcd(*command(made, out, *more)).returncode == 0
     assert manifest(out)["digest"] == manifest(whole)["digest"]
     assert manifest(out)["config"]["mode"] == "approximate"
     audit = manifest(out)["summary"]["audit"]
@@ -258,7 +258,7 @@ def test_approximate_labels_are_audited_and_survive_a_kill(made, tmp_path, worke
 
 
 def _exact(made, tmp_path):
-    assert run_mlcd(*command(made, tmp_path / "exact")).returncode == 0
+    assert call_mlcd(*command(made, tmp_path / "exact")).returncode == 0
     return tmp_path / "exact"
 
 
@@ -294,7 +294,7 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
         ["embed", images, tmp_path / "embeddings", "--model", "hog"],
         ["label", tmp_path / "embeddings", tmp_path / "labels", "--centers", centers, "--top", 3],
     ):
-        assert run_mlcd(*step).returncode == 0
+        assert call_mlcd(*step).returncode == 0
     direct, indirect = LabelTable.open(out), LabelTable.open(tmp_path / "labels")
     assert (direct.keys, direct.image_sha256, direct.names) == (indirect.keys, indirect.image_sha256, indirect.names)
     assert direct.ids.tolist() == indirect.ids.tolist()
@@ -306,7 +306,7 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
     assert manifest(out)["summary"]["images"] == 200
     assert manifest(out)["summary"]["errors"] == 2
     assert len(list(out.glob("part-*.parquet"))) == 7
-    assert run_mlcd("verify", out).returncode == 0
+    assert call_mlcd("verify", out).returncode == 0
     (images / "1" / "0001.png").write_bytes((images / "3" / "0003.png").read_bytes())
     refused("verify", out, contains="0001.png")
 

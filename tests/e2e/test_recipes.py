@@ -4,7 +4,7 @@ import json
 import tarfile
 import time
 
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
 
 
 def write_shards(images, folder, *, num_shards):
@@ -26,11 +26,11 @@ def test_smoke_trains_from_tar_shards_in_under_a_minute(digits, tmp_path):
         ("label", tmp_path / "features", tmp_path / "labels", "--centers", tmp_path / "centers"),
     ]
     for step in steps:
-        result = run_mlcd(*step)
+        result = call_mlcd(*step)
         assert result.returncode == 0, result.stderr
     places = [f"data.images={shards}", f"data.labels={tmp_path / 'labels'}", f"out={tmp_path / 'run'}"]
     began = time.perf_counter()
-    result = run_mlcd("train", "smoke", *places)
+    result = call_mlcd("train", "smoke", *places)
     assert result.returncode == 0, result.stderr
     assert time.perf_counter() - began < 60
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_mlcd, start_mlcd
+from mlcd.demo import free_port as free_or_none
+from tests.conftest import call_demo, call_mlcd, free_port, start_mlcd
 
 DIGESTED = ("features", "centers", "labels", "run", "model", "embeddings", "collections/demo/index/00000001")
 
@@ -54,8 +55,7 @@ def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, dig
             kill_session(process) if number == signal.SIGKILL else process.send_signal(number)
             process.communicate(timeout=60)
             assert process.returncode == (-9 if number == signal.SIGKILL else 130)
-    result = run_mlcd(*demo(digits, tiny_recipe, out))
-    assert result.returncode == 0, result.stderr
+    call_demo(*demo(digits, tiny_recipe, out)[1:])
     assert digests(out) == digests(journey)
     assert not list(out.rglob("*.partial"))
 
@@ -96,26 +96,13 @@ def test_two_at_once_do_not_disturb_each_other(digits, tiny_recipe, tmp_path):
     assert codes[0] == 0
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0 or "another process is writing" in output
-    assert run_mlcd("verify", tmp_path / "out").returncode == 0
+    assert call_mlcd("verify", tmp_path / "out").returncode == 0
 
 
-def test_the_demo_serves_and_the_printed_curl_line_works(journey, digits, tiny_recipe):
-    from tests.conftest import free_port
-
-    port = free_port()
-    command = [*demo(digits, tiny_recipe, journey)[:-1], "--port", port]
-    process = start_mlcd(*command, start_new_session=True)
-    try:
-        line = next(line for line in process.stdout if line.strip().startswith("curl"))
-        answer = subprocess.run(line.strip(), shell=True, capture_output=True, text=True, check=True)
-        assert json.loads(answer.stdout)["results"][0]["labels"]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 0
-
-
-def test_a_port_in_use_is_told_before_the_work_and_a_free_one_is_served_on(journey, digits, tiny_recipe):
+def test_a_port_in_use_is_told_before_the_work_and_the_printed_curl_line_asks_on_a_free_one(
+    journey, digits, tiny_recipe
+):
+    assert free_or_none("127.0.0.1", port := free_port()) == port
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         command = [*demo(digits, tiny_recipe, journey)[:-1], "--port", port]
@@ -123,11 +110,14 @@ def test_a_port_in_use_is_told_before_the_work_and_a_free_one_is_served_on(journ
         try:
             first = process.stdout.readline()
             served = next(line for line in process.stdout if line.startswith("serving"))
+            curl = next(line for line in process.stdout if line.strip().startswith("curl"))
+            answer = subprocess.run(curl.strip(), shell=True, capture_output=True, text=True, check=True)
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
     assert first == f"mlcd: port {port} is in use: the service will take a free one, and say which\n"
     assert int(served.rpartition(":")[2]) not in (0, port)
+    assert json.loads(answer.stdout)["results"][0]["labels"]
     assert process.returncode == 0
 
 
@@ -155,7 +145,7 @@ main()
     for path in digits.rglob("*.png"):
         (junk / path.parent.name).mkdir(parents=True, exist_ok=True)
         (junk / path.parent.name / path.name).write_bytes(bytes(path.stat().st_size))
-    assert "can be read" in run_mlcd(*arguments, f"data.images={junk}").stderr
+    assert "can be read" in call_mlcd(*arguments, f"data.images={junk}").stderr
     assert (tmp_path / "run.partial" / "checkpoints" / "step_000000").is_dir()
-    result = run_mlcd(*arguments)
+    result = call_mlcd(*arguments)
     assert result.returncode == 0, result.stderr

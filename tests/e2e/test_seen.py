@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
 
 
 @pytest.fixture(scope="module")
@@ -18,16 +18,16 @@ def runs(journey, digits, tiny_recipe, tmp_path_factory):
             ("label", journey / "features", out / f"labels-{share}", "--centers", out / f"centers-{share}", "--top", 2),
         ]
         for command in commands:
-            assert (result := run_mlcd(*command)).returncode == 0, result.stderr
+            assert (result := call_mlcd(*command)).returncode == 0, result.stderr
     for clustered, trained in ((0, 0), (0, 0.2), (0.2, 0), (0.2, 0.2)):
         places = [f"data.images={digits}", f"data.labels={out / f'labels-{clustered}'}", f"data.hold_out={trained}"]
         command = ("train", tiny_recipe, *places, f"out={out / f'run-{clustered}-{trained}'}", "schedule.steps=10")
-        assert (result := run_mlcd(*command)).returncode == 0, result.stderr
+        assert (result := call_mlcd(*command)).returncode == 0, result.stderr
     return out
 
 
 def told(*arguments):
-    result = run_mlcd("evaluate", *arguments, "--json")
+    result = call_mlcd("evaluate", *arguments, "--json")
     assert result.returncode == 0, result.stderr
     (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
     return record
@@ -39,7 +39,7 @@ def told(*arguments):
 def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
     run, seen = runs / f"run-{name}", max(trained, clustered)
     for kind in ("knn", "linear-probe") if name == "0-0" else ("knn",):
-        result = run_mlcd("evaluate", kind, run)
+        result = call_mlcd("evaluate", kind, run)
         assert result.returncode == (2 if seen else 0), result.stderr
         if seen:
             assert f"40 of 40 test images were seen in the making of {run}" in result.stderr
@@ -47,7 +47,7 @@ def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
             assert "--seen" in result.stderr
     facts = {"images": seen, "trained_on": trained, "clustered": clustered, "unknown": []}
     assert told("knn", run, "--seen")["seen"] == facts
-    line = run_mlcd("evaluate", "knn", run, "--seen").stdout
+    line = call_mlcd("evaluate", "knn", run, "--seen").stdout
     assert (f"seen {seen} ({trained} trained on, {clustered} clustered)" if seen else "seen 0\n") in line
     assert told("knn", run / "checkpoints" / "step_000000")["seen"]["images"] == 0
 
@@ -59,11 +59,11 @@ def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path)
         for folder in sorted(digits.iterdir()):
             shutil.copytree(folder, tmp_path / side / f"digit {folder.name}")
     sides = ("--train", tmp_path / "train", "--test", tmp_path / "test")
-    result = run_mlcd("evaluate", "knn", run, *sides)
+    result = call_mlcd("evaluate", "knn", run, *sides)
     assert result.returncode == 2
     assert "160 of 200 test images were seen" in result.stderr
     assert told("knn", run, *sides, "--seen")["seen"]["trained_on"] == 160
-    result = run_mlcd("evaluate", "knn", run, "--hold-out", 0)
+    result = call_mlcd("evaluate", "knn", run, "--hold-out", 0)
     assert result.returncode == 2
     assert "160 of 200 test images were seen" in result.stderr
 
@@ -77,13 +77,13 @@ def test_what_cannot_be_looked_up_is_said(runs, digits, tmp_path):
     record = told("knn", tmp_path / "moved", "--images", digits)
     assert record["seen"]["images"] == 0
     assert len(record["seen"]["unknown"]) == 2
-    line = run_mlcd("evaluate", "knn", tmp_path / "moved", "--images", digits).stdout
+    line = call_mlcd("evaluate", "knn", tmp_path / "moved", "--images", digits).stdout
     assert "not known is what it was trained on" in line
     assert "not known is what its centers were made from" in line
 
 
 def test_centers_hold_out_what_training_and_evaluation_hold_out(journey, tmp_path):
-    result = run_mlcd("cluster", journey / "features", tmp_path / "centers", "--clusters", 10)
+    result = call_mlcd("cluster", journey / "features", tmp_path / "centers", "--clusters", 10)
     assert "10 centers of 160 rows (40 held out)" in result.stdout
     config = json.loads((tmp_path / "centers" / "manifest.json").read_text())["config"]
     assert config["hold_out"] == 0.2

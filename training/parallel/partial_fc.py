@@ -22,6 +22,7 @@ from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums
 from mlcd.losses.margins import MarginGrad, MarginKind, with_margin
 from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_positions
 from mlcd.losses.positives import distinct_labels
+from mlcd.randomness import Stream, hash_counters
 from mlcd.world import World
 from training.parallel.shards import Shard
 
@@ -76,9 +77,11 @@ class PartialFC(nn.Module):
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """N(0, 0.01), a function of (seed, class id): the same centers for any number of processes."""
+        first_seed = int(hash_counters(seed, Stream.CENTERS)[0])
         for block in range(self.shard.start // _INIT_BLOCK, -(-self.shard.stop // _INIT_BLOCK)):
             first = block * _INIT_BLOCK
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + block)
+            # torch takes the low 32 bits of a seed; counted on from the first, no two blocks have the same.
+            generator = torch.Generator().manual_seed((first_seed + block) % 2**32)
             rows = torch.randn((_INIT_BLOCK, self.weight.shape[1]), generator=generator) * _INIT_DEVIATION
             start, stop = max(first, self.shard.start), min(first + _INIT_BLOCK, self.shard.stop)
             self.weight[start - self.shard.start : stop - self.shard.start] = rows[start - first : stop - first]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
 from training.config import load_config
 
 
@@ -15,7 +15,7 @@ def label_images(images: Path, out: Path) -> Path:
         ("cluster", out / "features", out / "centers", "--clusters", 10),
         ("label", out / "features", out / "labels", "--centers", out / "centers", "--top", 2),
     ):
-        result = run_mlcd(*arguments)
+        result = call_mlcd(*arguments)
         assert result.returncode == 0, result.stderr
     return out
 

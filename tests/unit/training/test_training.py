@@ -17,9 +17,11 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from mlcd.progress import Reporter
+from mlcd.world import World
 from tests.unit.training.running import SILENT, before_step, read_log
 from training.evaluation.knn import weighted_vote
-from training.run import read_run_config, run_training
+from training.parallel.processes import Processes
+from training.run import initial_state, read_run_config, run_training
 from training.signals import Interrupted, Preempted
 from training.telemetry.metrics import MetricsLog
 
@@ -177,6 +179,15 @@ def test_the_head_starts_from_given_centers(config, journey, tmp_path):
     assert [parent.digest for parent in again.parents if parent.role == "centers"] == [Centers.open(trained).digest]
     with pytest.raises(ConfigInvalid, match="cannot start a head"):  # their dimension is that of the features
         run_training(config("wrong", f"data.centers={journey / 'centers'}"), SILENT)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_tower_and_every_block_of_centers_begin_with_numbers_of_their_own(config, seed):
+    """Blocks have 4096 centers, here of 16 numbers each; the tower draws its class token first."""
+    state = initial_state(config("run", f"seed={seed}"), 3 * 4096, Processes(World(), torch.device("cpu")))
+    tower = state.model.trunk.cls.detach()
+    begins = torch.stack([tower[:16] * len(tower) ** 0.5, *(state.centers.weight.detach()[::4096] / 0.01)])
+    assert torch.pdist(begins).min() > 1
 
 
 def test_which_checkpoints_stay(config):
