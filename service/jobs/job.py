@@ -41,7 +41,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something failed, safe to show. code: stable, of errors.jsonl or the names of `service/problems.py`."""
+    """Why something failed, safe to show. code: stable, of errors.jsonl or the names of `service/http/problems.py`."""
 
     code: str
     message: str

@@ -3,9 +3,9 @@
 import hashlib
 
 from mlcd.errors import Conflict
+from service.jobs.database import Transaction
 from service.jobs.job import FINISHED, JobSpec
 from service.jobs.record import Record
-from service.jobs.records import Transaction
 
 
 def name_of_key(key: str) -> str:

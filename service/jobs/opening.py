@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.errors import ConfigInvalid
-from service.jobs.embedded import EmbeddedRecords
 from service.jobs.queue import Queue
+from service.jobs.sqlite import EmbeddedRecords
 from service.settings import Settings
 
 _FILE: Final = Path("jobs") / "queue.sqlite"

@@ -11,13 +11,13 @@ from typing import Final
 from mlcd.artifact import draft_path
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
+from service.http.problems import RecordDamaged
 from service.jobs import transitions
+from service.jobs.database import Ended, Records, Transaction
 from service.jobs.job import Census, Event, Failure, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
 from service.jobs.names import check_output_free, hold_output, let_go, name_of_key, with_key
 from service.jobs.printable import printable
 from service.jobs.record import Record
-from service.jobs.records import Ended, Records, Transaction
-from service.problems import RecordDamaged
 
 _ID_DIGITS: Final = 14
 """Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""

@@ -7,8 +7,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from service.http.problems import RecordDamaged
 from service.jobs.job import Failure, Job, JobSpec, JobState, Problem, Stage
-from service.problems import RecordDamaged
 
 
 @dataclass(frozen=True)

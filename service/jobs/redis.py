@@ -19,7 +19,9 @@ from redis.retry import Retry
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
+from service.http.problems import RecordDamaged
 from service.jobs.clock import Clock
+from service.jobs.database import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
 from service.jobs.job import Event, Failure, JobState
 from service.jobs.record import (
     Record,
@@ -30,9 +32,7 @@ from service.jobs.record import (
     record_from_json,
     record_to_json,
 )
-from service.jobs.records import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
 from service.jobs.redis_keys import Keys
-from service.problems import RecordDamaged
 
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
 _CONNECT_TIMEOUT_S: Final = 2.0

@@ -15,7 +15,7 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.images.names import is_candidate
 from mlcd.images.source import FilesSource
 from mlcd.images.sources import open_source
-from service.problems import BadRequest, OutsideRoots
+from service.http.problems import BadRequest, OutsideRoots
 
 Param = Literal["input", "output"]
 _WILDCARDS: Final = "*?["

@@ -32,7 +32,7 @@ def test_every_contract_holds():
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("service/app.py", "import training"),
+        ("service/http/app.py", "import training"),
         ("training/run.py", "import service"),
         ("mlcd/artifact.py", "import mlcd.pipelines.embed"),
         ("mlcd/images/decode.py", "import torch"),
@@ -73,7 +73,7 @@ def test_the_service_runs_without_torch(journey):
     code = f"""
 import asyncio, sys
 sys.modules["torch"] = None
-from service.app import create_app
+from service.http.app import create_app
 from service.resources import find_model, open_resources
 from service.settings import read_settings
 async def main():

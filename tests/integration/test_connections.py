@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.connections import HEADERS_S, MAX_OVERHEAD_BYTES
+from service.http.connections import HEADERS_S, MAX_OVERHEAD_BYTES
 from tests.integration.running import serving, until
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -17,7 +17,7 @@ import pytest
 
 from service.jobs.job import JobState, Problem
 from service.jobs.opening import open_queue
-from service.security.keys import create_key
+from service.keys.file import create_key
 from service.settings import read_settings
 from tests.conftest import run_mlcd, start_mlcd, write_digits
 from tests.integration.running import Server, serving, until

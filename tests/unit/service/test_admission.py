@@ -4,8 +4,8 @@ import math
 import pytest
 
 from mlcd.errors import Overloaded
-from service.dispatch.admission import DrainRate, bounded_retry_s
-from service.dispatch.fair import FairQueue
+from service.inference.admission import DrainRate, bounded_retry_s
+from service.inference.fair import FairQueue
 from tests.unit.service.engines import new_admission, run
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.cache.vectors import VectorFormat
+from service.inference.cache.vectors import VectorFormat
 from tests.unit.service.cached import served, space
 
 
@@ -39,9 +39,12 @@ def test_another_version_of_a_decoder_or_an_engine_shares_no_key(monkeypatch):
     before = space().keys([b"a"])
     for package in ("pillow", "openvino"):
         with monkeypatch.context() as patch:
-            patch.setattr("service.cache.keys.version", lambda name, changed=package: "9" if name == changed else "1")
+            patch.setattr(
+                "service.inference.cache.keyspace.version",
+                lambda name, changed=package: "9" if name == changed else "1",
+            )
             one = space().keys([b"a"])
-            patch.setattr("service.cache.keys.version", lambda name: "1")
+            patch.setattr("service.inference.cache.keyspace.version", lambda name: "1")
             assert one != space().keys([b"a"]) != before
 
 

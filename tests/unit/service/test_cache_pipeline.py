@@ -9,7 +9,7 @@ from PIL import Image
 
 from mlcd.errors import ImageRejected, MlcdError, Overloaded, Unavailable
 from mlcd.types import unit_rows
-from service.dispatch.process import Inference
+from service.inference.engine.process import Inference
 from tests.unit.service.cached import cached
 from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, new_pipeline, run, sample
 

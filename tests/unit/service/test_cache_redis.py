@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlcd.errors import ConfigInvalid
-from service.cache.vectors import VectorFormat
+from service.inference.cache.vectors import VectorFormat
 from tests.unit.service.cached import RedisServer, answering, delayed, redis_cache, redis_server, space
 from tests.unit.service.engines import new_metrics, run, sample, until
 

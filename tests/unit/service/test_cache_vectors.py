@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mlcd.types import unit_rows
-from service.cache.vectors import VectorFormat
+from service.inference.cache.vectors import VectorFormat
 
 KEY = bytes(range(32))
 EXACT, ROUNDED = VectorFormat(5), VectorFormat(5, "float16")

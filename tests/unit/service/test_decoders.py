@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.dispatch.decoders import Decoders
-from service.dispatch.fair import CostQueue
+from service.inference.decoders import Decoders
+from service.inference.fair import CostQueue
 from tests.unit.service.engines import run, until
 
 

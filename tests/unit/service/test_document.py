@@ -5,8 +5,8 @@ import json
 import pytest
 from openapi_spec_validator import validate
 
-from service.app import create_app
-from service.dialects import dialect_of
+from service.http.app import create_app
+from service.http.dialects.dialect import dialect_of
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,9 @@ def test_no_schema_of_the_framework_is_left(document):
 
 
 def test_examples_are_valid_requests(document):
-    from service.api.schemas.cohere import EmbedRequest
-    from service.api.schemas.kserve import InferRequest
-    from service.api.schemas.openai import EmbeddingsRequest
+    from service.http.dialects.cohere_wire import EmbedRequest
+    from service.http.dialects.kserve.wire import InferRequest
+    from service.http.dialects.openai_wire import EmbeddingsRequest
 
     for model in (EmbeddingsRequest, EmbedRequest, InferRequest):
         examples = document["components"]["schemas"][model.__name__]["examples"]

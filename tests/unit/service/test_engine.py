@@ -15,9 +15,9 @@ import pytest
 
 from mlcd.encoders import open_encoder
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
-from service.dispatch.engine import SupervisedEngine
-from service.dispatch.process import EngineFailed
-from service.dispatch.served import Opening
+from service.inference.engine.process import EngineFailed
+from service.inference.engine.served import Opening
+from service.inference.engine.supervised import SupervisedEngine
 from tests.unit.service.engines import run, until
 
 
@@ -168,8 +168,8 @@ def test_a_process_that_does_not_live_long_is_started_again_after_a_pause():
 
 _PARENT = """
 import asyncio
-from service.dispatch.engine import SupervisedEngine
-from service.dispatch.served import Opening
+from service.inference.engine.supervised import SupervisedEngine
+from service.inference.engine.served import Opening
 
 async def main():
     engine = SupervisedEngine(Opening("fake:latency_ms=1", 1, engine="fake"), batch_timeout_s=1)

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from mlcd.errors import ImageRejected, Overloaded
-from service.security.fetch.fetcher import Fetcher
-from service.security.fetch.urls import ImageUrl
+from service.fetch.fetcher import Fetcher
+from service.fetch.urls import ImageUrl
 from service.settings import Fetch, Limits
 from tests.image_host import ImageHost, endless, ok, redirect, status
 from tests.unit.service.engines import new_metrics, run, sample, until

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlcd.errors import ImageRejected
-from service.security.fetch.addresses import may_connect
-from service.security.fetch.hosts import allows, canonical_entry
-from service.security.fetch.urls import Url, canonical_host, parse_url
+from service.fetch.addresses import may_connect
+from service.fetch.urls import Url, canonical_host, parse_url
+from service.hosts import allows, canonical_entry
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 from fastapi import APIRouter
 
 from mlcd.errors import ConfigInvalid
-from service.app import create_app
-from service.security.exposure import check_exposure
-from service.security.gate import EXEMPT, check_declared, needs
+from service.http.app import create_app
+from service.http.auth import EXEMPT, check_declared, needs
+from service.serve.exposure import check_exposure
 from service.settings import Auth
 
 
@@ -26,7 +26,7 @@ def test_a_route_declares_its_scope_or_is_exempt():
 
 
 def test_an_application_with_an_undeclared_route_does_not_start(monkeypatch):
-    from service.api import health
+    from service.http.routes import health
 
     monkeypatch.setattr(health, "router", APIRouter())
     health.router.add_api_route("/v1/forgotten", lambda: None)

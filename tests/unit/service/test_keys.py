@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from mlcd.errors import ConfigInvalid, NotFound
-from service.security.keys import SCOPES, Key, KeySet, create_key, read_keys, revoke_key
+from service.keys.file import SCOPES, Key, KeySet, create_key, read_keys, revoke_key
 from tests.conftest import run_mlcd
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -75,7 +75,7 @@ def test_a_scope_grants_itself_and_admin_grants_all(path):
 def test_writers_do_not_lose_each_other_s_keys(path):
     code = (
         "import sys; from datetime import UTC, datetime; from pathlib import Path;"
-        "from service.security.keys import create_key, read_keys, revoke_key\n"
+        "from service.keys.file import create_key, read_keys, revoke_key\n"
         "path, now = Path(sys.argv[1]), datetime.now(UTC)\n"
         "for _ in range(20):\n"
         "    key, _ = create_key(path, 'x', scopes=['embed'], now=now); read_keys(path)\n"

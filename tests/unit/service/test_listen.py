@@ -1,6 +1,6 @@
 import socket
 
-from service.cli import _listen
+from service.serve.cli import _listen
 from service.settings import Settings
 
 

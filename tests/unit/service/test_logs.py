@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from service.observability.logs import JsonLines, PlainLines, QueuedLines, configure_logs
-from service.observability.request import RequestRecord, begin_request
 from service.settings import Log
+from service.telemetry.logs import JsonLines, PlainLines, QueuedLines, configure_logs
+from service.telemetry.request import RequestRecord, begin_request
 
 
 def raised(message):

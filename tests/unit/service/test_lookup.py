@@ -7,7 +7,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item
 from mlcd.errors import ConfigInvalid
 from mlcd.types import unit_rows
-from service.lookup import Lookup
+from service.inference.lookup import Lookup
 
 
 def random_centers(num, seed=0, mean=None, audit_rows=None):

@@ -3,8 +3,8 @@ import sys
 
 PROGRAM = """
 import gc
-import service.app
-from service.memory import keep_what_is_open
+import service.http.app
+from service.host.allocator import keep_what_is_open
 
 class Node:
     ended = 0

@@ -3,13 +3,13 @@ import subprocess
 import sys
 import time
 
-from service.observability.statistics import inference_statistics
+from service.telemetry.statistics import inference_statistics
 from tests.unit.service.engines import new_metrics, sample
 
 COUNT = """
 import sys
 from pathlib import Path
-from service.observability.metrics import Metrics, count_together
+from service.telemetry.metrics import Metrics, count_together
 
 directory, slot = Path(sys.argv[1]), int(sys.argv[2])
 count_together(directory, slot)
@@ -24,7 +24,7 @@ print(metrics.exposition().decode())
 """
 STATISTICS = """
 import json
-from service.observability.statistics import inference_statistics
+from service.telemetry.statistics import inference_statistics
 
 print(json.dumps(inference_statistics(metrics.counted())))
 """

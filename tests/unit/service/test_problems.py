@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 import mlcd.errors
 from mlcd.errors import ImageRejected, MlcdError, NotFound
-from service import problems
-from service.api.schemas.cohere import EmbedRequest
-from service.api.schemas.kserve import InferRequest
-from service.api.schemas.openai import EmbeddingsRequest
-from service.problems import (
+from service.http import problems
+from service.http.dialects.cohere_wire import EmbedRequest
+from service.http.dialects.kserve.wire import InferRequest
+from service.http.dialects.openai_wire import EmbeddingsRequest
+from service.http.problems import (
     STATUS,
     RecordDamaged,
     StrictBatch,

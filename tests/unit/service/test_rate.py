@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 import pytest
 
 from mlcd.errors import ConfigInvalid, InvalidInput
-from service.problems import RateExceeded
-from service.security import rate
-from service.security.keys import Key
-from service.security.rate import Rates, RequestAccount, open_rates
+from service.http.problems import RateExceeded
+from service.keys import rates as rate
+from service.keys.file import Key
+from service.keys.rates import Rates, RequestAccount, open_rates
 from tests.unit.service.cached import redis_server
 from tests.unit.service.engines import new_metrics, run, sample
 

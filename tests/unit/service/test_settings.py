@@ -3,9 +3,9 @@ import inspect
 import pytest
 
 import mlcd.errors
-import service.problems
+import service.http.problems
 from mlcd.errors import ConfigInvalid, ImageRejected, MlcdError
-from service.problems import STATUS, status_of
+from service.http.problems import STATUS, status_of
 from service.settings import read_settings, setting_names
 
 
@@ -60,7 +60,7 @@ def test_every_name_is_upper_case_and_prefixed():
 def test_every_error_class_has_a_status():
     classes = [
         value
-        for module in (mlcd.errors, service.problems)
+        for module in (mlcd.errors, service.http.problems)
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, MlcdError)
     ]

@@ -9,9 +9,9 @@ import pytest
 
 OPENING = """
 import asyncio, json, os, signal, subprocess, sys, time
-from service.dispatch.process import EngineProcess
-from service.dispatch.served import Opening
-from service.stops import canceled_by_a_signal
+from service.inference.engine.process import EngineProcess
+from service.inference.engine.served import Opening
+from service.host.signals import canceled_by_a_signal
 
 start = subprocess.Popen.__init__
 
@@ -31,7 +31,7 @@ print("closed")
 """
 BUSY = """
 import asyncio, signal, time
-from service.stops import canceled_by_a_signal
+from service.host.signals import canceled_by_a_signal
 
 async def main():
     with canceled_by_a_signal(within_s=0.5):
@@ -42,7 +42,7 @@ asyncio.run(main())
 """
 DEAF = """
 import signal
-from service.stops import end_at_once
+from service.host.signals import end_at_once
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it stays alive, as the first process of a container does
 end_at_once(signal.SIGTERM)
 """
@@ -77,7 +77,7 @@ def test_the_first_process_of_a_container_ends_too():
 
 ECHO = """
 import signal, time
-from service.stops import StopSignals
+from service.host.signals import StopSignals
 
 signals = StopSignals(last=lambda: print("last", flush=True))
 begins = []

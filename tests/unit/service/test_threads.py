@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-import service.threads
+import service.host.threads
+from service.host.threads import ThreadBudget, limit_blas
 from service.settings import Settings
-from service.threads import ThreadBudget, limit_blas
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from service.threads import ThreadBudget, limit_blas
     ],
 )
 def test_processes_share_the_cores(monkeypatch, cores, processes, given, expected):
-    monkeypatch.setattr(service.threads, "available_cores", lambda: cores)
+    monkeypatch.setattr(service.host.threads, "available_cores", lambda: cores)
     budget = ThreadBudget.of(Settings(model="hog", processes=processes, **given))
     assert (budget.engine, budget.decode, budget.compute, budget.blas) == expected
 

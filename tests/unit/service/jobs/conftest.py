@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from service.jobs.embedded import EmbeddedRecords
 from service.jobs.queue import Queue
+from service.jobs.sqlite import EmbeddedRecords
 from tests.conftest import write_digits
 
 
@@ -27,8 +27,8 @@ def queue(tmp_path):
 @pytest.fixture
 def short_pauses(monkeypatch):
     for name in ("_AFTER_FAILURE_S", "_IDLE_S", "_ENGINE_PAUSE_S"):
-        monkeypatch.setattr(f"service.jobs.worker.{name}", 0.05)
-    monkeypatch.setattr("service.jobs.worker_link._FIRST_WAIT_S", 0.02)
+        monkeypatch.setattr(f"service.worker.loop.{name}", 0.05)
+    monkeypatch.setattr("service.worker.link._FIRST_WAIT_S", 0.02)
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.05)
 
 

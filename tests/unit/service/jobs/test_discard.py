@@ -12,12 +12,12 @@ import pytest
 from mlcd.artifact import draft_path
 from mlcd.errors import Conflict
 from mlcd.pipelines.shard import Equipment
-from service.dispatch.fake import FakeEncoder
+from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.roots import Roots
-from service.jobs.worker import Worker
-from service.jobs.worker_faults import problem_of
-from service.jobs.worker_piece import Pieces, Watch
+from service.worker.failures import problem_of
+from service.worker.loop import Worker
+from service.worker.task import Pieces, Watch
 from tests.conftest import write_digits
 
 MODEL = "fake:"
@@ -26,7 +26,7 @@ MODEL = "fake:"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     for name in ("_AFTER_FAILURE_S", "_IDLE_S"):
-        monkeypatch.setattr(f"service.jobs.worker.{name}", 0.02)
+        monkeypatch.setattr(f"service.worker.loop.{name}", 0.02)
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 0.1)
 

@@ -10,11 +10,11 @@ import pytest
 from mlcd.artifact import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.pipelines.shard import Equipment
-from service.dispatch.fake import FakeEncoder
+from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.roots import Roots
-from service.jobs.worker import Worker
-from service.jobs.worker_piece import Pieces
+from service.worker.loop import Worker
+from service.worker.task import Pieces
 from tests.conftest import write_digits
 
 MODEL = "fake:latency_ms=1"
@@ -24,8 +24,8 @@ NUM_IMAGES = 40
 @pytest.fixture(autouse=True)
 def slowly_in_small_steps(monkeypatch):
     """As with millions of images: some steps of adding, and of indexing, between which the worker may be told."""
-    monkeypatch.setattr("service.jobs.worker._RENEWAL_S", 0.02)
-    monkeypatch.setattr("service.jobs.worker._IDLE_S", 0.02)
+    monkeypatch.setattr("service.worker.loop._RENEWAL_S", 0.02)
+    monkeypatch.setattr("service.worker.loop._IDLE_S", 0.02)
     monkeypatch.setattr("mlcd.pipelines.index._BLOCK_ROWS", 4)
     add = Collection.add
     monkeypatch.setattr(Collection, "add", lambda self, items: (time.sleep(0.1), add(self, items))[1])

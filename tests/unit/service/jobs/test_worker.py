@@ -13,8 +13,8 @@ from PIL import Image
 from mlcd.artifact import draft_path
 from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Overloaded, Unavailable
-from service.dispatch.fake import FakeEncoder
-from service.jobs.worker_piece import Watch
+from service.inference.engine.fake import FakeEncoder
+from service.worker.task import Watch
 from tests.unit.service.jobs.working import MODEL, archived, planned_by_hand, spec, until, work, working
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -125,7 +125,7 @@ def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(qu
 
 
 def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(queue, images, tmp_path, monkeypatch):
-    monkeypatch.setattr("service.jobs.worker._LEFT_LOOK_S", 0.05)
+    monkeypatch.setattr("service.worker.loop._LEFT_LOOK_S", 0.05)
     job = queue.submit(spec(images, tmp_path))[0]
     queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
     assert draft_path(tmp_path / "out").exists()
@@ -194,7 +194,7 @@ class Waiting:
 
 def test_only_images_that_are_to_be_done_and_are_not_count_as_a_hang(monkeypatch):
     clock = Waiting()
-    monkeypatch.setattr("service.jobs.worker_piece.time", clock)
+    monkeypatch.setattr("service.worker.task.time", clock)
     watch = Watch(until_s=1e9)
 
     def waits(seconds):

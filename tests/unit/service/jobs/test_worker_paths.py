@@ -11,7 +11,7 @@ import pytest
 
 from mlcd.artifact import draft_path
 from mlcd.errors import Conflict
-from service.jobs.worker_faults import problem_of
+from service.worker.failures import problem_of
 from tests.unit.service.jobs.working import archived, planned_by_hand, spec, work, working
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

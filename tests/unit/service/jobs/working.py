@@ -6,11 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from mlcd.pipelines.shard import Equipment
-from service.dispatch.fake import FakeEncoder
+from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.roots import Roots
-from service.jobs.worker import Worker
-from service.jobs.worker_piece import Pieces, Watch
+from service.worker.loop import Worker
+from service.worker.task import Pieces, Watch
 
 MODEL = "fake:sick_s=0.05"
 SLOW = "fake:latency_ms=100"

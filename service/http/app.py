@@ -1,0 +1,117 @@
+"""The application: middleware, problems, routers."""
+
+from functools import cache, partial
+from typing import Final
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi_swagger import patch_fastapi
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import mlcd
+from mlcd.errors import MlcdError
+from service.http import openapi as document
+from service.http.auth import check_declared
+from service.http.dialects import cohere
+from service.http.dialects import openai as embeddings
+from service.http.dialects.kserve import extensions
+from service.http.dialects.kserve import infer as inference
+from service.http.dialects.kserve import metadata as kserve
+from service.http.explorer import page as explorer
+from service.http.head import HeadMiddleware
+from service.http.headers import SecurityHeadersMiddleware
+from service.http.middleware import BodyLimitMiddleware, RequestMiddleware
+from service.http.origin import OriginMiddleware
+from service.http.problems import handle_http_error, handle_mlcd_error, handle_unexpected, handle_validation_error
+from service.http.routes import (
+    centers,
+    collections,
+    duplicates,
+    health,
+    images,
+    info,
+    items,
+    jobs,
+    labels,
+    models,
+    search,
+)
+from service.resources import Resources
+
+_ROOMS: Final = (
+    health,
+    info,
+    models,
+    embeddings,
+    cohere,
+    extensions,  # before kserve, whose {model} would be "stats"
+    kserve,
+    inference,
+    images,
+    labels,
+    centers,
+    collections,
+    items,
+    search,
+    duplicates,
+    jobs,
+    explorer,
+)
+
+
+def create_app(resources: Resources | None) -> FastAPI:
+    """An ASGI application over open resources; their owner closes them. None: to be described, as it is with keys.
+
+    Raises ValueError for a route of which nobody said who may enter.
+    """
+    app = FastAPI(
+        title="mlcd",
+        version=mlcd.__version__,
+        summary="Image embeddings, nearest-cluster labels and search.",
+        # FastAPI's own pages load their scripts from elsewhere; ours come with the package.
+        docs_url=None,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        # A redirect would name the server as the client does, whoever that is, and loses the method with some.
+        redirect_slashes=False,
+    )
+    # A page that remembers a key would hand it to whoever opens it next.
+    parameters = {"tryItOutEnabled": True, "filter": True, "persistAuthorization": False}
+    patch_fastapi(app, redirect_from_root_to_docs=False, swagger_ui_parameters=parameters)
+    check_declared(app.routes)
+    app.state.resources = resources
+    app.add_middleware(BodyLimitMiddleware)
+    if resources is not None:
+        app.add_middleware(OriginMiddleware, settings=resources.settings)
+    app.add_middleware(RequestMiddleware)
+    app.add_middleware(SecurityHeadersMiddleware)
+    app.add_middleware(HeadMiddleware)
+    app.add_exception_handler(MlcdError, handle_mlcd_error)
+    app.add_exception_handler(RequestValidationError, handle_validation_error)
+    app.add_exception_handler(HTTPException, handle_http_error)
+    app.add_exception_handler(Exception, handle_unexpected)
+    app.state.routes = []
+    for room in _ROOMS:
+        check_declared(room.router.routes)
+        app.include_router(room.router)
+        app.state.routes += room.router.routes
+    keyed = resources is None or resources.keys is not None
+    app.openapi = cache(partial(document.describe, app, keyed=keyed))  # type: ignore[method-assign]  # FastAPI's own way
+    _serve_document_once_written(app)
+    return app
+
+
+def _serve_document_once_written(app: FastAPI) -> None:
+    """Replaces FastAPI's route, which writes the same 200 kB of JSON for everybody who asks, without a key too."""
+
+    @cache
+    def written() -> bytes:
+        return orjson.dumps(app.openapi())
+
+    async def openapi(_: Request) -> Response:
+        return Response(written(), media_type="application/json")
+
+    app.router.routes = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
+    app.add_route("/openapi.json", openapi, include_in_schema=False)
