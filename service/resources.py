@@ -159,14 +159,7 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
         opened = await stack.enter_async_context(AsyncExitStack())
         engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
         encoder = engine.served
-        metrics = Metrics(
-            model=encoder.name,
-            fingerprint=encoder.fingerprint,
-            engine=encoder.engine,
-            precision=encoder.precision,
-            preprocess=str(encoder.preprocess.version),
-            together=together,
-        )
+        metrics = Metrics(**encoder.labels, together=together)
         tracer = _open_tracer(stack, settings, encoder)
         for pool, num in threads.as_dict().items():
             metrics.threads(pool, num)

@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import urljoin
 
 from mlcd.errors import ImageRejected
+from service.hosts import canonical_host
 
 Scheme = Literal["http", "https"]
 
@@ -22,9 +22,6 @@ _URL: Final = re.compile(
     r"(?:\#[!-~]*)?",
     re.ASCII | re.IGNORECASE,
 )
-_NAME: Final = re.compile(r"(?=.{1,253}$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?P<last>[a-z0-9_-]{1,63})")
-# What resolvers take for a number, and so for an address: decimal, octal, hexadecimal.
-_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _WITH_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _REMEDY: Final = (
     "send http(s)://host/path in ASCII (percent-encoded, an international name as xn--…), without user name, spaces"
@@ -81,24 +78,6 @@ def parse_url(text: str) -> Url:
         raise _unreadable()
     target = found["target"]
     return Url(scheme, host, port, target if target.startswith("/") else f"/{target}")
-
-
-def canonical_host(text: str) -> str | None:
-    """A host in the one way that it is compared in, None where it is neither a name nor an address.
-
-    An IPv6 address has brackets in `text` and none in the answer. A name that a resolver could read as a number is no
-    name, and as an address it has only the form of four decimal numbers without leading zeros.
-    """
-    lowered = text.lower()
-    name = _NAME.fullmatch(lowered)
-    try:
-        if lowered[:1] + lowered[-1:] == "[]":
-            return str(IPv6Address(lowered[1:-1]))
-        if name is not None and _NUMBER.fullmatch(name["last"]):
-            return str(IPv4Address(lowered))
-    except ValueError:
-        return None
-    return None if name is None else lowered
 
 
 def _unreadable() -> ImageRejected:

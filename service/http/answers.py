@@ -11,7 +11,7 @@ from fastapi import Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from service.http.problems import NotAcceptable
+from service.errors import NotAcceptable
 from service.inference.pipeline import Encoded
 from service.resources import Resources
 

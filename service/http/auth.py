@@ -12,7 +12,7 @@ from fastapi.security.base import SecurityBase
 from starlette.routing import BaseRoute
 
 from mlcd.errors import Unavailable
-from service.http.problems import Forbidden, Unauthorized
+from service.errors import Forbidden, Unauthorized
 from service.keys.file import Scope
 from service.resources import Resources
 

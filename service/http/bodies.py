@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect
 
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings, unit_rows
+from service.errors import BadRequest, TooLarge, Unsupported
 from service.http.json_bounds import check_json
-from service.http.problems import BadRequest, TooLarge, Unsupported, bad_field
+from service.http.problems import bad_field
 from service.resources import Resources
 from service.settings import Limits
 

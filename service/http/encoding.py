@@ -10,9 +10,9 @@ from fastapi import Request
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings, ImageBatch, unit_rows
+from service.deadline import within_deadline
+from service.errors import BadRequest, StrictBatch
 from service.fetch.urls import GivenImage, Url
-from service.http.middleware import within_deadline
-from service.http.problems import BadRequest, StrictBatch
 from service.inference.contract import refuse_when_down
 from service.inference.pipeline import Encoded, Timings
 from service.keys.rates import RequestAccount

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from service.http.problems import TooLarge
+from service.errors import TooLarge
 from service.settings import Limits
 
 _BLOCK_BYTES: Final = 2**18  # fits into a core's cache

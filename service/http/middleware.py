@@ -5,20 +5,19 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
-from service.http.problems import COMES_BACK, BadRequest, TooLarge, TooSlow, handle_unexpected
+from service.errors import BadRequest, TooLarge, TooSlow
+from service.http.problems import COMES_BACK, handle_unexpected
 from service.inference.cache.cached import CachedPipeline
 from service.inference.contract import refuse_when_down
 from service.resources import Resources
 from service.telemetry.request import RequestRecord, begin_request, received_trace
 
-_Result = TypeVar("_Result")
 _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE: Final = 499
@@ -253,15 +252,6 @@ class _Body:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is larger than {limit} bytes", limit="max_body_bytes")
-
-
-async def within_deadline(awaitable: Awaitable[_Result], deadline: float) -> _Result:
-    """The result, or DeadlineExceeded once the loop's clock passes `deadline`; the work is then cancelled."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await awaitable
-    except TimeoutError as error:
-        raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once") from error
 
 
 def _route_of(scope: Scope) -> str:

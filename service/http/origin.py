@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlcd.errors import MlcdError
-from service.fetch.urls import canonical_host
-from service.hosts import allows
-from service.http.problems import BadRequest, ForeignOrigin, Misdirected, handle_mlcd_error
+from service.errors import BadRequest, ForeignOrigin, Misdirected
+from service.hosts import allows, canonical_host
+from service.http.problems import handle_mlcd_error
 from service.settings import Settings
 
 _LOCAL: Final = ("localhost", "*.localhost")

@@ -1,4 +1,4 @@
-"""Error class to status and name: the only place with status codes. `service.http.dialects` gives them their shape."""
+"""The name of an error to its status: the only place with status codes. `service.http.dialects` gives them a shape."""
 
 import logging
 import re
@@ -16,158 +16,39 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from mlcd.collections.items import check_name
-from mlcd.errors import (
-    ArtifactInvalid,
-    ConfigInvalid,
-    Conflict,
-    DeadlineExceeded,
-    DiskFull,
-    Diverged,
-    ImageRejected,
-    InvalidInput,
-    MlcdError,
-    NotFound,
-    Overloaded,
-    TooManyOpenFiles,
-    Unavailable,
-)
+from mlcd.errors import InvalidInput, MlcdError, Unavailable
+from service.errors import BadRequest, RecordDamaged, StrictBatch
 from service.http.dialects.dialect import Refusal, dialect_of
 from service.telemetry.faults import places
 
 _log = logging.getLogger("mlcd.service")
 
 
-class BadRequest(InvalidInput):
-    """The request itself is malformed: body, parameter or encoding."""
-
-    def __init__(self, message: str, *, remedy: str | None = None, param: str | None = None) -> None:
-        super().__init__(message, remedy=remedy)
-        self.param = param
-
-
-class TooLarge(InvalidInput):
-    """A limit of /v1/info is exceeded."""
-
-    def __init__(self, message: str, *, limit: str) -> None:
-        super().__init__(message, remedy=f"the limit {limit} is stated in /v1/info")
-        self.limit = limit
-
-
-class TooSlow(InvalidInput):
-    """A body comes so slowly that it would hold its place for nothing."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, remedy="send the request again over a better connection")
-        self.headers = {"Connection": "close"}
-
-
-class Misdirected(InvalidInput):
-    """The Host header names a server that this one is not known as."""
-
-
-class ForeignOrigin(MlcdError):
-    """A web page of another origin has its visitor's browser ask a server that knows no keys."""
-
-
-class NotAcceptable(InvalidInput):
-    """The Accept header asks for what this route cannot give."""
-
-
-class Unsupported(InvalidInput):
-    """The body is of a media type that this route does not take."""
-
-
-class Unauthorized(MlcdError):
-    """No key, or none that the server knows as valid; shown: one was sent."""
-
-    def __init__(self, message: str, *, remedy: str, shown: bool = False) -> None:
-        super().__init__(message, remedy=remedy)
-        # RFC 6750: which scheme, and what is wrong with what came.
-        self.headers = {"WWW-Authenticate": 'Bearer realm="mlcd"' + (', error="invalid_token"' if shown else "")}
-
-
-class Forbidden(MlcdError):
-    """The key is valid and its scopes do not reach so far."""
-
-    def __init__(self, scope: str) -> None:
-        super().__init__(f"the API key lacks the scope {scope}", remedy="use one that has it")
-        self.headers = {"WWW-Authenticate": f'Bearer realm="mlcd", error="insufficient_scope", scope="{scope}"'}
-
-
-class OutsideRoots(MlcdError):
-    """A job names a place that jobs may not use; whether there is anything is not told."""
-
-    def __init__(self, param: str) -> None:
-        super().__init__(
-            f"the {param} is not in a folder that jobs may use", remedy="the server's MLCD_JOBS__ROOTS says which"
-        )
-        self.param = param
-
-
-class RecordDamaged(ArtifactInvalid):
-    """What is kept of one job is not what was written; the others are sound. Its text names no file."""
-
-    def __init__(self) -> None:
-        super().__init__("the job queue holds something that is no job", remedy="DELETE of that job removes it")
-
-
-class RateExceeded(Overloaded):
-    """The key has sent as many images as it may for now."""
-
-    def __init__(self, rate: int, *, retry_after_s: int) -> None:
-        super().__init__(
-            f"the API key is over its rate of {rate} images a minute", remedy=f"come back in {retry_after_s} s"
-        )
-        self.headers = {"Retry-After": str(retry_after_s)}
-
-
-class StrictBatch(InvalidInput):
-    """One image of a batch failed on a route that knows no partial answer."""
-
-    def __init__(self, index: int, rejection: ImageRejected, *, param: str) -> None:
-        super().__init__(f"image {index}: {rejection.message}", remedy=rejection.remedy)
-        self.index, self.rejection = index, rejection
-        self.param = param
-
-    @classmethod
-    def first_of(cls, errors: Mapping[int, ImageRejected], *, param: str = "input[{index}]") -> "StrictBatch":
-        """param: the field's name in the client's own words."""
-        index = min(errors)
-        return cls(index, errors[index], param=param.format(index=index))
-
-
-STATUS: Final[dict[type[MlcdError], int]] = {
-    BadRequest: 400,
-    Unauthorized: 401,
-    Forbidden: 403,
-    ForeignOrigin: 403,
-    OutsideRoots: 403,
-    NotFound: 404,
-    NotAcceptable: 406,
-    TooSlow: 408,
-    Conflict: 409,
-    TooLarge: 413,
-    Unsupported: 415,
-    Misdirected: 421,
-    InvalidInput: 422,
-    RateExceeded: 429,
-    Overloaded: 429,
-    Unavailable: 503,
-    DiskFull: 503,
-    TooManyOpenFiles: 503,
-    DeadlineExceeded: 504,
+STATUS: Final[dict[str, int]] = {
+    "malformed-request": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not-found": 404,
+    "not-acceptable": 406,
+    "request-timeout": 408,
+    "conflict": 409,
+    "too-large": 413,
+    "too-many-bytes": 413,
+    "too-many-pixels": 413,
+    "unsupported-media-type": 415,
+    "unsupported-format": 415,
+    "misdirected-request": 421,
+    "cannot-be-processed": 422,
+    "too-many-requests": 429,
+    "unavailable": 503,
+    "deadline-exceeded": 504,
     # Faults of the server's own configuration or artifacts; training's own error cannot happen here.
-    ArtifactInvalid: 500,
-    RecordDamaged: 500,
-    ConfigInvalid: 500,
-    Diverged: 500,
-    MlcdError: 500,
+    "internal-error": 500,
+    "job-damaged": 500,
 }
+"""By the name of an error; one whose name is not here has the status of the kind above it."""
 _COLLECTION: Final = re.compile(rb"/v1/collections/([^/]+)")
-_RECORD_DAMAGED: Final = "job-damaged"
-_IMAGE_STATUS: Final = {"too-many-bytes": 413, "too-many-pixels": 413, "unsupported-format": 415}
 _IMAGE_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
-_UNPROCESSABLE: Final = 422
 _SERVER_FAULT: Final = 500
 COMES_BACK: Final = (429, 503)
 """Statuses after which a client should try again; with Retry-After."""
@@ -217,26 +98,17 @@ _FAULTS: Final = {
 
 
 def status_of(error: MlcdError) -> int:
-    if isinstance(error, StrictBatch):
-        return status_of(error.rejection)
-    if isinstance(error, ImageRejected):
-        return _IMAGE_STATUS.get(error.reason, _UNPROCESSABLE)
-    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+    kinds = (kind.name for kind in type(error).__mro__ if issubclass(kind, MlcdError))
+    return next(STATUS[name] for name in (error.name, *kinds) if name in STATUS)
 
 
 def item_error(index: int, error: InvalidInput) -> dict[str, Any]:
-    """One entry of `errors` in a batch answer; of what is no image, the type is the name of its status."""
-    status = status_of(error)
-    return {
-        "index": index,
-        "type": error.reason if isinstance(error, ImageRejected) else name_of(status),
-        "title": TITLES[status],
-        "detail": str(error),
-    }
+    """One entry of `errors` in a batch answer."""
+    return {"index": index, "type": error.name, "title": TITLES[status_of(error)], "detail": str(error)}
 
 
 def name_of(status: int) -> str:
-    """Stable: what programs may compare."""
+    """The name of an answer that no error of ours is behind."""
     return TITLES.get(status, "Error").lower().replace(" ", "-")
 
 
@@ -263,14 +135,10 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     # The text of a server fault names files and versions: that is for the log, not for the client.
     is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
     detail = str(error) if is_shown else "the server is misconfigured; its log says how"
-    refusal = replace(
-        _refusal(request, status, detail), param=getattr(error, "param", None), limit=getattr(error, "limit", None)
-    )
-    if isinstance(error, RecordDamaged):
-        refusal = replace(refusal, name=_RECORD_DAMAGED)
+    param, limit = getattr(error, "param", None), getattr(error, "limit", None)
+    refusal = replace(_refusal(request, status, detail), name=error.name, param=param, limit=limit)
     if isinstance(error, StrictBatch):
-        reason = error.rejection.reason
-        refusal = replace(refusal, name=reason, index=error.index, limit=_IMAGE_LIMIT.get(reason))
+        refusal = replace(refusal, index=error.index, limit=_IMAGE_LIMIT.get(error.name))
     return _respond(refusal, getattr(error, "headers", None))
 
 

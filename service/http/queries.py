@@ -9,11 +9,11 @@ from fastapi import Request
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
+from service.errors import BadRequest, TooLarge
 from service.fetch.urls import GivenImage
 from service.http.bodies import check_count, embeddings_from_json, media_type, read_images, read_json
 from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
-from service.http.problems import BadRequest, TooLarge
 from service.inference.pipeline import Encoded
 from service.resources import Resources
 

@@ -20,7 +20,7 @@ from mlcd.errors import DeadlineExceeded, ImageRejected
 from mlcd.images.decode import DecodeLimits, format_of, num_pixels
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings
-from service.http.problems import TooLarge
+from service.errors import TooLarge
 from service.inference.admission import Admission
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
 from service.inference.decoders import Decoders

@@ -105,7 +105,7 @@ class Swap:
     ) -> None:
         former, to_close = self._model, self._opened
         self._model, self._opened = model, opened
-        self._ground.metrics.serve(model.encoder)
+        self._ground.metrics.serve(**model.encoder.labels)
         model.engine.observe(self._ground.metrics)
         publish(model)
         _log.info("another version is served: %s", model.encoder.fingerprint)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeVar
 
 from mlcd.types import Fingerprint
-from service.http.problems import RecordDamaged
+from service.errors import RecordDamaged
 from service.jobs.job import LONGEST_PAUSE_S, Event, Failure, Job, JobState
 from service.jobs.record import Record, record_from_json
 

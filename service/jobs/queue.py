@@ -11,7 +11,7 @@ from typing import Final
 from mlcd.artifact import draft_path
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
-from service.http.problems import RecordDamaged
+from service.errors import RecordDamaged
 from service.jobs import transitions
 from service.jobs.database import Ended, Records, Transaction
 from service.jobs.job import Census, Event, Failure, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from service.http.problems import RecordDamaged
+from service.errors import RecordDamaged
 from service.jobs.job import Failure, Job, JobSpec, JobState, Problem, Stage
 
 

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
-from service.http.problems import RecordDamaged
+from service.errors import RecordDamaged
 from service.jobs.clock import Clock
 from service.jobs.database import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
 from service.jobs.job import Event, Failure, JobState

@@ -14,7 +14,7 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from limits.errors import StorageError
 
 from mlcd.errors import ConfigInvalid, InvalidInput
-from service.http.problems import RateExceeded
+from service.errors import RateExceeded
 from service.keys.file import Key
 from service.telemetry.metrics import Metrics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.errors import ConfigInvalid, Unavailable
-from service.http.problems import Unauthorized
+from service.errors import Unauthorized
 from service.keys.file import Key, KeySet, read_keys
 
 WATCH_EVERY_S: Final = 1.0

@@ -20,7 +20,6 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from service.inference.engine.served import ServedEncoder
 from service.telemetry.collection_metrics import CollectionMetrics
 
 if TYPE_CHECKING:  # faiss comes with it
@@ -115,11 +114,10 @@ class Metrics:
         self._info = self._gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
-    def serve(self, encoder: ServedEncoder) -> None:
+    def serve(self, *, model: str, fingerprint: str, engine: str, precision: str, preprocess: str) -> None:
         """From now on another version of the model, by the same engine. For a process that is counted alone."""
         self._info.clear()
-        preprocess = str(encoder.preprocess.version)
-        self._info.labels(encoder.name, encoder.fingerprint, preprocess, encoder.engine, encoder.precision).set(1)
+        self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()

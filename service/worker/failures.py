@@ -5,7 +5,7 @@ from typing import Final
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
-from service.http.problems import OutsideRoots, name_of, status_of
+from service.errors import OutsideRoots
 from service.jobs.job import Problem, Stage
 from service.jobs.printable import printable
 from service.jobs.roots import OtherRoots, PlaceMoved
@@ -27,16 +27,10 @@ class EngineDown(Exception):
 class OtherCenters(ConfigInvalid):
     """The job was submitted for other centers than a worker has."""
 
+    name = "other-centers"
 
-_CODES: Final[dict[type[MlcdError], str]] = {
-    InputChanged: "input-changed",
-    NotRemoved: "not-removed",
-    OtherCenters: "other-centers",
-    OtherRoots: "other-roots",
-    PlaceMoved: "place-moved",
-    OtherSettings: "other-settings",
-    OutputGone: "output-gone",
-}
+
+_ABOUT_THE_JOB: Final = (InputChanged, NotRemoved, OtherCenters, OtherRoots, PlaceMoved, OtherSettings, OutputGone)
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -56,13 +50,12 @@ def reason_of(error: BaseException) -> str:
 def _problem_of(error: BaseException) -> Problem:
     if isinstance(error, DiskFull):
         return Problem("disk-full", error.message, "free space, then retry the job")
-    for kind, code in _CODES.items():
-        if isinstance(error, kind):
-            return Problem(code, error.message, error.remedy)
+    if isinstance(error, _ABOUT_THE_JOB):
+        return Problem(error.name, error.message, error.remedy)
     if isinstance(error, ConfigInvalid | ArtifactInvalid):
         return Problem("worker-misconfigured", "a worker cannot do this job; its log says why", _AGAIN)
     if isinstance(error, MlcdError):
-        return Problem(name_of(status_of(error)), error.message, error.remedy or _AGAIN)
+        return Problem(error.name, error.message, error.remedy or _AGAIN)
     return Problem("internal-error", "a worker failed on this piece; its log says where", _AGAIN)
 
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
+from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened, check_model
 from service.http.answers import headers, json_answer
@@ -18,7 +19,6 @@ from service.http.dialects.cohere_wire import CohereType, EmbedRequest, EmbedRes
 from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
 from service.http.encoding import encode_strictly, shortened
 from service.http.openapi import json_body
-from service.http.problems import BadRequest
 from service.settings import Limits
 
 router = APIRouter(tags=["cohere"])

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
+from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened, check_model
 from service.http.answers import headers, json_answer
@@ -19,7 +20,6 @@ from service.http.dialects.openai_wire import EmbeddingsRequest, EmbeddingsRespo
 from service.http.dialects.quantization import as_base64, as_binary, as_ubinary
 from service.http.encoding import encode_strictly, shortened
 from service.http.openapi import json_body
-from service.http.problems import BadRequest
 from service.settings import Limits
 
 router = APIRouter(tags=["openai"])

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
-from service.http.problems import BadRequest
+from service.errors import BadRequest
 
 _INT8_MAX: Final = 127
 _UINT8_ZERO: Final = 128

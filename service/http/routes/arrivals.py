@@ -10,7 +10,7 @@ from fastapi import Request
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.store import Collections
-from service.http.middleware import within_deadline
+from service.deadline import within_deadline
 from service.resources import Resources
 
 _Result = TypeVar("_Result")

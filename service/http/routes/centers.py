@@ -7,11 +7,11 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from mlcd.errors import NotFound
+from service.deadline import within_deadline
 from service.http.access import Opened
 from service.http.answers import headers, json_answer, provenance
 from service.http.auth import needs
 from service.http.dialects.own.wire import DescribedCenter
-from service.http.middleware import within_deadline
 from service.http.routes.labels import example_members, opened_lookup
 from service.resources import Resources
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from mlcd.errors import TooManyOpenFiles, Unavailable
-from service.http.middleware import within_deadline
+from service.deadline import within_deadline
 from service.resources import Resources
 from service.telemetry.request import timed
 

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from mlcd.collections.collection import Collection
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.errors import DeadlineExceeded, InvalidInput
+from service.deadline import within_deadline
 from service.http.access import Opened
 from service.http.answers import headers, json_answer
 from service.http.auth import needs
 from service.http.bodies import read_optional_json, validated
 from service.http.dialects.own.wire import DuplicatesRequest, FoundDuplicates
-from service.http.middleware import within_deadline
 from service.http.openapi import json_body
 from service.http.routes.arrivals import opened_collection
 from service.http.routes.collections import Name

@@ -6,6 +6,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.errors import StrictBatch
 from service.http.access import Opened
 from service.http.answers import ARROW, JSON, NPY, RAW, headers, json_answer, negotiated, provenance, to_npy
 from service.http.auth import needs
@@ -13,7 +14,7 @@ from service.http.bodies import read_images
 from service.http.dialects.own.wire import EmbeddedImages
 from service.http.encoding import encode
 from service.http.openapi import BINARY, image_body
-from service.http.problems import StrictBatch, item_error
+from service.http.problems import item_error
 from service.inference.pipeline import Encoded
 from service.resources import Resources
 

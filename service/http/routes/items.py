@@ -11,6 +11,7 @@ from starlette.responses import Response
 from mlcd.collections.items import Item, check_new_id, encode_metadata, unit_embedding
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
+from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened
 from service.http.answers import headers, json_answer, provenance
@@ -20,7 +21,7 @@ from service.http.data_uris import image_from_uri
 from service.http.dialects.own.wire import AddedItems, AddRequest, ChangedItem, DescribedItem, MetadataRequest
 from service.http.encoding import encode
 from service.http.openapi import BINARY, json_body
-from service.http.problems import BadRequest, item_error
+from service.http.problems import item_error
 from service.http.queries import given_fields
 from service.http.routes.arrivals import opened_collection
 from service.http.routes.changes import change

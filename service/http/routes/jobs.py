@@ -16,13 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from mlcd.collections.items import check_name
 from mlcd.errors import Conflict, MlcdError
+from service.errors import BadRequest
 from service.http.access import Opened
 from service.http.answers import JSON
 from service.http.auth import needs
 from service.http.bodies import read_json, validated
 from service.http.dialects.own.job_wire import FailedShard, FailureList, Job, JobList, JobRequest
 from service.http.openapi import json_body, reference
-from service.http.problems import BadRequest
 from service.http.queries import check_top
 from service.jobs import job as jobs
 from service.jobs.job import FINISHED, Event, JobSpec, JobState

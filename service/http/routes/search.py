@@ -12,15 +12,16 @@ from starlette.responses import Response
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Match
 from mlcd.collections.searcher import Found
+from service.deadline import within_deadline
+from service.errors import BadRequest, TooLarge
 from service.http.access import Opened
 from service.http.answers import headers, provenance
 from service.http.auth import needs
 from service.http.bodies import check_count, media_type, read_json, validated
 from service.http.dialects.own.wire import FoundItems, SearchOptions, SearchRequest
-from service.http.middleware import within_deadline
 from service.http.openapi import image_body
 from service.http.pieces import listed_answer
-from service.http.problems import BadRequest, TooLarge, item_error
+from service.http.problems import item_error
 from service.http.queries import Queries, check_top, given_fields, queries_from_json, read_queries
 from service.http.routes.arrivals import opened_collection
 from service.http.routes.collections import Name

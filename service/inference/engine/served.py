@@ -68,6 +68,17 @@ class ServedEncoder:
             longest_s=longest_s,
         )
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What metrics say of it."""
+        return {
+            "model": self.name,
+            "fingerprint": self.fingerprint,
+            "engine": self.engine,
+            "precision": self.precision,
+            "preprocess": str(self.preprocess.version),
+        }
+
     def batch_within(self, seconds: float) -> int:
         """The largest batch that takes so long, or twice as long as one image, by the times at start."""
         allowed_s = max(seconds, 2 * self.shortest_s)

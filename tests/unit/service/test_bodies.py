@@ -6,8 +6,8 @@ import tempfile
 import pytest
 from starlette.requests import Request
 
+from service.errors import BadRequest
 from service.http.bodies import read_form
-from service.http.problems import BadRequest
 from service.settings import Limits
 
 

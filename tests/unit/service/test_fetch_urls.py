@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mlcd.errors import ImageRejected
 from service.fetch.addresses import may_connect
-from service.fetch.urls import Url, canonical_host, parse_url
-from service.hosts import allows, canonical_entry
+from service.fetch.urls import Url, parse_url
+from service.hosts import allows, canonical_entry, canonical_host
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from service.errors import BadRequest, TooLarge
 from service.http.bodies import parsed_json
 from service.http.json_bounds import check_json
-from service.http.problems import BadRequest, TooLarge
 from service.settings import Limits
 
 LIMITS = Limits(max_json_bytes=2**20, max_json_text_bytes=2**14, max_json_values=20_000)

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from mlcd.errors import DeadlineExceeded, ImageRejected, Overloaded, Unavailable
-from service.http.middleware import within_deadline
-from service.http.problems import RateExceeded, TooLarge
+from service.deadline import within_deadline
+from service.errors import RateExceeded, TooLarge
 from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, new_pipeline, run, sample
 
 

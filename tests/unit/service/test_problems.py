@@ -7,21 +7,14 @@ from fastapi import Request
 from pydantic import ValidationError
 
 import mlcd.errors
+import service.errors
 from mlcd.errors import ImageRejected, MlcdError, NotFound
+from service.errors import RecordDamaged, StrictBatch, TooLarge, Unsupported
 from service.http import problems
 from service.http.dialects.cohere_wire import EmbedRequest
 from service.http.dialects.kserve.wire import InferRequest
 from service.http.dialects.openai_wire import EmbeddingsRequest
-from service.http.problems import (
-    STATUS,
-    RecordDamaged,
-    StrictBatch,
-    TooLarge,
-    Unsupported,
-    bad_field,
-    handle_mlcd_error,
-    handle_unexpected,
-)
+from service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 
 SECRET = "SECRET-OF-THE-CLIENT"
 
@@ -39,11 +32,46 @@ def subclasses(cls):
     return {cls, *(below for child in cls.__subclasses__() for below in subclasses(child))}
 
 
-def test_every_error_has_a_status_of_its_own_or_of_its_kind():
-    known = {cls for cls in subclasses(MlcdError) if cls.__module__ in (mlcd.errors.__name__, problems.__name__)}
-    decided_by_reason = {ImageRejected, StrictBatch}
-    assert known - set(STATUS) == decided_by_reason
+NAMES = {
+    "MlcdError": ("internal-error", 500),
+    "InvalidInput": ("cannot-be-processed", 422),
+    "ImageRejected": ("cannot-be-processed", 422),
+    "NotFound": ("not-found", 404),
+    "Conflict": ("conflict", 409),
+    "Unavailable": ("unavailable", 503),
+    "Overloaded": ("too-many-requests", 429),
+    "DiskFull": ("unavailable", 503),
+    "TooManyOpenFiles": ("unavailable", 503),
+    "DeadlineExceeded": ("deadline-exceeded", 504),
+    "ArtifactInvalid": ("internal-error", 500),
+    "ConfigInvalid": ("internal-error", 500),
+    "Diverged": ("internal-error", 500),
+    "BadRequest": ("malformed-request", 400),
+    "TooLarge": ("too-large", 413),
+    "TooSlow": ("request-timeout", 408),
+    "Misdirected": ("misdirected-request", 421),
+    "ForeignOrigin": ("forbidden", 403),
+    "NotAcceptable": ("not-acceptable", 406),
+    "Unsupported": ("unsupported-media-type", 415),
+    "Unauthorized": ("unauthorized", 401),
+    "Forbidden": ("forbidden", 403),
+    "OutsideRoots": ("forbidden", 403),
+    "RecordDamaged": ("job-damaged", 500),
+    "RateExceeded": ("too-many-requests", 429),
+    "StrictBatch": ("cannot-be-processed", 422),
+}
+
+
+def test_every_error_has_a_stable_name_and_that_a_status():
+    known = {cls for cls in subclasses(MlcdError) if cls.__module__ in (mlcd.errors.__name__, service.errors.__name__)}
+    assert {cls.__name__: (cls.name, STATUS[cls.name]) for cls in known} == NAMES
     assert set(STATUS.values()) <= set(problems.TITLES)
+
+
+def test_the_name_of_an_answer_is_that_of_its_error():
+    for name, (of_error, status) in NAMES.items():
+        if name not in ("RecordDamaged", "ImageRejected", "StrictBatch"):
+            assert problems.name_of(status) == of_error
 
 
 def test_each_dialect_speaks_its_own_shape():

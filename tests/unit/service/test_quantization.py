@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mlcd.types import unit_rows
+from service.errors import BadRequest
 from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
-from service.http.problems import BadRequest
 
 ROWS = unit_rows(np.random.default_rng(0).standard_normal((5, 768)))
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from mlcd.errors import ConfigInvalid, InvalidInput
-from service.http.problems import RateExceeded
+from service.errors import RateExceeded
 from service.keys import rates as rate
 from service.keys.file import Key
 from service.keys.rates import Rates, RequestAccount, open_rates

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
-from service.http.problems import BadRequest, OutsideRoots
+from service.errors import BadRequest, OutsideRoots
 from service.jobs.roots import Roots
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder

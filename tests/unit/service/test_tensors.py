@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.errors import BadRequest
 from service.http.dialects.kserve.tensors import pixels_from_json, read_bytes_elements, read_pixels, split, write
-from service.http.problems import BadRequest
 
 
 def packed(*elements):

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from mlcd.types import ImageBatch
+from service.deadline import within_deadline
+from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened
 from service.http.answers import JSON, RAW, headers
@@ -32,9 +34,7 @@ from service.http.dialects.kserve.tensors import (
 )
 from service.http.dialects.kserve.wire import InferRequest, InferResponse, InputTensor
 from service.http.encoding import encode_pixels, encode_strictly
-from service.http.middleware import within_deadline
 from service.http.openapi import BINARY, json_body
-from service.http.problems import BadRequest
 from service.http.queries import check_top
 from service.resources import Resources
 from service.telemetry.request import timed

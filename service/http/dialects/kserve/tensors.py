@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.types import ImageBatch
+from service.errors import BadRequest
 from service.http.answers import to_json
-from service.http.problems import BadRequest
 
 IMAGE: Final = "image"
 PIXELS: Final = "image_u8"
