@@ -15,10 +15,9 @@ from mlcd.errors import ConfigInvalid
 from mlcd.pipelines.resolve import resolve_model
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, limit_blas
-from service.inference.admission import Admission, bounded_retry_s
+from service.inference.admission import Admission, Capacity, bounded_retry_s
 from service.inference.cache.cached import CachedPipeline
 from service.inference.cache.memory import MemoryCache
-from service.inference.capacity import Capacity
 from service.inference.contract import Dispatcher, Engine
 from service.inference.engine.served import Opening, ServedEncoder
 from service.inference.engine.supervised import SupervisedEngine

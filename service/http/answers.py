@@ -1,7 +1,12 @@
-"""Answers that carry arrays: contiguous float32 straight into the wire format, and where they come from."""
+"""Answers that carry arrays: contiguous float32 straight into the wire format, and where they come from.
 
+Large JSON answers are written piece by piece off the event loop: none of them exists as a whole.
+"""
+
+import asyncio
 import io
 import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -9,7 +14,7 @@ import numpy as np
 import orjson
 from fastapi import Request
 from numpy.typing import NDArray
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from service.errors import NotAcceptable
 from service.inference.pipeline import Encoded
@@ -21,6 +26,8 @@ NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 _QUOTED: Final = re.compile(r'"(?:\\.?|[^"\\])*+"?')  # a parameter's value, which may hold commas
 _WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
+_LARGE_ITEMS: Final = 2048  # entries of an answer: so many are written in about a millisecond
+_LARGE_BYTES: Final = 2**20
 
 
 def json_answer(content: Any, headers: dict[str, str] | None = None, *, status: int = 200) -> Response:
@@ -105,3 +112,36 @@ def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
     """Returns the weight of a media type and the specificity of the range that says so."""
     specificity, weight = max((one.specificity(offer), one.weight) for one in ranges)
     return (weight, specificity) if specificity else (0.0, 0)
+
+
+def listed_answer(
+    content: dict[str, Any],
+    results: Sequence[Callable[[], Any]],
+    stamp: dict[str, str],
+    resources: Resources,
+    *,
+    num_items: int,
+    num_bytes: int = 0,
+) -> Response:
+    """Returns `content` with the field `results` last, each of them made when it is written.
+
+    num_items, num_bytes: about how much there is in all results together; a small answer goes out
+    in one piece.
+    """
+    if num_items <= _LARGE_ITEMS and num_bytes <= _LARGE_BYTES:
+        return json_answer({**content, "results": [make() for make in results]}, stamp)
+    return StreamingResponse(_written(content, results, resources), headers=stamp, media_type=JSON)
+
+
+async def _written(
+    content: dict[str, Any], results: Sequence[Callable[[], Any]], resources: Resources
+) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    yield to_json({**content, "results": []})[: -len(b"]}")]
+    for index, make in enumerate(results):
+        yield await loop.run_in_executor(resources.compute, _piece, index, make)
+    yield b"]}"
+
+
+def _piece(index: int, make: Callable[[], Any]) -> bytes:
+    return (b"," if index else b"") + to_json(make())

@@ -12,52 +12,62 @@ from starlette.responses import Response
 
 import mlcd
 from mlcd.errors import MlcdError
-from service.http import openapi as document
-from service.http.auth import check_declared
-from service.http.dialects import cohere
-from service.http.dialects import openai as embeddings
-from service.http.dialects.kserve import extensions
-from service.http.dialects.kserve import infer as inference
-from service.http.dialects.kserve import metadata as kserve
-from service.http.explorer import page as explorer
-from service.http.head import HeadMiddleware
-from service.http.headers import SecurityHeadersMiddleware
-from service.http.middleware import BodyLimitMiddleware, RequestMiddleware
-from service.http.origin import OriginMiddleware
-from service.http.problems import handle_http_error, handle_mlcd_error, handle_unexpected, handle_validation_error
-from service.http.routes import (
-    centers,
-    collections,
-    duplicates,
-    health,
-    images,
-    info,
-    items,
-    jobs,
-    labels,
-    models,
-    search,
+from service.http import openapi
+from service.http.auth import OriginMiddleware, check_declared
+from service.http.dialects import cohere, openai
+from service.http.dialects.cohere import EmbedRequest
+from service.http.dialects.kserve import infer, metadata
+from service.http.dialects.kserve import wire as kserve
+from service.http.dialects.kserve.wire import IndexRequest, InferRequest
+from service.http.dialects.openai import EmbeddingsRequest
+from service.http.dialects.own import wire as own
+from service.http.dialects.own.job_wire import JobRequest
+from service.http.dialects.own.wire import (
+    AddRequest,
+    CreateRequest,
+    DuplicatesRequest,
+    LoadRequest,
+    MetadataRequest,
+    QueryRequest,
+    SearchRequest,
 )
+from service.http.explorer import page
+from service.http.middleware import BodyLimitMiddleware, HeadMiddleware, RequestMiddleware, SecurityHeadersMiddleware
+from service.http.problems import handle_http_error, handle_mlcd_error, handle_unexpected, handle_validation_error
+from service.http.routes import centers, collections, health, images, info, items, jobs, labels, models, search
 from service.resources import Resources
 
+_DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)
 _ROOMS: Final = (
     health,
     info,
     models,
-    embeddings,
+    openai,
     cohere,
-    extensions,  # before kserve, whose {model} would be "stats"
-    kserve,
-    inference,
+    metadata,
+    infer,
     images,
     labels,
     centers,
     collections,
     items,
     search,
-    duplicates,
     jobs,
-    explorer,
+    page,
+)
+_REQUESTS: Final = (
+    EmbeddingsRequest,
+    EmbedRequest,
+    InferRequest,
+    IndexRequest,
+    QueryRequest,
+    SearchRequest,
+    LoadRequest,
+    CreateRequest,
+    AddRequest,
+    MetadataRequest,
+    DuplicatesRequest,
+    JobRequest,
 )
 
 
@@ -81,7 +91,7 @@ def create_app(resources: Resources | None) -> FastAPI:
     parameters = {"tryItOutEnabled": True, "filter": True, "persistAuthorization": False}
     patch_fastapi(app, redirect_from_root_to_docs=False, swagger_ui_parameters=parameters)
     check_declared(app.routes)
-    app.state.resources = resources
+    app.state.resources, app.state.dialects = resources, _DIALECTS
     app.add_middleware(BodyLimitMiddleware)
     if resources is not None:
         app.add_middleware(OriginMiddleware, settings=resources.settings)
@@ -98,7 +108,7 @@ def create_app(resources: Resources | None) -> FastAPI:
         app.include_router(room.router)
         app.state.routes += room.router.routes
     keyed = resources is None or resources.keys is not None
-    app.openapi = cache(partial(document.describe, app, keyed=keyed))  # type: ignore[method-assign]  # FastAPI's own way
+    app.openapi = cache(partial(openapi.describe, app, keyed=keyed, requests=_REQUESTS))  # type: ignore[method-assign]  # FastAPI's own way
     _serve_document_once_written(app)
     return app
 
@@ -110,8 +120,8 @@ def _serve_document_once_written(app: FastAPI) -> None:
     def written() -> bytes:
         return orjson.dumps(app.openapi())
 
-    async def openapi(_: Request) -> Response:
+    async def document(_: Request) -> Response:
         return Response(written(), media_type="application/json")
 
     app.router.routes = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
-    app.add_route("/openapi.json", openapi, include_in_schema=False)
+    app.add_route("/openapi.json", document, include_in_schema=False)

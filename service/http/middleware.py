@@ -1,4 +1,7 @@
-"""Around every request: an id, the deadline, the bounds on its body, the measurement; and it ends with its client."""
+"""Around every request: an id, the deadline, the bounds on its body, the measurement; and it ends with its client.
+
+HEAD is answered wherever there is a GET, and every answer says what browsers and caches on the way may do with it.
+"""
 
 import asyncio
 import logging
@@ -33,6 +36,13 @@ _RESERVED_BYTES: Final = 64 * 2**10  # of a body that begins; the rest is charge
 MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over _PATIENCE_S, is given up
 _PATIENCE_S: Final = 5.0  # how long a client may send nothing of a body that it has begun
 _OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
+_DOCS: Final = "/docs"
+_DATA_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
+# The page has one script in it and styles of its own; all else is ours, and nothing may be loaded from elsewhere.
+_DOCS_POLICY: Final = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
+    " connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 class RequestMiddleware:
@@ -257,3 +267,53 @@ def _too_large(limit: int) -> TooLarge:
 def _route_of(scope: Scope) -> str:
     """The route's pattern, not the path: a metric label must not grow with what clients type."""
     return str(getattr(scope.get("route"), "path", "other"))
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET would be; the server below leaves the body out, by the request's own method."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+class SecurityHeadersMiddleware:
+    """Adds to every answer what its route did not state itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        defaults = _DOCS_DEFAULTS if scope["path"] == _DOCS else _DEFAULTS
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                stated = {name for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, value) for name, value in defaults if name not in stated),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _with_policy(policy: str) -> tuple[tuple[bytes, bytes], ...]:
+    return (
+        (b"x-content-type-options", b"nosniff"),
+        # An embedding tells of its image, and a cache on the way does not know that X-API-Key tells clients apart.
+        (b"cache-control", b"no-store"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"content-security-policy", policy.encode()),
+    )
+
+
+_DEFAULTS: Final = _with_policy(_DATA_POLICY)
+_DOCS_DEFAULTS: Final = _with_policy(_DOCS_POLICY)

@@ -1,5 +1,6 @@
 """The OpenAPI document: what every route takes and every status it can give, errors in the dialect of the route."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -8,37 +9,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.http.auth import BEARER, HEADER, HEADER_NAME
-from service.http.dialects.cohere_wire import EmbedRequest
-from service.http.dialects.dialect import DIALECTS, dialect_of
-from service.http.dialects.kserve.wire import IndexRequest, InferRequest
-from service.http.dialects.openai_wire import EmbeddingsRequest
-from service.http.dialects.own.job_wire import JobRequest
-from service.http.dialects.own.wire import (
-    AddRequest,
-    CreateRequest,
-    DuplicatesRequest,
-    LoadRequest,
-    MetadataRequest,
-    QueryRequest,
-    SearchRequest,
-)
+from service.http.dialects.dialect import Dialect, dialect_of
 from service.http.problems import COMES_BACK, TITLES
 
 _REFERENCE: Final = "#/components/schemas/{model}"
-_REQUESTS: Final = (
-    EmbeddingsRequest,
-    EmbedRequest,
-    InferRequest,
-    IndexRequest,
-    QueryRequest,
-    SearchRequest,
-    LoadRequest,
-    CreateRequest,
-    AddRequest,
-    MetadataRequest,
-    DuplicatesRequest,
-    JobRequest,
-)
 _OF_BODIES: Final = (400, 408, 413, 415, 422, 429, 503, 504)
 _OF_ALL: Final = (400, 421, 500)
 _OF_NO_KEYS: Final = (403,)
@@ -89,21 +63,23 @@ def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def describe(app: FastAPI, *, keyed: bool) -> dict[str, Any]:
-    """keyed: keys are asked for; the list beside each scheme is the scope that a key needs."""
+def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """keyed: keys are asked for; the list beside each scheme is the scope that a key needs.
+
+    requests: bodies that routes name by `reference`.
+    """
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody here speaks
         schemas.pop(unused, None)
-    requests: list[type[BaseModel]] = list(_REQUESTS)
-    errors = [dialect.schema for dialect in DIALECTS]
-    _, models = models_json_schema([(model, "validation") for model in requests + errors], ref_template=_REFERENCE)
+    named: list[type[BaseModel]] = [*requests, *(dialect.schema for dialect in app.state.dialects)]
+    _, models = models_json_schema([(model, "validation") for model in named], ref_template=_REFERENCE)
     schemas.update(models["$defs"])
     for path, item in document["paths"].items():
         for method in _METHODS:
             if method in item:
                 _secure(item[method], keyed=keyed)
-                _complete(path, item[method], keyed=keyed)
+                _complete(item[method], dialect_of(app, path), keyed=keyed)
     schemes = document["components"].pop("securitySchemes")
     if keyed:
         document["components"]["securitySchemes"] = {**schemes, HEADER: _KEY_IN_HEADER}
@@ -117,8 +93,8 @@ def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
         operation["security"] = [{scheme: declared[0][BEARER]} for scheme in (BEARER, HEADER)]
 
 
-def _complete(path: str, operation: dict[str, Any], *, keyed: bool) -> None:
-    responses, dialect = operation["responses"], dialect_of(path)
+def _complete(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) -> None:
+    responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
     scopes = [scope for scheme in operation.get("security", [])[:1] for scope in scheme[BEARER]]

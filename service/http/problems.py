@@ -19,7 +19,7 @@ from mlcd.collections.items import check_name
 from mlcd.errors import InvalidInput, MlcdError, Unavailable
 from service.errors import BadRequest, RecordDamaged, StrictBatch
 from service.http.dialects.dialect import Refusal, dialect_of
-from service.telemetry.faults import places
+from service.telemetry.logs import places
 
 _log = logging.getLogger("mlcd.service")
 
@@ -139,7 +139,7 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     refusal = replace(_refusal(request, status, detail), name=error.name, param=param, limit=limit)
     if isinstance(error, StrictBatch):
         refusal = replace(refusal, index=error.index, limit=_IMAGE_LIMIT.get(error.name))
-    return _respond(refusal, getattr(error, "headers", None))
+    return _respond(request, refusal, getattr(error, "headers", None))
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
@@ -156,7 +156,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request)):
         headers = {"Allow": ", ".join(sorted(methods))}
-    return _respond(_refusal(request, error.status_code, detail), headers)
+    return _respond(request, _refusal(request, error.status_code, detail), headers)
 
 
 def misnamed(request: Request) -> InvalidInput | None:
@@ -184,7 +184,9 @@ def _methods(request: Request) -> set[str]:
 async def handle_unexpected(request: Request, error: Exception) -> Response:
     # Where it happened and not what the library said: that text may hold what the client sent.
     _log.error("request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error))
-    return _respond(_refusal(request, _SERVER_FAULT, "the server failed; its log knows where, under the request id"))
+    return _respond(
+        request, _refusal(request, _SERVER_FAULT, "the server failed; its log knows where, under the request id")
+    )
 
 
 def _request_id(request: Request) -> str:
@@ -202,7 +204,7 @@ def _refusal(request: Request, status: int, detail: str) -> Refusal:
     )
 
 
-def _respond(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
-    dialect = dialect_of(refusal.instance)
+def _respond(request: Request, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    dialect = dialect_of(request.app, refusal.instance)
     headers = {"X-Request-Id": refusal.request_id, **(headers or {})}
     return Response(orjson.dumps(dialect.render(refusal)), dialect.status(refusal.status), headers, dialect.media_type)

@@ -1,5 +1,6 @@
 """The model that is served, and all that stands and falls with it: one of them after the other where it is swapped."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,7 +17,6 @@ from service.inference.contract import Dispatcher, Engine
 from service.inference.engine.served import ServedEncoder
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import Direct, TritonEngine
-from service.inference.inflight import InFlight
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
 from service.inference.space import Space
@@ -25,6 +25,28 @@ from service.telemetry.metrics import Metrics
 
 _BATCH_SHARE: Final = 0.25
 """Of the deadline: an image may wait for the batch that runs and the one that is ready before its own is taken."""
+
+
+class InFlight:
+    """Counts them; use from one event loop."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def began(self) -> None:
+        self._num += 1
+        self._none.clear()
+
+    def ended(self) -> None:
+        self._num -= 1
+        if not self._num:
+            self._none.set()
+
+    async def none(self) -> None:
+        """Until there are none."""
+        await self._none.wait()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,19 @@
-"""What the queue needs of a database: records that change in transactions, names, and a few ways to find them."""
+"""What the queue needs of a database: records that change in transactions, names, and a clock that may be set.
 
+A name is what only one job can hold at a time: an idempotency key, and the place of its output.
+"""
+
+import hashlib
+import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeVar
 
+from mlcd.errors import Conflict
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
-from service.jobs.job import LONGEST_PAUSE_S, Event, Failure, Job, JobState
-from service.jobs.record import Record, record_from_json
+from service.jobs.job import FINISHED, LONGEST_PAUSE_S, Event, Failure, Job, JobSpec, JobState, Record, record_from_json
 
 Result = TypeVar("Result")
 KEPT_EVENTS: Final = 32
@@ -18,6 +24,8 @@ CANDIDATES: Final = 16
 """Jobs that a claim tries: more than one only where others claim at the same moment."""
 FAR: Final = 4
 """And jobs that seem to be due so late that the clock must have been set back."""
+_TOLERANCE_S: Final = 2.0
+"""More than a clock is ever slewed between two looks at it."""
 
 
 def far_s(now_s: float, lease_s: float) -> float:
@@ -162,3 +170,72 @@ class Records(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def name_of_key(key: str) -> str:
+    return f"key:{_digest(key)}"
+
+
+def with_key(transaction: Transaction, key: str | None) -> Record | None:
+    """The job that was submitted with it."""
+    holder = None if key is None else transaction.holder(name_of_key(key))
+    return None if holder is None else transaction.record(holder)
+
+
+def check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None) -> None:
+    """Raises Conflict where another job than `of` holds it."""
+    if (holder := transaction.holder(_name_of_output(spec))) not in (None, of):
+        raise Conflict(f"the job {holder} writes to this output", remedy="wait for it, cancel it, or name another")
+
+
+def hold_output(transaction: Transaction, record: Record) -> None:
+    """Until nothing is left to be done there: of a canceled job, until that is cleared away."""
+    name = _name_of_output(record.spec)
+    if record.state in FINISHED and record.stage != "discard":
+        let_go(transaction, name, record)
+    else:
+        transaction.hold(name, record.id)
+
+
+def let_go(transaction: Transaction, name: str, record: Record) -> None:
+    """Unless another job has it by now."""
+    if transaction.holder(name) == record.id:
+        transaction.let_go(name)
+
+
+def _name_of_output(spec: JobSpec) -> str:
+    return f"output:{_digest(spec.output)}"
+
+
+def _digest(text: str) -> str:
+    """Names of any length and content become short ones."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Clock:
+    """Threads may share it."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        """read: seconds since the epoch."""
+        self._read = read
+        self._turn = threading.Lock()
+        self._last: tuple[float, float, float] | None = None
+        self._leapt_at_s: float | None = None
+
+    def now_s(self) -> float:
+        before_s = time.monotonic()
+        now_s = self._read()
+        after_s = time.monotonic()
+        with self._turn:
+            if self._last is not None:
+                last_before_s, last_s, last_after_s = self._last
+                shortest_s, longest_s = before_s - last_after_s, after_s - last_before_s
+                if not shortest_s - _TOLERANCE_S <= now_s - last_s <= longest_s + _TOLERANCE_S:
+                    self._leapt_at_s = after_s
+            self._last = before_s, now_s, after_s
+        return now_s
+
+    def leapt(self, *, within_s: float) -> bool:
+        """Whether it was seen to be set, either way, in so many seconds of a steady clock."""
+        with self._turn:
+            return self._leapt_at_s is not None and time.monotonic() - self._leapt_at_s <= within_s

@@ -13,11 +13,30 @@ from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
 from service.jobs import transitions
-from service.jobs.database import Ended, Records, Transaction
-from service.jobs.job import Census, Event, Failure, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
-from service.jobs.names import check_output_free, hold_output, let_go, name_of_key, with_key
-from service.jobs.printable import printable
-from service.jobs.record import Record
+from service.jobs.database import (
+    Ended,
+    Records,
+    Transaction,
+    check_output_free,
+    hold_output,
+    let_go,
+    name_of_key,
+    with_key,
+)
+from service.jobs.job import (
+    Census,
+    Event,
+    Failure,
+    FailurePage,
+    Job,
+    JobPage,
+    JobSpec,
+    JobState,
+    Problem,
+    Record,
+    Work,
+    printable,
+)
 
 _ID_DIGITS: Final = 14
 """Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""

@@ -20,10 +20,11 @@ from redis.retry import Retry
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
-from service.jobs.clock import Clock
-from service.jobs.database import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
-from service.jobs.job import Event, Failure, JobState
-from service.jobs.record import (
+from service.jobs.database import CANDIDATES, FAR, KEPT_EVENTS, Clock, Ended, Listed, Result, far_s
+from service.jobs.job import (
+    Event,
+    Failure,
+    JobState,
     Record,
     failure_from_json,
     failure_to_json,

@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar, get_args
 
-from mlcd.errors import DeadlineExceeded, MlcdError
+from mlcd.errors import ConfigInvalid, DeadlineExceeded, MlcdError
 from service.jobs.job import Census, JobState
-from service.jobs.opening import open_queue
+from service.jobs.queue import Queue
 from service.jobs.roots import Roots
+from service.jobs.sqlite import EmbeddedRecords
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -19,6 +21,7 @@ _Result = TypeVar("_Result")
 _THREADS: Final = 4
 _COUNT_EVERY_S: Final = 5.0
 _DAY_S: Final = 86400.0
+_FILE: Final = Path("jobs") / "queue.sqlite"
 
 
 @dataclass(frozen=True)
@@ -79,3 +82,14 @@ async def open_desk(settings: Settings) -> AsyncIterator[JobDesk | None]:
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         store.close()
+
+
+def open_queue(settings: Settings) -> Queue:
+    """In Redis where there is one, else in the state directory. Raises ConfigInvalid where there is neither."""
+    if settings.redis_url is not None:
+        from service.jobs.redis import open_redis_records
+
+        return Queue(open_redis_records(settings.redis_url.get_secret_value(), settings.jobs.redis_prefix))
+    if settings.state_dir is None:
+        raise ConfigInvalid("jobs have no place to be kept", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL")
+    return Queue(EmbeddedRecords(Path(settings.state_dir) / _FILE))

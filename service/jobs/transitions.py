@@ -14,11 +14,12 @@ from service.jobs.job import (
     LONGEST_PAUSE_S,
     MAX_ATTEMPTS,
     PAUSE_GROWTH,
+    Lease,
     Problem,
+    Record,
     Stage,
     Work,
 )
-from service.jobs.record import Lease, Record
 
 _LOST = Problem(
     "worker-lost",

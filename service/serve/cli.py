@@ -2,17 +2,16 @@
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import sys
 
 import click
 
 from mlcd.errors import ConfigInvalid, Conflict
-from service.serve.exposure import check_exposure
-from service.serve.server import Source
-from service.serve.serving import BACKLOG, describe, prepare_process, serve_on
+from service.serve.server import BACKLOG, Source, describe, prepare_process, serve_on
 from service.serve.supervisor import Supervisor
-from service.settings import Settings, read_settings, setting_lines
+from service.settings import Auth, Settings, read_settings, setting_lines
 
 
 @click.command()
@@ -76,3 +75,13 @@ def _listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host}:{settings.port}", remedy="give another --host or --port"
         ) from error
     return listener
+
+
+def check_exposure(auth: Auth, address: str) -> None:
+    """address: numeric, that a socket is bound to. Raises ConfigInvalid for one that others reach without a key."""
+    local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if auth.keys_file is None and auth.mode != "open" and not local:
+        raise ConfigInvalid(
+            f"on {address} the server would be reached from elsewhere, and it knows no keys",
+            remedy="make one with `mlcd keys create` and set MLCD_AUTH__KEYS_FILE, or set MLCD_AUTH__MODE=open",
+        )

@@ -22,8 +22,7 @@ from mlcd import errors
 from mlcd.errors import MlcdError, Unavailable
 from service.host.children import start_child
 from service.host.signals import FINISH, STOPS, StopSignals
-from service.serve.server import Order, Source
-from service.serve.serving import bound_s
+from service.serve.server import Order, Source, bound_s
 from service.settings import Settings
 
 _log = logging.getLogger("mlcd.service")

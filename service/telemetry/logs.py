@@ -15,12 +15,12 @@ from typing import Any, Final, TextIO
 import orjson
 
 from service.settings import Log
-from service.telemetry.faults import kinds, places
 from service.telemetry.request import current_request
 
 _MAX_WAITING: Final = 10_000
 """Lines; about 3 MB."""
 _FLUSH_S: Final = 1.0
+_PLACES: Final = 12
 
 
 def configure_logs(log: Log, stream: TextIO | None = None) -> None:
@@ -116,3 +116,23 @@ def _dropped(num: int) -> logging.LogRecord:
     return logging.makeLogRecord(
         {"name": "mlcd.service", "levelno": logging.WARNING, "levelname": "WARNING", "msg": f"{num} lines were dropped"}
     )
+
+
+def kinds(error: BaseException | None) -> str:
+    """Of the error and of its causes, outermost first."""
+    found = []
+    while error is not None:
+        found.append(type(error).__name__)
+        error = error.__cause__
+    return " from ".join(found)
+
+
+def places(error: BaseException) -> str:
+    """Modules and lines that the error came through, outermost first, with those of its cause."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    cause = error.__cause__
+    behind = "" if cause is None else f" from {type(cause).__name__} {places(cause)}"
+    return " > ".join(found[-_PLACES:]) + behind

@@ -1,10 +1,14 @@
-"""Prometheus metrics of a server: of one process, or of several that are counted together."""
+"""Prometheus metrics of a server: of one process, or of several that are counted together.
+
+Those of collections are told by name, or summed up for a scraper that may not know the names.
+"""
 
 import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,12 +22,12 @@ from prometheus_client import (
     generate_latest,
     values,
 )
+from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
-
-from service.telemetry.collection_metrics import CollectionMetrics
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:  # faiss comes with it
-    from mlcd.collections.collection import Collection
+    from mlcd.collections.collection import Collection, Description
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -31,6 +35,13 @@ _EVERY_S: Final = 0.1
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
 
 disable_created_metrics()  # a second series for every one, which only one process alone would have
+_MAX_NAMED: Final = 100  # clients name them: the number of series must not grow with what clients do
+_COUNTED: Final = {
+    "items": "Items that can be found.",
+    "indexed": "Items that its index was made of.",
+    "unindexed": "Items that every search scans beside the index.",
+}
+_RECALL: Final = "Recall@10 that the audit of its index measured; none where searches are exact."
 
 
 def count_together(directory: Path, slot: int) -> None:
@@ -254,3 +265,40 @@ class Metrics:
     def _gauge(self, name: str, meaning: str, *labels: str, mode: str = "livesum") -> Gauge:
         """mode: how the values of several processes become one; without one, each would have a line of its own."""
         return Gauge(name, meaning, labels, registry=self._registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+
+
+class CollectionMetrics(Collector):
+    """Gauges of what `opened` holds at the time of a scrape."""
+
+    def __init__(self, opened: Mapping[str, "Collection"], *, names: bool) -> None:
+        """names: tell of each of the first hundred by its name; else their sums, and the worst recall."""
+        self._opened, self._names = opened, names
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield GaugeMetricFamily("mlcd_collections", "Collections that are open.", value=len(self._opened))
+        if self._names:
+            yield from _by_name({name: one.describe() for name, one in islice(self._opened.items(), _MAX_NAMED)})
+        else:
+            yield from _together([one.describe() for one in self._opened.values()])
+
+
+def _by_name(described: Mapping[str, "Description"]) -> Iterator[GaugeMetricFamily]:
+    for what, meaning in _COUNTED.items():
+        family = GaugeMetricFamily(f"mlcd_collection_{what}", meaning, labels=["collection"])
+        for name, one in described.items():
+            family.add_metric([name], getattr(one, what))
+        yield family
+    recall = GaugeMetricFamily("mlcd_collection_recall", _RECALL, labels=["collection"])
+    for name, one in described.items():
+        if one.recall is not None:
+            recall.add_metric([name], one.recall["measured"])
+    yield recall
+
+
+def _together(described: list["Description"]) -> Iterator[GaugeMetricFamily]:
+    for what, meaning in _COUNTED.items():
+        total = sum(getattr(one, what) for one in described)
+        yield GaugeMetricFamily(f"mlcd_collection_{what}", meaning, value=total)
+    recalls = [one.recall["measured"] for one in described if one.recall is not None]
+    if recalls:
+        yield GaugeMetricFamily("mlcd_collection_recall", _RECALL, value=min(recalls))

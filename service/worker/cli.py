@@ -10,8 +10,8 @@ import click
 from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import return_large_blocks
-from service.jobs.opening import open_queue
 from service.jobs.roots import Roots
+from service.jobs.service import open_queue
 from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
 from service.worker.engine import open_equipment

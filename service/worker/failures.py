@@ -6,10 +6,9 @@ from typing import Final
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
 from service.errors import OutsideRoots
-from service.jobs.job import Problem, Stage
-from service.jobs.printable import printable
+from service.jobs.job import Problem, Stage, printable
 from service.jobs.roots import OtherRoots, PlaceMoved
-from service.telemetry.faults import kinds
+from service.telemetry.logs import kinds
 
 _AGAIN: Final = "retry the job when that is mended"
 _OURS: Final = ("mlcd.", "service.")

@@ -15,15 +15,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
-from mlcd.errors import NotFound
+from mlcd.errors import NotFound, Unavailable
 from service.host.signals import STOPS, StopSignals
 from service.jobs.job import MAX_ATTEMPTS, Stage, Work
 from service.jobs.store import JobStore
-from service.telemetry.faults import places
+from service.telemetry.logs import places
 from service.worker.failures import EngineDown, Stopped, is_fatal, is_misfit, place_of, problem_of, reason_of, stalled
-from service.worker.link import Link
 from service.worker.task import Outcome, Pieces, Watch
 
 _RENEWAL_S: Final = 1.0
@@ -51,6 +50,11 @@ _OTHERS: Final = 100
 _STALLED: Final = 1
 """The exit status."""
 _log = logging.getLogger("mlcd.jobs")
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 10.0
+_SETTLED_S: Final = 30.0
+"""Without a failure, before it counts as back: a full disk lets through what only reads."""
+_Answer = TypeVar("_Answer")
 
 
 class Worker:
@@ -255,3 +259,34 @@ class Worker:
 def _name(work: Work) -> str:
     """Of the piece, for people."""
     return work.stage if work.shard is None else f"shard {work.shard}"
+
+
+class Link:
+    """Says once that the queue is away, and once that it is back."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.wait_s = 0.0
+        """Before the next question: ever longer while it is away."""
+
+        self._pause_s = 0.0
+        """The last of these."""
+        self._away_s: float | None = None
+        """When it last did not answer; None once it is back."""
+
+    def once(self, call: Callable[[], _Answer]) -> _Answer | None:
+        """The answer, None where there was none."""
+        try:
+            answer = call()
+        except Unavailable as error:
+            if self._away_s is None:
+                _log.warning("the job queue is away, trying again: %s", error.message)
+            self._away_s = time.monotonic()
+            self._pause_s = min(max(2 * self._pause_s, _FIRST_WAIT_S), _LONGEST_WAIT_S)
+            self.up, self.wait_s = False, self._pause_s
+            return None
+        if self._away_s is not None and time.monotonic() - self._away_s >= _SETTLED_S:
+            _log.warning("the job queue is back")
+            self._away_s, self._pause_s = None, 0.0
+        self.up, self.wait_s = True, 0.0
+        return answer

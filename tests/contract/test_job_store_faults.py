@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlcd.errors import ArtifactInvalid, NotFound, Unavailable
-from service.jobs.opening import open_queue
+from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.contract.job_stores import (
     BROKEN,
@@ -281,7 +281,7 @@ def canceled_in_vain(store, job_id):
 
 @embedded
 def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.sqlite_file._PATIENCE_S", 3.0)
+    monkeypatch.setattr("service.jobs.sqlite._PATIENCE_S", 3.0)
     job_id = submitted(store)
     with held(where):
         writing = threading.Thread(target=canceled_in_vain, args=(store, job_id))
@@ -296,7 +296,7 @@ def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
 
 @embedded
 def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.sqlite_file._PATIENCE_S", 30.0)
+    monkeypatch.setattr("service.jobs.sqlite._PATIENCE_S", 30.0)
     job_id, heard = submitted(store), []
 
     class Told(Exception):
@@ -344,7 +344,7 @@ def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(where
 def test_only_the_log_knows_where_a_file_is_that_cannot_be_written_and_not_by_every_request(
     where, store, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.sqlite_file._PATIENCE_S", 0.0)
+    monkeypatch.setattr("service.jobs.sqlite._PATIENCE_S", 0.0)
     job_id = submitted(store)
     with held(where):
         for _ in range(3):

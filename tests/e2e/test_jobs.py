@@ -22,7 +22,7 @@ from mlcd.images.sources import open_source
 from mlcd.labels.table import LabelTable
 from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
-from service.jobs.opening import open_queue
+from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.conftest import run_mlcd, start_mlcd
 from tests.integration.running import children

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from service.jobs.job import JobState, Problem
-from service.jobs.opening import open_queue
+from service.jobs.service import open_queue
 from service.keys.file import create_key
 from service.settings import read_settings
 from tests.conftest import run_mlcd, start_mlcd, write_digits

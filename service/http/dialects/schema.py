@@ -1,6 +1,14 @@
-"""Fields of which a request gives one: a type of Python cannot say it, a JSON schema can."""
+"""What all JSON schemas use: fields of which a request gives one, which a type of Python cannot say, and an example."""
+
+from typing import Final
 
 from pydantic import JsonValue
+
+EXAMPLE_IMAGE: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAAAAACMmsGiAAAAFElEQVR42mNg+M/wn4mBgYEBQQAAIi4CBSsxuAQAAAAA"
+    "SUVORK5CYII="
+)
+"""A PNG of 4 x 4 pixels, black and white in columns."""
 
 
 def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:

@@ -1,12 +1,23 @@
-"""Collections of images: made, listed, described, deleted."""
+"""Collections of images: made, listed, described, deleted; and how the other routes open and change one.
 
-from typing import Annotated, Any, Final
+A collection that a job or a command has put among the server's own since it started is opened when it is asked for.
+Changes are made off the event loop, and are durable before they are answered.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import Response
 
 from mlcd.collections.collection import Collection
-from mlcd.errors import InvalidInput
+from mlcd.collections.store import Collections
+from mlcd.errors import InvalidInput, TooManyOpenFiles, Unavailable
+from service.deadline import within_deadline
 from service.http.access import Opened
 from service.http.answers import headers, json_answer
 from service.http.auth import needs
@@ -15,11 +26,12 @@ from service.http.dialects.own.wire import CollectionList, CreateRequest, Delete
 from service.http.openapi import json_body
 from service.http.problems import misnamed
 from service.http.queries import given_fields
-from service.http.routes.arrivals import open_all_arrived, open_arrived, opened_collection
-from service.http.routes.changes import change
 from service.resources import Resources
+from service.telemetry.request import timed
 
 router = APIRouter(tags=["collections"])
+_Result = TypeVar("_Result")
+_log = logging.getLogger("mlcd.service")
 
 
 def _named(
@@ -128,3 +140,53 @@ def _describe(name: str, collection: Collection, resources: Resources) -> dict[s
             "error": None if described.indexing_error is None else "it could not be made; the log says why",
         },
     }
+
+
+async def opened_collection(name: str, request: Request, resources: Resources) -> Collection:
+    """As `Space.opened_collection`. Raises Conflict, too, where it is there and cannot be opened."""
+    await open_arrived(name, request, resources)
+    return resources.model.space.opened_collection(name)
+
+
+async def open_arrived(name: str, request: Request, resources: Resources) -> None:
+    """Have the collection open if there is one. A name of none costs a look into the folder, and waits for nobody."""
+    store = resources.model.space.store
+    if store is None or store.find(name) is not None:
+        return
+    if await _within(request, resources.compute, partial(store.has_arrived, name)):
+        await _within(request, resources.opening, partial(store.open_arrived, name))
+
+
+async def open_all_arrived(store: Collections, request: Request, resources: Resources) -> None:
+    """What cannot be opened is left aside."""
+    if await _within(request, resources.compute, store.arrived):
+        await _within(request, resources.opening, store.open_all_arrived)
+
+
+async def _within(request: Request, pool: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
+    return await within_deadline(asyncio.get_running_loop().run_in_executor(pool, work), request.state.deadline)
+
+
+async def change(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
+    """What `work` returns, by the request's deadline. Past it, the change may still be made: it is idempotent.
+
+    Raises Unavailable where the disk is full or no more files can be opened; nothing has changed then.
+    """
+    running = asyncio.get_running_loop().run_in_executor(resources.writing, _without_places, work)
+    with timed("store"):
+        return await within_deadline(running, request.state.deadline)
+
+
+def _without_places(work: Callable[[], _Result]) -> _Result:
+    """What the disk refuses names files: that is for the log, not for the client."""
+    try:
+        return work()
+    except TooManyOpenFiles as error:
+        _log.error("a collection cannot be changed: %s", error)
+        raise
+    except Unavailable as error:
+        _log.error("a collection cannot be changed: %s", error)
+        raise Unavailable(
+            "the server's disk is full or fails",
+            remedy="send the request again when there is space; what was acknowledged is kept",
+        ) from error

@@ -23,9 +23,7 @@ from service.http.encoding import encode
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import given_fields
-from service.http.routes.arrivals import opened_collection
-from service.http.routes.changes import change
-from service.http.routes.collections import Name
+from service.http.routes.collections import Name, change, opened_collection
 from service.inference.pipeline import Encoded
 from service.resources import Resources
 

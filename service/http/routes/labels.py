@@ -16,11 +16,10 @@ from mlcd.types import Neighbors
 from service.deadline import within_deadline
 from service.errors import StrictBatch
 from service.http.access import Opened
-from service.http.answers import JSON, NPY, RAW, headers, negotiated, provenance, to_npy
+from service.http.answers import JSON, NPY, RAW, headers, listed_answer, negotiated, provenance, to_npy
 from service.http.auth import needs
 from service.http.dialects.own.wire import LabeledImages, QueryRequest
 from service.http.openapi import BINARY, image_body
-from service.http.pieces import listed_answer
 from service.http.problems import item_error
 from service.http.queries import check_top, read_queries
 from service.inference.lookup import Lookup, LookupMode

@@ -1,6 +1,8 @@
-"""The items of a collection that are most similar to something, or to each other."""
+"""The items of a collection that are most similar to something, and near-duplicates, as far as one request can look."""
 
 import asyncio
+import threading
+import time
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -10,21 +12,21 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from mlcd.collections.collection import Collection
+from mlcd.collections.duplicates import duplicate_groups
 from mlcd.collections.items import Match
 from mlcd.collections.searcher import Found
+from mlcd.errors import DeadlineExceeded, InvalidInput
 from service.deadline import within_deadline
 from service.errors import BadRequest, TooLarge
 from service.http.access import Opened
-from service.http.answers import headers, provenance
+from service.http.answers import headers, json_answer, listed_answer, provenance
 from service.http.auth import needs
-from service.http.bodies import check_count, media_type, read_json, validated
-from service.http.dialects.own.wire import FoundItems, SearchOptions, SearchRequest
-from service.http.openapi import image_body
-from service.http.pieces import listed_answer
+from service.http.bodies import check_count, media_type, read_json, read_optional_json, validated
+from service.http.dialects.own.wire import DuplicatesRequest, FoundDuplicates, FoundItems, SearchOptions, SearchRequest
+from service.http.openapi import image_body, json_body
 from service.http.problems import item_error
 from service.http.queries import Queries, check_top, given_fields, queries_from_json, read_queries
-from service.http.routes.arrivals import opened_collection
-from service.http.routes.collections import Name
+from service.http.routes.collections import Name, opened_collection
 from service.resources import Resources
 from service.settings import Limits
 from service.telemetry.request import timed
@@ -35,6 +37,10 @@ _OPTIONS: Final = tuple(SearchOptions.model_fields)
 _IDS: Final = ("id", "ids")
 _MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
 _FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
+_MAX_ITEMS: Final = 50_000
+"""All pairs of them are more than a deadline of 30 s allows on two cores."""
+_REMEDY: Final = "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
+_DUPLICATES: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundDuplicates}, 404: {}, 409: {}}
 
 
 @router.post(
@@ -157,3 +163,56 @@ async def _queries_of_items(
     check_count(len(ids), resources.settings.limits)
     await resources.rates.take(request.state.key, len(ids))
     return Queries.given(np.concatenate([collection.embedding_of(item_id) for item_id in ids]))
+
+
+@router.post(
+    "/v1/collections/{name}/duplicates",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_DUPLICATES,
+    openapi_extra={"requestBody": {**json_body(DuplicatesRequest)["requestBody"], "required": False}},
+)
+async def find_duplicates(name: Name, request: Request, resources: Opened) -> Response:
+    """Groups of items that chains of pairs of at least this `similarity` join; every pair is compared.
+
+    At most 50,000 items, within the deadline; `mlcd index --duplicates` has no such bounds.
+    """
+    collection = await opened_collection(name, request, resources)
+    content = await read_optional_json(request, resources)
+    asked = validated(DuplicatesRequest, content)
+    if len(collection) > _MAX_ITEMS:
+        raise InvalidInput(f"{len(collection)} items are more than the {_MAX_ITEMS} of one request", remedy=_REMEDY)
+    bound = _Bound(request.state.deadline)
+    comparing = partial(_compare, collection, asked.similarity, bound)
+    try:
+        with timed("compare"):
+            groups = await within_deadline(
+                asyncio.get_running_loop().run_in_executor(resources.comparing, comparing), request.state.deadline
+            )
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded("the time for a request has passed", remedy=_REMEDY) from error
+    finally:
+        bound.left.set()
+    return json_answer(
+        {"collection": name, "similarity": asked.similarity, "groups": groups},
+        headers(resources),
+    )
+
+
+class _Bound:
+    """The meter of a comparison that ends with its request: by its deadline, or because nobody waits any more."""
+
+    def __init__(self, deadline: float) -> None:
+        """deadline: by the loop's clock, which is time.monotonic."""
+        self._deadline = deadline
+        self.left = threading.Event()
+
+    def advance(self, num: int = 1, **facts: object) -> None:  # noqa: ARG002 - of the protocol
+        if self.left.is_set() or time.monotonic() > self._deadline:
+            raise DeadlineExceeded("the time for a request has passed")
+
+
+def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[dict[str, Any]]:
+    ids, read = collection.rows()
+    groups = duplicate_groups(len(ids), read, similarity, meter=bound)
+    return [group.record(ids) for group in groups]

@@ -1,7 +1,11 @@
-"""Vectors in Redis, shared by servers and restarts. Whatever it does, requests lose a few milliseconds at most."""
+"""Vectors in Redis, shared by servers and restarts. Whatever it does, requests lose a few milliseconds at most.
+
+Where the operator has set a bound, nothing is written while Redis uses more.
+"""
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from contextvars import Context
 from typing import Final, Self
@@ -14,7 +18,6 @@ from redis.exceptions import NoPermissionError, RedisError
 from mlcd.errors import ConfigInvalid
 from service.inference.cache.circuit import Circuit
 from service.inference.cache.keyspace import KeySpace
-from service.inference.cache.room import Room
 from service.inference.cache.vectors import VectorFormat
 from service.telemetry.metrics import Metrics
 
@@ -27,6 +30,8 @@ _MAX_WAITING: Final = 2048
 _WRITE_TOGETHER: Final = 64
 _PATIENCE: Final = 10
 """Times a look-up's timeout, for what nobody waits for: to connect, which takes several round trips, and to write."""
+_FRESH_S: Final = 1.0
+"""Of an answer: a writer asks once a second at most. What all of them write in a second may go beyond the bound."""
 
 
 class RedisCache:
@@ -185,3 +190,22 @@ class RedisCache:
                 return await self._ping()
         except Exception:  # noqa: BLE001 - as above
             return False
+
+
+class Room:
+    """By what Redis says that it uses as a whole, whoever filled it: it does not count one client's share."""
+
+    def __init__(self, client: Redis, max_bytes: int | None) -> None:
+        """max_bytes: None knows no bound, and asks nothing."""
+        self._client, self._max_bytes = client, max_bytes
+        self._used_bytes = 0
+        self._asked = -_FRESH_S
+
+    async def left(self) -> bool:
+        """Raises what the client does."""
+        if self._max_bytes is None:
+            return True
+        if time.monotonic() - self._asked >= _FRESH_S:
+            self._used_bytes = (await self._client.info("memory"))["used_memory"]
+            self._asked = time.monotonic()
+        return self._used_bytes < self._max_bytes

@@ -25,8 +25,7 @@ from service.host.threads import limit_blas
 from service.inference.engine.fake import FakeEncoder
 from service.inference.engine.served import Opening, ServedEncoder
 from service.inference.engine.slots import Slots
-from service.telemetry.faults import kinds
-from service.telemetry.logs import configure_logs
+from service.telemetry.logs import configure_logs, kinds
 
 _log = logging.getLogger("mlcd.service")
 _Tell = Callable[[dict[str, Any]], None]

@@ -9,9 +9,8 @@ import numpy as np
 from mlcd.errors import Unavailable
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.inference.admission import Admission
+from service.inference.admission import Admission, Capacity
 from service.inference.batcher import MicroBatcher
-from service.inference.capacity import Capacity
 from service.inference.engine.process import EngineFailed, Inference
 from service.inference.pipeline import Pipeline
 from service.telemetry.metrics import Metrics

@@ -1,10 +1,11 @@
 """Wire models of KServe's Open Inference Protocol (v2) over HTTP."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from service.http.dialects.example import EXAMPLE_IMAGE
+from service.http.dialects.dialect import Dialect, Refusal
+from service.http.dialects.schema import EXAMPLE_IMAGE
 
 Datatype = Literal["BYTES", "UINT8", "FP32", "INT32"]
 
@@ -238,3 +239,10 @@ class KServeError(BaseModel):
     """The protocol's shape of a refusal."""
 
     error: str
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    return {"error": refusal.detail}
+
+
+DIALECT: Final = Dialect(("/v2",), "application/json", KServeError, _refusal)

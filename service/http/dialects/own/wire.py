@@ -1,12 +1,14 @@
 """Wire models of our own routes. Answers with vectors are described here and written without passing through here."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlcd.errors import ImageReason
-from service.http.dialects.example import EXAMPLE_IMAGE
-from service.http.dialects.schema import exactly_one
+from service.http.dialects.dialect import Dialect, Refusal
+from service.http.dialects.schema import EXAMPLE_IMAGE, exactly_one
+
+_PREFIX: Final = "urn:mlcd:problem:"
 
 
 class Problem(BaseModel):
@@ -37,6 +39,23 @@ class Problem(BaseModel):
     limit: str | None = None
     index: int | None = None
     param: str | None = None
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    extra = {"limit": refusal.limit, "index": refusal.index, "param": refusal.param}
+    return {
+        "type": _PREFIX + refusal.name,
+        "title": refusal.title,
+        "status": refusal.status,
+        "detail": refusal.detail,
+        "instance": refusal.instance,
+        "request_id": refusal.request_id,
+        **{name: value for name, value in extra.items() if value is not None},
+    }
+
+
+DIALECT: Final = Dialect(("",), "application/problem+json", Problem, _refusal)
+"""Every path that is no other dialect's."""
 
 
 class ItemError(BaseModel):

@@ -11,16 +11,19 @@ import service.errors
 from mlcd.errors import ImageRejected, MlcdError, NotFound
 from service.errors import RecordDamaged, StrictBatch, TooLarge, Unsupported
 from service.http import problems
-from service.http.dialects.cohere_wire import EmbedRequest
+from service.http.app import create_app
+from service.http.dialects.cohere import EmbedRequest
 from service.http.dialects.kserve.wire import InferRequest
-from service.http.dialects.openai_wire import EmbeddingsRequest
+from service.http.dialects.openai import EmbeddingsRequest
 from service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 
+APP = create_app(None)
 SECRET = "SECRET-OF-THE-CLIENT"
 
 
 def request(path):
-    return Request({"type": "http", "path": path, "headers": [], "state": {"request_id": "r7"}, "query_string": b""})
+    state = {"request_id": "r7"}
+    return Request({"type": "http", "app": APP, "path": path, "headers": [], "state": state, "query_string": b""})
 
 
 def answer(path, error, handle=handle_mlcd_error):

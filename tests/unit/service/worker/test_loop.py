@@ -15,7 +15,7 @@ from mlcd.embeddings import EmbeddingsArtifact
 from mlcd.errors import Overloaded, Unavailable
 from service.inference.engine.fake import FakeEncoder
 from service.worker.task import Watch
-from tests.unit.service.jobs.working import MODEL, archived, planned_by_hand, spec, until, work, working
+from tests.unit.service.worker.working import MODEL, archived, planned_by_hand, spec, until, work, working
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

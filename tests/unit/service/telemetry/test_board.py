@@ -9,7 +9,7 @@ import yaml
 
 from tests.unit.service.engines import new_metrics
 
-DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
 BOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "mlcd.json").read_text())
 EXPRESSIONS = [target["expr"] for panel in BOARD["panels"] for target in panel.get("targets", ())]
 PARTS = re.compile("_(bucket|sum|count)$")

@@ -9,7 +9,7 @@ from mlcd.errors import ConfigInvalid
 from service.settings import read_settings, setting_lines, setting_names
 from tests.conftest import run_mlcd
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 def written(path, *lines):

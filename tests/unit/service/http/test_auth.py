@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from mlcd.errors import ConfigInvalid
 from service.http.app import create_app
 from service.http.auth import EXEMPT, check_declared, needs
-from service.serve.exposure import check_exposure
+from service.serve.cli import check_exposure
 from service.settings import Auth
 
 

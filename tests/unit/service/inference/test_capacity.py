@@ -1,7 +1,7 @@
 import pytest
 
 from mlcd.errors import Overloaded
-from service.inference.capacity import Capacity
+from service.inference.admission import Capacity
 from tests.unit.service.engines import new_metrics
 
 

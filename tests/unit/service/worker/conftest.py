@@ -28,7 +28,7 @@ def queue(tmp_path):
 def short_pauses(monkeypatch):
     for name in ("_AFTER_FAILURE_S", "_IDLE_S", "_ENGINE_PAUSE_S"):
         monkeypatch.setattr(f"service.worker.loop.{name}", 0.05)
-    monkeypatch.setattr("service.worker.link._FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr("service.worker.loop._FIRST_WAIT_S", 0.02)
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.05)
 
 

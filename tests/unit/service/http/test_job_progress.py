@@ -3,8 +3,7 @@
 import pytest
 
 from service.http.dialects.own.job_wire import JobProgress
-from service.jobs.job import JobSpec
-from service.jobs.record import Record
+from service.jobs.job import JobSpec, Record
 from service.jobs.transitions import cancel, complete, cut, extend, give
 
 
