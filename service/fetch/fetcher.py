@@ -18,10 +18,9 @@ from service.hosts import allows
 from service.settings import Fetch, Limits
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import took
+from service.timings import FETCH_KEPT_S
 
 _Outcome: TypeAlias = bytes | ImageRejected
-_KEPT_S: Final = 2.0
-"""Of a connection without a request: less than hosts commonly allow, so that they seldom close it under a request."""
 _DOMAINS: Final = 4
 """With name servers that do not answer, before names of others wait for them."""
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -54,7 +53,7 @@ class Fetcher:
             # Of the system and of certifi. Made once, as it takes long; and not at all where nothing is fetched.
             ssl_context=httpcore.default_ssl_context() if settings.allow else None,
             max_connections=settings.max_connections,
-            keepalive_expiry=_KEPT_S,
+            keepalive_expiry=FETCH_KEPT_S,
             network_backend=CheckedNetwork(settings.networks, self._resolver),
         )
         return self

@@ -10,9 +10,8 @@ from httpcore import SOCKET_OPTION, AsyncNetworkBackend, AsyncNetworkStream
 from mlcd.errors import ImageRejected
 from service.fetch.addresses import Network, may_connect
 from service.fetch.resolver import Resolver
+from service.timings import FETCH_CONNECT_S
 
-_ATTEMPT_S: Final = 3.0
-"""For one address of several: the next may answer."""
 _READ_BYTES: Final = 16 * 2**10
 """What is parsed in one go, on the event loop."""
 _MAX_OVERHEAD_BYTES: Final = 64 * 2**10
@@ -39,7 +38,7 @@ class CheckedNetwork(AsyncNetworkBackend):
         for address in await self._addresses(host, port):
             try:
                 stream = await self._backend.connect_tcp(
-                    address, port, timeout or _ATTEMPT_S, local_address, socket_options
+                    address, port, timeout or FETCH_CONNECT_S, local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error

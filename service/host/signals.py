@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
+from service.timings import SIGNAL_ECHO_S
+
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 """The signals of a person, a system or a terminal to the process that they started."""
 FINISH: Final = signal.SIGUSR1
 """The signal of a supervisor to its server processes, which ignore `STOPS`."""
-_ECHO_S: Final = 0.1  # of a person's hand a second signal comes later
 
 
 def end_at_once(number: int) -> NoReturn:
@@ -45,7 +46,7 @@ class StopSignals:
         if self._began_s is None:
             self._began_s = now_s
             return True
-        if now_s - self._began_s > _ECHO_S:
+        if now_s - self._began_s > SIGNAL_ECHO_S:
             self._last()
             end_at_once(number)
         return False

@@ -16,15 +16,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.http.middleware import PROBES
 from service.telemetry.metrics import Metrics
+from service.timings import ANSWER_READ_S, BODY_REST_S, CROWDED_RETRY_S, REQUEST_HEADERS_S
 
-HEADERS_S: Final = 10.0
-"""From the connection, or from the end of an exchange, to the last header of the next request."""
-_MARGIN_S: Final = 10.0  # after the deadline, for a slow client to read its answer
 MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 """Of a request: headers, the framing of chunks, trailers. More only where there is as much body."""
 _MAX_PIPELINED: Final = 16
 _MAX_DESCRIPTORS: Final = 65_536
-_LINGER_S: Final = 10.0  # for the rest of a body that was answered before it was all here
 PLACES_FOR_PROBES: Final = 16  # connections beyond the most there may be, for health and metrics
 _PROBES: Final = frozenset(path.encode() for path in PROBES)
 _CROWDED: Final = orjson.dumps(
@@ -42,7 +39,7 @@ class Bounds:
 
     def __init__(self, *, most: int, exchange_s: float, metrics: Metrics) -> None:
         """most: connections; exchange_s: seconds from a request's last header until its answer is ready."""
-        self.most, self.exchange_s = most, exchange_s + _MARGIN_S
+        self.most, self.exchange_s = most, exchange_s + ANSWER_READ_S
         self.answered: dict[Connection, None] = {}
         """Connections whose client still sends an answered body, or does not read its answer; the oldest first."""
         self.waiting: dict[Connection, None] = {}
@@ -156,7 +153,7 @@ class Connection(HttpToolsProtocol):
             self._wait()
         else:
             self._bounds.answered[self] = None
-            self._within(_LINGER_S)
+            self._within(BODY_REST_S)
 
     def _wait(self) -> None:
         self._bounds.forget(self)
@@ -165,7 +162,7 @@ class Connection(HttpToolsProtocol):
             self._within(self._bounds.exchange_s)
             return
         self._bounds.waiting[self] = None
-        self._within(HEADERS_S)
+        self._within(REQUEST_HEADERS_S)
 
     def _within(self, seconds: float) -> None:
         if self._timer is not None:
@@ -187,7 +184,7 @@ class Connection(HttpToolsProtocol):
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers what is no probe while there are more connections than there may be."""
-    headers = {"Retry-After": "1", "Connection": "close"}
+    headers = {"Retry-After": str(CROWDED_RETRY_S), "Connection": "close"}
     await Response(_CROWDED, 503, headers, "application/problem+json")(scope, receive, send)
 
 

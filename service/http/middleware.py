@@ -20,6 +20,7 @@ from service.inference.cache.cached import CachedPipeline
 from service.inference.contract import refuse_when_down
 from service.resources import Resources
 from service.telemetry.request import RequestRecord, begin_request, received_trace
+from service.timings import BODY_PATIENCE_S
 
 _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -33,8 +34,7 @@ _RETRY_AFTER: Final = b"retry-after"
 PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
 """They come all day: logged at debug, and not traced."""
 _RESERVED_BYTES: Final = 64 * 2**10  # of a body that begins; the rest is charged as it comes
-MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over _PATIENCE_S, is given up
-_PATIENCE_S: Final = 5.0  # how long a client may send nothing of a body that it has begun
+MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over BODY_PATIENCE_S, is given up
 _OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
 _DOCS: Final = "/docs"
 _DATA_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
@@ -199,7 +199,7 @@ class _Body:
         self._checked = False
         self._key: str | None = None
         self._received = self._reserved = 0
-        self._patience_s = _PATIENCE_S
+        self._patience_s = BODY_PATIENCE_S
 
     async def receive(self) -> Message:
         if not self._checked:
@@ -229,7 +229,7 @@ class _Body:
             self._resources.metrics.rejected("too-slow")
             raise TooSlow(f"the body comes slower than {MIN_BYTES_PER_S} bytes a second") from error
         restored_s = len(message.get("body", b"")) / MIN_BYTES_PER_S
-        self._patience_s = min(_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
+        self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
         return message
 
     def _check_before(self) -> None:

@@ -10,13 +10,8 @@ from typing import Final
 
 from mlcd.errors import Overloaded
 from service.telemetry.metrics import Metrics
+from service.timings import BURST_S, MAX_RETRY_S, MIN_RETRY_S, RATE_MEMORY_S
 
-_MIN_RETRY_S: Final = 1
-_MAX_RETRY_S: Final = 30
-_MEMORY_S: Final = 2.0
-"""Of the measured rate: what was long ago says little."""
-_BURST_S: Final = 0.1
-"""A batch's images end one after the other: the first of them alone makes the rate of a slow engine look hopeless."""
 _MARGIN: Final = 0.75
 """Of the time left: the rate is a measurement, and what is admitted shall be answered in time."""
 
@@ -83,7 +78,7 @@ class DrainRate:
     def finished(self, num: int, now: float, *, idle: bool) -> None:
         """idle: that was all the work there was."""
         elapsed = now - (self._since if self._since is not None else now)
-        if now - self._burst_began > _BURST_S:
+        if now - self._burst_began > BURST_S:
             self._end_burst()
             self._burst_began = now
         self._burst_images += num
@@ -94,7 +89,7 @@ class DrainRate:
 
     def seconds_for(self, num: int, now: float) -> float:
         """0 before anything was measured."""
-        under_way = now - self._burst_began <= _BURST_S
+        under_way = now - self._burst_began <= BURST_S
         images, busy_s = (self._images, self._busy_s) if under_way else self._with_burst()
         return num * busy_s / images if images else 0.0
 
@@ -104,7 +99,7 @@ class DrainRate:
         self._burst_began = -math.inf
 
     def _with_burst(self) -> tuple[float, float]:
-        decay = math.exp(-self._burst_s / _MEMORY_S)
+        decay = math.exp(-self._burst_s / RATE_MEMORY_S)
         return self._images * decay + self._burst_images, self._busy_s * decay + self._burst_s
 
 
@@ -165,4 +160,4 @@ class Admission:
 
 
 def bounded_retry_s(seconds: float) -> int:
-    return min(_MAX_RETRY_S, max(_MIN_RETRY_S, math.ceil(seconds)))
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, math.ceil(seconds)))

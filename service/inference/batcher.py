@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ from service.inference.engine.slots import NUM_SLOTS
 from service.inference.engine.supervised import BatchEngine
 from service.inference.fair import FairQueue
 from service.telemetry.metrics import Metrics
-
-_MAX_DELAY_S: Final = 0.002
+from service.timings import MAX_BATCH_DELAY_S
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class MicroBatcher:
 
     async def _gather(self) -> None:
         """Let what arrives together, or is announced and arrives in time, ride together."""
-        deadline = time.perf_counter() + _MAX_DELAY_S
+        deadline = time.perf_counter() + MAX_BATCH_DELAY_S
         await asyncio.sleep(0)
         while self._coming and len(self._waiting) < self._max_batch and time.perf_counter() < deadline:
             self._changed.clear()

@@ -2,16 +2,12 @@
 
 import asyncio
 import contextlib
-from typing import Final
 
 import numpy as np
 
 from mlcd.errors import MlcdError
 from service.inference.contract import Dispatcher, Engine
-
-_FRESH_S: Final = 0.5
-"""A success says so much about the present; older than that, an inference is tried. With the least time after which
-one is in doubt (0.8 s), an engine that hangs is noticed within 1.3 s."""
+from service.timings import READY_FRESH_S
 
 
 class Readiness:
@@ -27,9 +23,9 @@ class Readiness:
         """Answers within the time after which an inference is in doubt: 0.8 s, or three times the largest batch."""
         if self.draining or not self._engine.up or self._engine.overdue:
             return False
-        if self._age > _FRESH_S or self._engine.failing:
+        if self._age > READY_FRESH_S or self._engine.failing:
             await self._try()
-        return not self._engine.failing and self._engine.up and self._age <= _FRESH_S + self._engine.overdue_s
+        return not self._engine.failing and self._engine.up and self._age <= READY_FRESH_S + self._engine.overdue_s
 
     @property
     def _age(self) -> float:
@@ -38,7 +34,7 @@ class Readiness:
     async def _try(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._trial is None or self._trial.done():
-            if now - self._tried < _FRESH_S:
+            if now - self._tried < READY_FRESH_S:
                 return
             self._tried = now
             self._trial = asyncio.create_task(self._infer(), name="readiness-trial")

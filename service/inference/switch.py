@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DeadlineExceeded, MlcdError, Unavailable
 from service.host.allocator import keep_what_is_open
@@ -15,10 +15,9 @@ from service.inference.engine.served import ServedEncoder
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.model import Ground, ServedModel, open_model
 from service.inference.space import open_space
+from service.timings import RETIREMENT_S
 
 _log = logging.getLogger("mlcd.service")
-_LATE_S: Final = 1.0
-"""Past its deadline a request has been answered, or never will be."""
 
 
 class Swap:
@@ -116,7 +115,7 @@ class Swap:
     async def _retire(self, former: ServedModel, opened: AsyncExitStack, model: ServedModel, *, unload: bool) -> None:
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._ground.settings.limits.deadline_s + _LATE_S):
+                async with asyncio.timeout(self._ground.settings.limits.deadline_s + RETIREMENT_S):
                     await former.requests.none()
         finally:
             await opened.aclose()

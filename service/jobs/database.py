@@ -13,7 +13,8 @@ from typing import Final, Protocol, Self, TypeVar
 from mlcd.errors import Conflict
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
-from service.jobs.job import FINISHED, LONGEST_PAUSE_S, Event, Failure, Job, JobSpec, JobState, Record, record_from_json
+from service.jobs.job import FINISHED, Event, Failure, Job, JobSpec, JobState, Record, record_from_json
+from service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
 
 Result = TypeVar("Result")
 KEPT_EVENTS: Final = 32
@@ -24,13 +25,11 @@ CANDIDATES: Final = 16
 """Jobs that a claim tries: more than one only where others claim at the same moment."""
 FAR: Final = 4
 """And jobs that seem to be due so late that the clock must have been set back."""
-_TOLERANCE_S: Final = 2.0
-"""More than a clock is ever slewed between two looks at it."""
 
 
 def far_s(now_s: float, lease_s: float) -> float:
     """Later than anything is put off from now."""
-    return now_s + max(lease_s, LONGEST_PAUSE_S) + 1.0
+    return now_s + max(lease_s, LONGEST_PAUSE_S) + CLOCK_MARGIN_S
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ class Clock:
             if self._last is not None:
                 last_before_s, last_s, last_after_s = self._last
                 shortest_s, longest_s = before_s - last_after_s, after_s - last_before_s
-                if not shortest_s - _TOLERANCE_S <= now_s - last_s <= longest_s + _TOLERANCE_S:
+                if not shortest_s - CLOCK_TOLERANCE_S <= now_s - last_s <= longest_s + CLOCK_TOLERANCE_S:
                     self._leapt_at_s = after_s
             self._last = before_s, now_s, after_s
         return now_s

@@ -21,10 +21,7 @@ job has left."""
 FINISHED: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "canceled"})
 MAX_ATTEMPTS: Final = 3
 """A piece that was given out so often without an end is not given out again: it is what kills its workers."""
-FIRST_PAUSE_S: Final = 4.0
-"""After the first failure of a piece, before it is given out again: what passes by itself is over then."""
 PAUSE_GROWTH: Final = 4.0
-LONGEST_PAUSE_S: Final = 60.0
 _BYTES: Final = range(0xDC80, 0xDD00)
 """What stands for bytes of a name that are no UTF-8."""
 

@@ -16,11 +16,10 @@ from service.jobs.sqlite import EmbeddedRecords
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
+from service.timings import DAY_S, JOBS_COUNT_S
 
 _Result = TypeVar("_Result")
 _THREADS: Final = 4
-_COUNT_EVERY_S: Final = 5.0
-_DAY_S: Final = 86400.0
 _FILE: Final = Path("jobs") / "queue.sqlite"
 
 
@@ -60,7 +59,7 @@ class JobDesk:
                     oldest_wait_s=census.oldest_wait_s,
                     num_workers=len(workers),
                 )
-            await asyncio.sleep(_COUNT_EVERY_S)
+            await asyncio.sleep(JOBS_COUNT_S)
 
     def _count(self) -> tuple[Census, list[str]]:
         self.store.sweep(longer_than_s=self.keep_s, more_than=self.keep_jobs)
@@ -78,7 +77,7 @@ async def open_desk(settings: Settings) -> AsyncIterator[JobDesk | None]:
     store = open_queue(settings)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
     try:
-        yield JobDesk(store, roots, threads, settings.jobs.keep_days * _DAY_S, settings.jobs.keep_jobs)
+        yield JobDesk(store, roots, threads, settings.jobs.keep_days * DAY_S, settings.jobs.keep_jobs)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         store.close()

@@ -36,13 +36,14 @@ from service.jobs.job import (
     record_from_json,
     record_to_json,
 )
+from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
 
 SCHEMA: Final = 3
 """1 knew no failures, and no jobs by their end; 2 knew no models of workers: they are brought up."""
 _APPLICATION: Final = 0x4D4C434A
 """`MLCJ`: what the file says of itself."""
-_ENDED_S: Final = "json_extract(record, '$.ended_s')"
-_OVER: Final = f"due_s IS NULL AND {_ENDED_S} IS NOT NULL"
+_ENDED_AT: Final = "json_extract(record, '$.ended_s')"
+_OVER: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
 _TABLES: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
@@ -55,7 +56,7 @@ CREATE TABLE IF NOT EXISTS sizes (job TEXT, shard INTEGER, images INTEGER NOT NU
                                   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS failures (job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard))
                                      WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_S}) WHERE {_OVER};
+CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_AT}) WHERE {_OVER};
 CREATE TABLE IF NOT EXISTS beats (worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL,
                                   until_s REAL NOT NULL) WITHOUT ROWID;
 DROP TABLE IF EXISTS workers;
@@ -63,12 +64,6 @@ PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {SCHEMA};
 COMMIT;
 """
-_LOOK_S: Final = 0.5
-"""Within SQLite no signal is heard: it waits for so long, and is asked again."""
-_PATIENCE_S: Final = 3.0
-"""For a turn to write, which each process has for milliseconds."""
-_TELL_EVERY_S: Final = 60.0
-"""Where the file is and what SQLite calls its fault: clients are not told, and requests must not fill a log."""
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _Answer = TypeVar("_Answer")
@@ -135,10 +130,10 @@ class EmbeddedRecords:
         return [failure_from_json(view) for (view,) in found]
 
     def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
-        count = f"SELECT count(*) FILTER (WHERE {_ENDED_S} <= ?), count(*) FROM jobs WHERE {_OVER}"  # noqa: S608
+        count = f"SELECT count(*) FILTER (WHERE {_ENDED_AT} <= ?), count(*) FROM jobs WHERE {_OVER}"  # noqa: S608
         ((old, ended),) = self._file.rows(count, self._clock.now_s() - longer_than_s)
         num = max(0, min(limit, max(old, ended - more_than)))
-        first = f"SELECT id, {_ENDED_S} FROM jobs WHERE {_OVER} ORDER BY {_ENDED_S} LIMIT ?"  # noqa: S608
+        first = f"SELECT id, {_ENDED_AT} FROM jobs WHERE {_OVER} ORDER BY {_ENDED_AT} LIMIT ?"  # noqa: S608
         return [Ended(job_id, ended_s) for job_id, ended_s in self._file.rows(first, num)]
 
     def count(self) -> dict[JobState, int]:
@@ -317,7 +312,7 @@ class EmbeddedFile:
 
     def _tell(self, error: Exception) -> None:
         """Now and then."""
-        if self._told_s is None or time.monotonic() - self._told_s >= _TELL_EVERY_S:
+        if self._told_s is None or time.monotonic() - self._told_s >= SQLITE_LOG_S:
             self._told_s = time.monotonic()
             fault = getattr(error, "sqlite_errorname", type(error).__name__)
             _log.warning("the job queue at %s cannot be read or written: %s", self._path, fault)
@@ -333,7 +328,7 @@ class _Connection:
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        if not self._turn.acquire(timeout=_PATIENCE_S):
+        if not self._turn.acquire(timeout=SQLITE_TURN_S):
             raise Unavailable("the job queue is busy", remedy="come back soon")
         try:
             self._follow()
@@ -346,7 +341,7 @@ class _Connection:
             self._connection.close()
 
     def _open(self) -> None:
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_LOOK_S)
+        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=SQLITE_WAIT_S)
         try:
             _patiently(lambda: self._prepare(connection))
             self._file = _identity(self._path)
@@ -373,7 +368,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _patiently(call: Callable[[], _Answer]) -> _Answer:
     """Asked again while another process writes; between two times signals are heard."""
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + SQLITE_TURN_S
     while True:
         try:
             return call()

@@ -17,15 +17,9 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from service.errors import RateExceeded
 from service.keys.file import Key
 from service.telemetry.metrics import Metrics
+from service.timings import RATE_REDIS_REST_S, RATE_REDIS_S, RATE_ROUNDING_S, RATE_WINDOW_S
 
-_WINDOW_S: Final = 60
-_ROUNDING_S: Final = 0.01
-"""Of clocks: a request that comes back at the very moment comes too early."""
 _PREFIX: Final = "mlcd:rate"
-_REDIS_TIMEOUT_S: Final = 0.25
-"""A request waits no longer to be counted."""
-_REDIS_REST_S: Final = 5.0
-"""After a failure Redis is left alone for so long: meanwhile each server counts for itself."""
 
 if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
@@ -45,9 +39,9 @@ class _Counter:
         item = RateLimitItemPerMinute(rate)
         if await self._limiter.hit(item, key.id, cost=num):
             return 0
-        before, before_s, now, now_s = await self._storage.get_sliding_window(item.key_for(key.id), _WINDOW_S)
-        wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - _WINDOW_S))
-        return max(1, math.ceil(wait_s + _ROUNDING_S))
+        before, before_s, now, now_s = await self._storage.get_sliding_window(item.key_for(key.id), RATE_WINDOW_S)
+        wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - RATE_WINDOW_S))
+        return max(1, math.ceil(wait_s + RATE_ROUNDING_S))
 
 
 def _wait_s(room: int, before: int, before_s: float, now: int, now_s: float) -> float:
@@ -56,8 +50,8 @@ def _wait_s(room: int, before: int, before_s: float, now: int, now_s: float) -> 
     Those of the minute before count by the part that is left of it, the fraction of an image left away.
     """
     if now <= room:
-        return before_s - (room + 1 - now) * _WINDOW_S / before if before else 0.0
-    return now_s + max(0.0, _WINDOW_S - (room + 1) * _WINDOW_S / now)
+        return before_s - (room + 1 - now) * RATE_WINDOW_S / before if before else 0.0
+    return now_s + max(0.0, RATE_WINDOW_S - (room + 1) * RATE_WINDOW_S / now)
 
 
 class Rates:
@@ -90,13 +84,13 @@ class Rates:
         if self._shared is None or (self._rest_until is not None and now < self._rest_until):
             return await self._local.take(key, rate, num, taken)
         if self._rest_until is not None:
-            self._rest_until = now + _REDIS_REST_S  # one request tries it again, not all
+            self._rest_until = now + RATE_REDIS_REST_S  # one request tries it again, not all
         try:
-            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+            async with asyncio.timeout(RATE_REDIS_S):
                 wait_s = await self._shared.take(key, rate, num, taken)
         except (StorageError, TimeoutError):
             self._tell(answers=False)
-            self._rest_until = now + _REDIS_REST_S
+            self._rest_until = now + RATE_REDIS_REST_S
             return await self._local.take(key, rate, num, taken)
         self._tell(answers=True)
         self._rest_until = None

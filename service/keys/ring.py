@@ -4,14 +4,11 @@ import asyncio
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from mlcd.errors import ConfigInvalid, Unavailable
 from service.errors import Unauthorized
 from service.keys.file import Key, KeySet, read_keys
-
-WATCH_EVERY_S: Final = 1.0
-"""How long a revoked key may go on."""
+from service.timings import KEYS_POLL_S
 
 _log = logging.getLogger("mlcd.service")
 
@@ -46,7 +43,7 @@ class KeyRing:
     async def watch(self) -> None:
         """Read the file whenever it has changed, until cancelled."""
         while True:
-            await asyncio.sleep(WATCH_EVERY_S)
+            await asyncio.sleep(KEYS_POLL_S)
             stamp = await asyncio.to_thread(_stamp_of, self._path)
             if stamp != self._stamp:
                 # The stamp is the older of the two: what is written in between is seen the next time.

@@ -36,16 +36,16 @@ from service.resources import Resources, find_model, open_resources
 from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
 from service.telemetry.metrics import count_together
+from service.timings import SERVER_CLOSE_S
 
 Stops: TypeAlias = tuple[signal.Signals, ...]
 """The signals that end a process."""
 BACKLOG: Final = 2048
-_MARGIN_S: Final = 3.0  # to cancel what is left, and to close everything
 
 
 def bound_s(settings: Settings) -> float:
     """Within so many seconds of a signal a server process has ended."""
-    return settings.drain_s + settings.grace_s + _MARGIN_S
+    return settings.drain_s + settings.grace_s + SERVER_CLOSE_S
 
 
 def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
@@ -86,7 +86,7 @@ async def _serve(
     identity: str | None,
     stops: Stops,
 ) -> None:
-    with canceled_by_a_signal(within_s=_MARGIN_S, stops=stops):
+    with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
         async with open_resources(settings, folder, together=together) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")

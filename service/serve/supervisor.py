@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -24,13 +24,9 @@ from service.host.children import start_child
 from service.host.signals import FINISH, STOPS, StopSignals
 from service.serve.server import Order, Source, bound_s
 from service.settings import Settings
+from service.timings import SERVER_BACKOFF_S, SERVER_KILL_S, SERVER_MAX_BACKOFF_S, SERVER_STEADY_S
 
 _log = logging.getLogger("mlcd.service")
-_STEADY_S: Final = 30.0
-"""A process that lived so long is replaced at once; one that did not, after a pause that doubles."""
-_BACKOFF_S: Final = 0.5
-_MAX_BACKOFF_S: Final = 15.0
-_MARGIN_S: Final = 1.0
 
 
 class Supervisor:
@@ -78,13 +74,13 @@ class Supervisor:
             if self._stopping.is_set():
                 # A process that is just beginning cannot hear FINISH yet and ends by it: told to, all the same.
                 return 0 if status == -FINISH else status
-            pause_s = 0.0 if time.monotonic() - born > _STEADY_S else pause_s
+            pause_s = 0.0 if time.monotonic() - born > SERVER_STEADY_S else pause_s
             _log.error("server process %d ended with status %d; the next starts in %.1f s", slot, status, pause_s)
             while not await self._started_again(slot, together, pause_s):
-                pause_s = min(_MAX_BACKOFF_S, max(_BACKOFF_S, 2 * pause_s))
+                pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
                 if self._stopping.is_set():
                     return 0
-            pause_s = min(_MAX_BACKOFF_S, max(_BACKOFF_S, 2 * pause_s))
+            pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
 
     async def _started_again(self, slot: int, together: Path, pause_s: float) -> bool:
         with suppress(TimeoutError):
@@ -128,7 +124,7 @@ class Supervisor:
         self._stopping.set()
         self._listener.close()  # else it would take connections that nobody serves any more
         self._send(FINISH)
-        asyncio.get_running_loop().call_later(bound_s(self._settings) + _MARGIN_S, self._kill)
+        asyncio.get_running_loop().call_later(bound_s(self._settings) + SERVER_KILL_S, self._kill)
 
     async def _end(self) -> None:
         self._kill()

@@ -16,10 +16,10 @@ import orjson
 
 from service.settings import Log
 from service.telemetry.request import current_request
+from service.timings import LOG_FLUSH_S
 
 _MAX_WAITING: Final = 10_000
 """Lines; about 3 MB."""
-_FLUSH_S: Final = 1.0
 _PLACES: Final = 12
 
 
@@ -97,8 +97,8 @@ class QueuedLines(logging.Handler):
 
     def close(self) -> None:
         with suppress(queue.Full):
-            self._lines.put(None, timeout=_FLUSH_S)
-            self._writer.join(_FLUSH_S)
+            self._lines.put(None, timeout=LOG_FLUSH_S)
+            self._writer.join(LOG_FLUSH_S)
         super().close()
 
     def _write(self) -> None:

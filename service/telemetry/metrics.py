@@ -26,12 +26,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from service.timings import METRICS_POLL_S
+
 if TYPE_CHECKING:  # faiss comes with it
     from mlcd.collections.collection import Collection, Description
 
-_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_IMAGES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-_EVERY_S: Final = 0.1
+_SECOND_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_IMAGE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
 
 disable_created_metrics()  # a second series for every one, which only one process alone would have
@@ -97,7 +98,9 @@ class Metrics:
         self._cache_writes = self._counter("mlcd_cache_writes_total", "Vectors to be written to Redis.", "result")
         self._cache_bytes = self._gauge("mlcd_cache_bytes", "What vectors kept in server processes take.")
         self._cache_up = self._gauge("mlcd_cache_up", "Server processes that use the cache in Redis.")
-        self._batches = Histogram("mlcd_batch_size", "Images per inference.", buckets=_IMAGES, registry=self._registry)
+        self._batches = Histogram(
+            "mlcd_batch_size", "Images per inference.", buckets=_IMAGE_BUCKETS, registry=self._registry
+        )
         self._inferences = self._seconds(
             "mlcd_inference_duration_seconds", "Time of one inference.", "model", "backend"
         ).labels(model, engine)
@@ -227,8 +230,8 @@ class Metrics:
     async def watch(self) -> None:
         """Measure the event loop, and ask what is to be asked, until cancelled."""
         while True:
-            due = time.perf_counter() + _EVERY_S
-            await asyncio.sleep(_EVERY_S)
+            due = time.perf_counter() + METRICS_POLL_S
+            await asyncio.sleep(METRICS_POLL_S)
             self._lags.observe(max(0.0, time.perf_counter() - due))
             self._ask()
 
@@ -257,7 +260,7 @@ class Metrics:
         return Counter(name, meaning, labels, registry=self._registry)
 
     def _seconds(self, name: str, meaning: str, *labels: str) -> Histogram:
-        return Histogram(name, meaning, labels, buckets=_SECONDS, registry=self._registry)
+        return Histogram(name, meaning, labels, buckets=_SECOND_BUCKETS, registry=self._registry)
 
     def _summary(self, name: str, meaning: str, *labels: str) -> Summary:
         return Summary(name, meaning, labels, registry=self._registry)

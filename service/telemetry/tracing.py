@@ -16,10 +16,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 import mlcd
 from service.telemetry.request import RequestRecord
+from service.timings import TRACE_CLOSE_S, TRACE_EXPORT_S
 
-_EXPORT_S: Final = 3
-_CLOSE_S: Final = 2.0
-"""A collector that does not answer must not hold up the end."""
 _SERVER_FAULT: Final = 500
 _INFERENCE: Final = "inference"
 
@@ -33,7 +31,7 @@ class RequestTracer:
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(sample), resource=resource, shutdown_on_exit=False
         )
-        exporter = OTLPSpanExporter(endpoint.rstrip("/") + "/v1/traces", timeout=_EXPORT_S)
+        exporter = OTLPSpanExporter(endpoint.rstrip("/") + "/v1/traces", timeout=TRACE_EXPORT_S)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("mlcd.service", mlcd.__version__)
         self._propagator = TraceContextTextMapPropagator()
@@ -72,7 +70,7 @@ class RequestTracer:
         """Send what is left, within two seconds."""
         closing = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         closing.start()
-        closing.join(_CLOSE_S)
+        closing.join(TRACE_CLOSE_S)
 
     def _add_stages(self, parent: Context, stages: Mapping[str, tuple[float, float]]) -> None:
         for stage, (started, ended) in stages.items():

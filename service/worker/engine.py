@@ -23,13 +23,13 @@ from service.inference.engine.fake import FakeEncoder
 from service.inference.engine.triton import open_triton_engine
 from service.inference.space import check_centers, find_centers
 from service.settings import Settings
+from service.timings import TRITON_BUSY_PAUSE_S
 
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.triton import TritonEncoder
 
 IN_FLIGHT: Final = 3
 """Batches: one that runs, one that waits there, one on its way."""
-_BUSY_PAUSE_S: Final = 0.2
 _BUSY_SHARE: Final = 0.5
 """Of MLCD_JOBS__STALL_S: for so long a batch gives way to the requests that fill Triton's queue. That is no hang."""
 
@@ -118,7 +118,7 @@ class TritonBatches:
             except Overloaded:
                 if time.monotonic() > until_s:
                     raise
-                time.sleep(_BUSY_PAUSE_S)
+                time.sleep(TRITON_BUSY_PAUSE_S)
 
     def close(self) -> None:
         """Whoever opened the connection closes it."""

@@ -22,38 +22,29 @@ from service.host.signals import STOPS, StopSignals
 from service.jobs.job import MAX_ATTEMPTS, Stage, Work
 from service.jobs.store import JobStore
 from service.telemetry.logs import places
+from service.timings import (
+    AFTER_FAILURE_S,
+    ENGINE_AWAY_S,
+    FOREIGN_JOBS_POLL_S,
+    LEFT_JOBS_POLL_S,
+    QUEUE_FIRST_WAIT_S,
+    QUEUE_LONGEST_WAIT_S,
+    QUEUE_SETTLED_S,
+    RENEWAL_S,
+    WORKER_DRAIN_S,
+    WORKER_END_S,
+    WORKER_IDLE_S,
+    WORKER_POLL_S,
+    WORKER_STOP_S,
+)
 from service.worker.failures import EngineDown, Stopped, is_fatal, is_misfit, place_of, problem_of, reason_of, stalled
 from service.worker.task import Outcome, Pieces, Watch
 
-_RENEWAL_S: Final = 1.0
-"""What a cancel may have to wait before it is heard of."""
-_LOOK_S: Final = 0.05
-"""Between looks at what the other thread and signals have done."""
-_IDLE_S: Final = 0.5
-"""Between questions for work, where there was none."""
-_STOP_S: Final = 2.5
-"""For the engine's batch after a cancel: with a renewal before and the removal after it, below 5 s."""
-_DRAIN_S: Final = 7.0
-"""For the same after SIGTERM, which allows 10 s."""
-_END_S: Final = 9.0
-"""After SIGTERM the process has ended, whatever hangs."""
-_AFTER_FAILURE_S: Final = 1.0
-"""What made a piece fail may be over then."""
-_ENGINE_PAUSE_S: Final = 10.0
-"""For an engine that is away to come back."""
-_LEFT_LOOK_S: Final = 2.0
-"""Between looks at jobs that this worker has left to others."""
-_OTHERS_LOOK_S: Final = 10.0
-"""Between looks of an idle worker at jobs for others."""
 _OTHERS: Final = 100
 """That it looks at."""
 _STALLED: Final = 1
 """The exit status."""
 _log = logging.getLogger("mlcd.jobs")
-_FIRST_WAIT_S: Final = 0.5
-_LONGEST_WAIT_S: Final = 10.0
-_SETTLED_S: Final = 30.0
-"""Without a failure, before it counts as back: a full disk lets through what only reads."""
 _Answer = TypeVar("_Answer")
 
 
@@ -75,7 +66,7 @@ class Worker:
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
         self._signals = StopSignals()
-        self.last_resort = threading.Timer(_END_S, os._exit, (1,))
+        self.last_resort = threading.Timer(WORKER_END_S, os._exit, (1,))
         """Ends the process after a signal, whatever hangs; to be cancelled by who goes on after `run`."""
         self.last_resort.daemon = True
         self._link = Link()
@@ -101,7 +92,7 @@ class Worker:
                 return
             else:
                 self._tell_of_others()
-                self._pause(max(_IDLE_S, self._link.wait_s))
+                self._pause(max(WORKER_IDLE_S, self._link.wait_s))
 
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
         """By a signal; a second one ends the process at once."""
@@ -118,7 +109,7 @@ class Worker:
     def _look_at_left(self) -> None:
         """One that was canceled is for everybody to clear away who can; and then it may begin anew."""
         if self._left and time.monotonic() >= self._look_due_s:
-            self._look_due_s = time.monotonic() + _LEFT_LOOK_S
+            self._look_due_s = time.monotonic() + LEFT_JOBS_POLL_S
             self._left = {job_id: stage for job_id, stage in self._left.items() if self._stays_left(job_id, stage)}
 
     def _stays_left(self, job_id: str, stage: Stage) -> bool:
@@ -135,7 +126,7 @@ class Worker:
         """Once, as long as jobs wait that are for workers with other models."""
         if time.monotonic() < self._others_due_s:
             return
-        self._others_due_s = time.monotonic() + _OTHERS_LOOK_S
+        self._others_due_s = time.monotonic() + FOREIGN_JOBS_POLL_S
         if (page := self._link.once(lambda: self._store.page(limit=_OTHERS, state="queued"))) is None:
             return
         num = sum(job.spec.fingerprint != self._pieces.fingerprint for job in page.jobs)
@@ -154,7 +145,7 @@ class Worker:
     def _pause(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
         while not self._stopping and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
+            time.sleep(WORKER_POLL_S)
 
     def _do(self, work: Work) -> None:
         started_s = time.monotonic()
@@ -174,7 +165,7 @@ class Worker:
                 _log.warning("the engine cannot be used now; trying again")
             self._engine_up = False
             self._report(lambda: self._store.release(work))
-            self._pause(_ENGINE_PAUSE_S)
+            self._pause(ENGINE_AWAY_S)
         elif is_misfit(error):
             self._leave(work, error)
         else:
@@ -183,19 +174,21 @@ class Worker:
 
     def _attend(self, work: Work, watch: Watch, future: "Future[Outcome]") -> None:
         """Keep the lease until the piece has ended; where it has to stop and does not, this does not return."""
-        renewal_due_s = time.monotonic() + _RENEWAL_S
+        renewal_due_s = time.monotonic() + RENEWAL_S
         stopped_s: float | None = None
         while not future.done():
-            time.sleep(_LOOK_S)
+            time.sleep(WORKER_POLL_S)
             now_s = time.monotonic()
             if now_s >= renewal_due_s and not watch.stop and not self._stopping:
-                renewal_due_s = now_s + max(_RENEWAL_S, self._link.wait_s)
+                renewal_due_s = now_s + max(RENEWAL_S, self._link.wait_s)
                 self._renew(work, watch)
                 self._beat()
             watch.stop |= self._stopping or time.monotonic() > watch.until_s
             if watch.stop and stopped_s is None:
                 stopped_s = time.monotonic()
-            if stopped_s is not None and time.monotonic() - stopped_s > (_DRAIN_S if self._stopping else _STOP_S):
+            if stopped_s is not None and time.monotonic() - stopped_s > (
+                WORKER_DRAIN_S if self._stopping else WORKER_STOP_S
+            ):
                 self._abandon(work)
             if not watch.stop and watch.stalls(self._stall_s):
                 self._end_stalled(work, watch)
@@ -253,7 +246,7 @@ class Worker:
         if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
             self._left[work.job_id] = work.stage  # there is no end to it
         self._report(lambda: self._store.failed(work, problem, fatal=fatal))
-        self._pause(_AFTER_FAILURE_S)
+        self._pause(AFTER_FAILURE_S)
 
 
 def _name(work: Work) -> str:
@@ -282,10 +275,10 @@ class Link:
             if self._away_s is None:
                 _log.warning("the job queue is away, trying again: %s", error.message)
             self._away_s = time.monotonic()
-            self._pause_s = min(max(2 * self._pause_s, _FIRST_WAIT_S), _LONGEST_WAIT_S)
+            self._pause_s = min(max(2 * self._pause_s, QUEUE_FIRST_WAIT_S), QUEUE_LONGEST_WAIT_S)
             self.up, self.wait_s = False, self._pause_s
             return None
-        if self._away_s is not None and time.monotonic() - self._away_s >= _SETTLED_S:
+        if self._away_s is not None and time.monotonic() - self._away_s >= QUEUE_SETTLED_S:
             _log.warning("the job queue is back")
             self._away_s, self._pause_s = None, 0.0
         self.up, self.wait_s = True, 0.0

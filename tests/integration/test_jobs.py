@@ -501,7 +501,7 @@ def test_the_command_prints_no_escapes_of_a_terminal(place):
 
 
 def test_the_command_says_that_no_worker_is_there(place, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions._START_S", 0.0)
+    monkeypatch.setattr("service.jobs.transitions.WORKER_START_S", 0.0)
     job_id = place.submitted()
     place.store.heartbeat("hand", place.models[0], lease_s=0.01)
     time.sleep(0.1)

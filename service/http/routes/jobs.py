@@ -28,14 +28,11 @@ from service.jobs import job as jobs
 from service.jobs.job import FINISHED, Event, JobSpec, JobState
 from service.jobs.service import JobDesk
 from service.resources import Resources
+from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 
 router = APIRouter(tags=["jobs"])
 
 _EVENTS: Final = "text/event-stream"
-_LOOK_EVERY_S: Final = 0.5
-_HEARTBEAT_S: Final = 10.0
-"""Proxies close what is silent for longer, often a minute."""
-_COME_BACK_MS: Final = 1000
 _MAX_NUMBER: Final = 2**53
 """Of an event or a shard: what every reader of JSON takes for itself."""
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (409, 503, 504)}
@@ -189,7 +186,7 @@ async def _stream(
     desk: JobDesk, resources: Resources, job_id: str, events: Sequence[Event], *, after: int, deadline: float
 ) -> AsyncIterator[bytes]:
     now = asyncio.get_running_loop().time
-    yield format_sse_event(retry=_COME_BACK_MS)
+    yield format_sse_event(retry=EVENTS_RETRY_MS)
     spoken = now()
     while True:
         for event in events:
@@ -199,10 +196,10 @@ async def _stream(
             after, spoken = event.id, now()
             if event is events[-1] and event.job.state in FINISHED:
                 return
-        if now() + _LOOK_EVERY_S >= deadline or resources.readiness.draining:
+        if now() + EVENTS_POLL_S >= deadline or resources.readiness.draining:
             return
-        await asyncio.sleep(_LOOK_EVERY_S)
-        if now() - spoken >= _HEARTBEAT_S:
+        await asyncio.sleep(EVENTS_POLL_S)
+        if now() - spoken >= EVENTS_HEARTBEAT_S:
             yield format_sse_event(comment="")
             spoken = now()
         try:

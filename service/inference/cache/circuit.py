@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Final
 
+from service.timings import CACHE_MAX_PAUSE_S, CACHE_PAUSE_S, CACHE_STEADY_S
+
 _log = logging.getLogger("mlcd.service")
 _MAX_FAILURES: Final = 3
 """In a row: one that is late says little, and each costs a request its timeout."""
-_PAUSE_S: Final = 0.25
-_MAX_PAUSE_S: Final = 4.0
-_STEADY_S: Final = 30.0
-"""A store that answered so long is asked again soon; one that did not, after a pause that goes on doubling."""
 
 
 class Circuit:
@@ -28,7 +26,7 @@ class Circuit:
         """answers: whether the store does, within its own time limit; tell: hears of every change, True when closed."""
         self._answers, self._tell = answers, tell
         self._failures = 0
-        self._pause_s, self._closed_at = _PAUSE_S, -_STEADY_S
+        self._pause_s, self._closed_at = CACHE_PAUSE_S, -CACHE_STEADY_S
         self._recovery: asyncio.Task[None] | None = None
 
     @property
@@ -44,8 +42,8 @@ class Circuit:
             self.open()
 
     def open(self) -> None:
-        if time.monotonic() - self._closed_at > _STEADY_S:
-            self._pause_s = _PAUSE_S
+        if time.monotonic() - self._closed_at > CACHE_STEADY_S:
+            self._pause_s = CACHE_PAUSE_S
         _log.warning("the cache's Redis does not answer: served without it until it does")
         self._tell(False)
         self._recovery = asyncio.create_task(self._recover(), name="cache-recovery", context=Context())
@@ -60,7 +58,7 @@ class Circuit:
         answers = False
         while not answers:
             await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, CACHE_MAX_PAUSE_S)
             answers = await self._answers()
         self._failures, self._closed_at, self._recovery = 0, time.monotonic(), None
         self._tell(True)

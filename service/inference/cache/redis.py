@@ -20,6 +20,7 @@ from service.inference.cache.circuit import Circuit
 from service.inference.cache.keyspace import KeySpace
 from service.inference.cache.vectors import VectorFormat
 from service.telemetry.metrics import Metrics
+from service.timings import CACHE_ROOM_FRESH_S
 
 _KEPT_CONNECTIONS: Final = 2
 """One that looks up and one that writes."""
@@ -30,8 +31,6 @@ _MAX_WAITING: Final = 2048
 _WRITE_TOGETHER: Final = 64
 _PATIENCE: Final = 10
 """Times a look-up's timeout, for what nobody waits for: to connect, which takes several round trips, and to write."""
-_FRESH_S: Final = 1.0
-"""Of an answer: a writer asks once a second at most. What all of them write in a second may go beyond the bound."""
 
 
 class RedisCache:
@@ -199,13 +198,13 @@ class Room:
         """max_bytes: None knows no bound, and asks nothing."""
         self._client, self._max_bytes = client, max_bytes
         self._used_bytes = 0
-        self._asked = -_FRESH_S
+        self._asked = -CACHE_ROOM_FRESH_S
 
     async def left(self) -> bool:
         """Raises what the client does."""
         if self._max_bytes is None:
             return True
-        if time.monotonic() - self._asked >= _FRESH_S:
+        if time.monotonic() - self._asked >= CACHE_ROOM_FRESH_S:
             self._used_bytes = (await self._client.info("memory"))["used_memory"]
             self._asked = time.monotonic()
         return self._used_bytes < self._max_bytes

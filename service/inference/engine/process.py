@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from mlcd.types import Embeddings
 from service.host.children import start_child
 from service.inference.engine.served import Opening, ServedEncoder
 from service.inference.engine.slots import NUM_SLOTS, Slots
-
-_END_S: Final = 1.0  # an engine that is idle ends within milliseconds; one that is not is killed
+from service.timings import ENGINE_END_S
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class EngineProcess:
 
     async def close(self) -> None:
         """Tell it to end, and kill it where it does not."""
-        await _end(self._process, _END_S)
+        await _end(self._process, ENGINE_END_S)
         await self._reader
 
     def _send(self, message: dict[str, Any]) -> None:

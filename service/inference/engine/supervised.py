@@ -15,18 +15,13 @@ from service.inference.contract import down
 from service.inference.engine.process import EngineFailed, EngineProcess, Inference
 from service.inference.engine.served import Opening, ServedEncoder
 from service.telemetry.metrics import Metrics
+from service.timings import ENGINE_BACKOFF_S, ENGINE_MAX_BACKOFF_S, ENGINE_OPEN_S, ENGINE_OVERDUE_S, ENGINE_STEADY_S
 
 _log = logging.getLogger("mlcd.service")
 _MAX_FAILURES: Final = 3
 """In a row: after a fault of a GPU every inference fails until its process is a new one."""
-_BACKOFF_S: Final = 0.5
-_MAX_BACKOFF_S: Final = 15.0
-_STEADY_S: Final = 30.0
-"""A process that lived so long is replaced at once; one that did not, after a pause that doubles."""
 _PATIENCE: Final = 10
 """Times what something took at the start, before it counts as hanging."""
-_MIN_OPEN_S: Final = 60.0
-_MIN_OVERDUE_S: Final = 0.8
 _OVERDUE: Final = 3
 
 
@@ -97,7 +92,7 @@ class SupervisedEngine:
     @property
     def overdue_s(self) -> float:
         """An inference that runs longer is in doubt."""
-        return max(_MIN_OVERDUE_S, _OVERDUE * self.served.longest_s)
+        return max(ENGINE_OVERDUE_S, _OVERDUE * self.served.longest_s)
 
     @property
     def overdue(self) -> bool:
@@ -141,12 +136,12 @@ class SupervisedEngine:
             self._up.clear()
             await self._process.close()
             self._process = None
-            pause_s = 0.0 if loop.time() - born > _STEADY_S else pause_s
+            pause_s = 0.0 if loop.time() - born > ENGINE_STEADY_S else pause_s
             _log.error("the engine's process ended with status %d; the next starts in %.1f s", status, pause_s)
             while self._process is None:
                 self._back_at = loop.time() + pause_s
                 await asyncio.sleep(pause_s)
-                pause_s = min(_MAX_BACKOFF_S, max(_BACKOFF_S, 2 * pause_s))
+                pause_s = min(ENGINE_MAX_BACKOFF_S, max(ENGINE_BACKOFF_S, 2 * pause_s))
                 self._process = await self._open_again()
             if self._metrics is not None:
                 self._metrics.engine_restarted()
@@ -156,7 +151,7 @@ class SupervisedEngine:
 
     async def _open_again(self) -> EngineProcess | None:
         try:
-            async with asyncio.timeout(max(_MIN_OPEN_S, _PATIENCE * self._open_s)):
+            async with asyncio.timeout(max(ENGINE_OPEN_S, _PATIENCE * self._open_s)):
                 process = await EngineProcess.open(self._opening)
             if process.served.fingerprint != self.served.fingerprint:
                 await process.close()

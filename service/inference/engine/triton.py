@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,10 @@ from service.inference.engine.served import ServedEncoder
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import current_request
+from service.timings import TRITON_BACK_S, TRITON_LOAD_S
 
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.triton import TritonEncoder
-
-_LOAD_S: Final = 600.0
-"""A large model that TensorRT builds an engine for takes minutes."""
-_BACK_IN_S: Final = 2.0
-"""Nobody here knows when Triton will be back; its adapter looks four times a second."""
 
 
 class TritonEngine:
@@ -30,7 +26,7 @@ class TritonEngine:
 
     failing = False
     overdue = False
-    back_in_s = _BACK_IN_S
+    back_in_s = TRITON_BACK_S
 
     def __init__(self, encoder: "TritonEncoder", served: ServedEncoder) -> None:
         self.encoder, self.served = encoder, served
@@ -58,13 +54,13 @@ class TritonEngine:
         """
         from mlcd.encoders.triton_versions import load_version
 
-        return await load_version(self.encoder.url, self.encoder.name, version, timeout_s=_LOAD_S)
+        return await load_version(self.encoder.url, self.encoder.name, version, timeout_s=TRITON_LOAD_S)
 
     async def unload_others(self) -> None:
         """Have Triton let go of the model's other versions."""
         from mlcd.encoders.triton_versions import keep_version
 
-        await keep_version(self.encoder.url, self.encoder.name, self.encoder.version, timeout_s=_LOAD_S)
+        await keep_version(self.encoder.url, self.encoder.name, self.encoder.version, timeout_s=TRITON_LOAD_S)
 
 
 class Direct:

@@ -8,17 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlcd.errors import Conflict
-from service.jobs.job import (
-    FINISHED,
-    LONGEST_PAUSE_S,
-    MAX_ATTEMPTS,
-    JobSpec,
-    Problem,
-    Record,
-    record_from_json,
-    record_to_json,
-)
+from service.jobs.job import FINISHED, MAX_ATTEMPTS, JobSpec, Problem, Record, record_from_json, record_to_json
 from service.jobs.transitions import cancel, complete, cut, extend, fail, give, give_back, is_over, retry
+from service.timings import LONGEST_PAUSE_S
 
 SPEC = JobSpec("label", "/in", "/out", "f" * 64)
 PROBLEM, MISFIT = Problem("broken", "…"), Problem("misfit", "…")

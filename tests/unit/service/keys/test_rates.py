@@ -11,7 +11,7 @@ import pytest
 
 from mlcd.errors import ConfigInvalid, InvalidInput
 from service.errors import RateExceeded
-from service.keys import rates as rate
+from service.keys import rates
 from service.keys.file import Key
 from service.keys.rates import Rates, RequestAccount, open_rates
 from tests.unit.service.cached import redis_server
@@ -144,7 +144,7 @@ def test_servers_with_one_redis_count_together(tmp_path):
 @pytest.mark.redis
 @pytest.mark.parametrize("fault", ["stopped", "frozen", "full"])
 def test_without_redis_each_server_counts_for_itself_and_comes_back(tmp_path, fault, monkeypatch, caplog):
-    monkeypatch.setattr(rate, "_REDIS_REST_S", 0.3)
+    monkeypatch.setattr(rates, "RATE_REDIS_REST_S", 0.3)
 
     @looped
     async def check():

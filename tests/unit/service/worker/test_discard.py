@@ -25,7 +25,7 @@ MODEL = "fake:"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    for name in ("_AFTER_FAILURE_S", "_IDLE_S"):
+    for name in ("AFTER_FAILURE_S", "WORKER_IDLE_S"):
         monkeypatch.setattr(f"service.worker.loop.{name}", 0.02)
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 0.1)

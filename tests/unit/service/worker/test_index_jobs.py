@@ -24,8 +24,8 @@ NUM_IMAGES = 40
 @pytest.fixture(autouse=True)
 def slowly_in_small_steps(monkeypatch):
     """As with millions of images: some steps of adding, and of indexing, between which the worker may be told."""
-    monkeypatch.setattr("service.worker.loop._RENEWAL_S", 0.02)
-    monkeypatch.setattr("service.worker.loop._IDLE_S", 0.02)
+    monkeypatch.setattr("service.worker.loop.RENEWAL_S", 0.02)
+    monkeypatch.setattr("service.worker.loop.WORKER_IDLE_S", 0.02)
     monkeypatch.setattr("mlcd.pipelines.index._BLOCK_ROWS", 4)
     add = Collection.add
     monkeypatch.setattr(Collection, "add", lambda self, items: (time.sleep(0.1), add(self, items))[1])
