@@ -39,8 +39,8 @@ from mlcd.encoders.base import Encoder
 from mlcd.pipelines.encoded import BATCH
 from mlcd.types import unit_rows
 from service.jobs.job import Job, JobSpec
-from service.jobs.opening import open_queue
 from service.jobs.queue import Queue
+from service.jobs.service import open_queue
 from service.settings import read_settings
 
 SIZE: Final = (500, 375)

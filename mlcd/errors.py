@@ -36,6 +36,9 @@ ImageReason = Literal[
 class MlcdError(Exception):
     """An error that the user can act on: `message`, then how to mend it."""
 
+    name: str = "internal-error"
+    """Stable: what programs may compare. A kind that says nothing else has the name of the kind above it."""
+
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -48,6 +51,8 @@ class MlcdError(Exception):
 class InvalidInput(MlcdError):
     """The caller's data cannot be used."""
 
+    name = "cannot-be-processed"
+
 
 class ImageRejected(InvalidInput):
     """One image cannot be used.
@@ -58,22 +63,31 @@ class ImageRejected(InvalidInput):
     def __init__(self, reason: ImageReason, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message, remedy=remedy)
         self.reason: ImageReason = reason
+        self.name = reason
 
 
 class NotFound(MlcdError):
     """A named thing does not exist."""
 
+    name = "not-found"
+
 
 class Conflict(MlcdError):
     """The thing exists already, was made from something else, or another process is building it."""
+
+    name = "conflict"
 
 
 class Unavailable(MlcdError):
     """The work is legitimate but cannot be done now."""
 
+    name = "unavailable"
+
 
 class Overloaded(Unavailable):
     """The queue is full; the caller may come back."""
+
+    name = "too-many-requests"
 
 
 class DiskFull(Unavailable):
@@ -86,6 +100,8 @@ class TooManyOpenFiles(Unavailable):
 
 class DeadlineExceeded(Unavailable):
     """The time allowed for the work has passed."""
+
+    name = "deadline-exceeded"
 
 
 class ArtifactInvalid(MlcdError):

@@ -13,30 +13,29 @@ from mlcd.artifacts.centers import Centers
 from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.pipelines.resolve import resolve_model
-from service.cache.cached import CachedPipeline
-from service.cache.memory import MemoryCache
-from service.dispatch.admission import Admission, bounded_retry_s
-from service.dispatch.base import Dispatcher, Engine
-from service.dispatch.capacity import Capacity
-from service.dispatch.direct import TritonEngine, open_triton_engine
-from service.dispatch.engine import SupervisedEngine
-from service.dispatch.pipeline import Pipeline
-from service.dispatch.readiness import Readiness
-from service.dispatch.served import Opening, ServedEncoder
-from service.jobs.desk import JobDesk, open_desk
-from service.lookup import Lookup
-from service.model import Ground, ServedModel, open_model
-from service.observability.metrics import Metrics
-from service.security.fetch.fetcher import Fetcher
-from service.security.rate import Rates, open_rates
-from service.security.ring import KeyRing
+from service.fetch.fetcher import Fetcher
+from service.host.threads import ThreadBudget, limit_blas
+from service.inference.admission import Admission, Capacity, bounded_retry_s
+from service.inference.cache.cached import CachedPipeline
+from service.inference.cache.memory import MemoryCache
+from service.inference.contract import Dispatcher, Engine
+from service.inference.engine.served import Opening, ServedEncoder
+from service.inference.engine.supervised import SupervisedEngine
+from service.inference.engine.triton import TritonEngine, open_triton_engine
+from service.inference.lookup import Lookup
+from service.inference.model import Ground, ServedModel, open_model
+from service.inference.pipeline import Pipeline
+from service.inference.readiness import Readiness
+from service.inference.space import open_collections, open_space
+from service.inference.switch import Swap
+from service.jobs.service import JobDesk, open_desk
+from service.keys.rates import Rates, open_rates
+from service.keys.ring import KeyRing
 from service.settings import Settings
-from service.space import open_collections, open_space
-from service.swap import Swap
-from service.threads import ThreadBudget, limit_blas
+from service.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # an extra that few install
-    from service.observability.tracing import RequestTracer
+    from service.telemetry.tracing import RequestTracer
 
 
 _WRITERS: Final = 16
@@ -159,14 +158,7 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
         opened = await stack.enter_async_context(AsyncExitStack())
         engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
         encoder = engine.served
-        metrics = Metrics(
-            model=encoder.name,
-            fingerprint=encoder.fingerprint,
-            engine=encoder.engine,
-            precision=encoder.precision,
-            preprocess=str(encoder.preprocess.version),
-            together=together,
-        )
+        metrics = Metrics(**encoder.labels, together=together)
         tracer = _open_tracer(stack, settings, encoder)
         for pool, num in threads.as_dict().items():
             metrics.threads(pool, num)
@@ -243,7 +235,7 @@ def _open_tracer(stack: AsyncExitStack, settings: Settings, encoder: ServedEncod
     if settings.tracing.endpoint is None:
         return None
     try:
-        from service.observability.tracing import RequestTracer
+        from service.telemetry.tracing import RequestTracer
     except ModuleNotFoundError as error:
         raise ConfigInvalid("tracing is not installed", remedy="pip install 'mlcd[tracing]'") from error
     tracer = RequestTracer(

@@ -17,7 +17,7 @@ from mlcd.encoders.base import EngineName
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
-from service.security.fetch.hosts import ANY_HOST, canonical_entry
+from service.hosts import ANY_HOST, canonical_entry
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"

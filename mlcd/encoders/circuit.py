@@ -19,8 +19,8 @@ class Circuit:
     Only the watcher opens and closes it, by `check`, every quarter of a second and whenever a call raised a suspicion:
     no caller's request is spent on finding out. One event loop.
 
-    The cache's (`service.cache.circuit`) is another kind: a cache is left out when it fails and never missed, so nobody
-    watches it while it works, and no call is ended for its sake.
+    The cache's (`service.inference.cache.circuit`) is another kind: a cache is left out when it fails and never missed,
+    so nobody watches it while it works, and no call is ended for its sake.
     """
 
     def __init__(self, check: Callable[[bool], Awaitable[None]]) -> None:

@@ -22,6 +22,8 @@ _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 class NotRemoved(Unavailable):
     """What is to go stays, as the file system does not let this process remove it."""
 
+    name = "not-removed"
+
 
 def owner_of(path: Path) -> Any:
     """What was written there as `OWNER`, None where nothing was."""

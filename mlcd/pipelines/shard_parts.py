@@ -21,9 +21,13 @@ from mlcd.types import SampleKey
 class InputChanged(Conflict):
     """What is listed now is not what the shards were planned for: none of them can be made any more."""
 
+    name = "input-changed"
+
 
 class OutputGone(Conflict):
     """The unfinished output is not where it was begun: its disk may be away, and another one in its place."""
+
+    name = "output-gone"
 
     @classmethod
     def of(cls, draft: Path) -> "OutputGone":
@@ -34,6 +38,8 @@ class OutputGone(Conflict):
 
 class OtherSettings(ConfigInvalid):
     """The shards were planned with another engine, precision or size: those who have these can go on."""
+
+    name = "other-settings"
 
 
 class Making(Protocol):

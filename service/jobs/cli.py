@@ -13,8 +13,7 @@ import click
 
 from mlcd.errors import ConfigInvalid, MlcdError
 from mlcd.progress import Reporter
-from service.jobs.job import JobKind, JobState
-from service.jobs.printable import printable
+from service.jobs.job import JobKind, JobState, printable
 
 if TYPE_CHECKING:  # an extra
     from service.jobs.client import JobsClient

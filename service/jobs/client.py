@@ -14,10 +14,8 @@ import httpx
 from mlcd.client.connection import authorization, checked_url
 from mlcd.client.problems import not_our_api, refused
 from mlcd.errors import InvalidInput, Unavailable
+from service.timings import JOBS_CLIENT_S, JOBS_WATCH_PAUSE_S
 
-_TIMEOUT_S: Final = 60.0
-"""Longer than a server's deadline and its pauses between two signs of life."""
-_PAUSE_S: Final = 1.0
 _KEY: Final = re.compile(r"[!-~]{1,255}")
 _PATIENCE: Final = 60
 """Streams in a row that bring nothing at all."""
@@ -28,7 +26,7 @@ class JobsClient:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._http = httpx.Client(
-            base_url=checked_url(url), headers=authorization(api_key), timeout=_TIMEOUT_S, trust_env=False
+            base_url=checked_url(url), headers=authorization(api_key), timeout=JOBS_CLIENT_S, trust_env=False
         )
 
     def __enter__(self) -> Self:
@@ -88,7 +86,7 @@ class JobsClient:
             except Unavailable:
                 if (in_vain := in_vain + 1) > _PATIENCE:
                     raise
-            time.sleep(_PAUSE_S)
+            time.sleep(JOBS_WATCH_PAUSE_S)
 
     def _changes(self, job_id: str, last: str | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
         """Of one stream; where the server has no more, the job as it stands."""

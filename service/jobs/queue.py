@@ -11,13 +11,33 @@ from typing import Final
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
+from service.errors import RecordDamaged
 from service.jobs import transitions
-from service.jobs.job import Census, Event, Failure, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
-from service.jobs.names import check_output_free, hold_output, let_go, name_of_key, with_key
-from service.jobs.printable import printable
-from service.jobs.record import Record
-from service.jobs.records import Ended, Records, Transaction
-from service.problems import RecordDamaged
+from service.jobs.database import (
+    Ended,
+    Records,
+    Transaction,
+    check_output_free,
+    hold_output,
+    let_go,
+    name_of_key,
+    with_key,
+)
+from service.jobs.job import (
+    Census,
+    Event,
+    Failure,
+    FailurePage,
+    Job,
+    JobPage,
+    JobSpec,
+    JobState,
+    Problem,
+    Record,
+    Work,
+    printable,
+)
+from service.timings import DAMAGED_REST_S
 
 _ID_DIGITS: Final = 14
 """Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""
@@ -27,8 +47,6 @@ _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _LEASE_BYTES: Final = 8
 _SWEPT: Final = 100
 """At most, by one call: each is a transaction, and others wait for their turn."""
-_LOOK_AGAIN_S: Final = 60.0
-"""At a job whose record could not be read: it may have been repaired."""
 _LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
 _log = logging.getLogger("mlcd.jobs")
 
@@ -268,7 +286,7 @@ class Queue:
     @property
     def _passed_over(self) -> set[str]:
         """Damaged jobs at which it is not time to look again."""
-        since_s = time.monotonic() - _LOOK_AGAIN_S
+        since_s = time.monotonic() - DAMAGED_REST_S
         return {job_id for job_id, found_s in list(self._damaged.items()) if found_s > since_s}
 
     def _pass_over(self, job_id: str) -> None:

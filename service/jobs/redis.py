@@ -19,9 +19,12 @@ from redis.retry import Retry
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
-from service.jobs.clock import Clock
-from service.jobs.job import Event, Failure, JobState
-from service.jobs.record import (
+from service.errors import RecordDamaged
+from service.jobs.database import CANDIDATES, FAR, KEPT_EVENTS, Clock, Ended, Listed, Result, far_s
+from service.jobs.job import (
+    Event,
+    Failure,
+    JobState,
     Record,
     failure_from_json,
     failure_to_json,
@@ -30,14 +33,10 @@ from service.jobs.record import (
     record_from_json,
     record_to_json,
 )
-from service.jobs.records import CANDIDATES, FAR, KEPT_EVENTS, Ended, Listed, Result, far_s
 from service.jobs.redis_keys import Keys
-from service.problems import RecordDamaged
+from service.timings import QUEUE_CONNECT_S, QUEUE_REDIS_S
 
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
-_CONNECT_TIMEOUT_S: Final = 2.0
-_TIMEOUT_S: Final = 5.0
-"""Of one command: with appendfsync always it waits for the disk."""
 _SCHEMA: Final = "1"
 _ARGUMENTS: Final = 1000
 """Of one command in the script: Lua unpacks a few thousand at most."""
@@ -59,8 +58,8 @@ def open_redis_records(url: str, prefix: str) -> "RedisRecords":
         client = Redis.from_url(
             url,
             decode_responses=True,
-            socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=QUEUE_CONNECT_S,
+            socket_timeout=QUEUE_REDIS_S,
             retry=Retry(NoBackoff(), 0),  # a write whose answer is lost may have been done
         )
     except ValueError:  # its text may quote the password

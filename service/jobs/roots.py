@@ -15,7 +15,7 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.images.names import is_candidate
 from mlcd.images.source import FilesSource
 from mlcd.images.sources import open_source
-from service.problems import BadRequest, OutsideRoots
+from service.errors import BadRequest, OutsideRoots
 
 Param = Literal["input", "output"]
 _WILDCARDS: Final = "*?["
@@ -27,6 +27,8 @@ _NAME_BYTES: Final = 200
 class OtherRoots(ConfigInvalid):
     """Whoever accepted a job may use other folders than who is to do it."""
 
+    name = "other-roots"
+
     def __init__(self, param: Param) -> None:
         super().__init__(
             f"the job's {param} is in no folder that this worker may use",
@@ -36,6 +38,8 @@ class OtherRoots(ConfigInvalid):
 
 class PlaceMoved(Conflict):
     """A folder was replaced by a link after the job was accepted."""
+
+    name = "place-moved"
 
     def __init__(self, param: Param) -> None:
         super().__init__(

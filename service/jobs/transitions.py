@@ -8,17 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mlcd.errors import Conflict
-from service.jobs.job import (
-    FINISHED,
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    MAX_ATTEMPTS,
-    PAUSE_GROWTH,
-    Problem,
-    Stage,
-    Work,
-)
-from service.jobs.record import Lease, Record
+from service.jobs.job import FINISHED, MAX_ATTEMPTS, PAUSE_GROWTH, Lease, Problem, Record, Stage, Work
+from service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
 
 _LOST = Problem(
     "worker-lost",
@@ -32,9 +23,6 @@ UNSERVED = Problem(
     "no worker that lives has the model that this job was submitted to",
     "start one with it: mlcd worker --model …",
 )
-
-_START_S = 10.0
-"""Of a job, before it says so: a worker may be about to start."""
 
 
 def give(
@@ -169,7 +157,7 @@ def note_served(record: Record, *, served: bool, now_s: float) -> Record:
     """Whether a worker that lives has its model; what workers have said of it themselves goes first."""
     if served and record.refusal == UNSERVED:
         return replace(record, refusal=None)
-    is_new = now_s - record.created_s < _START_S
+    is_new = now_s - record.created_s < WORKER_START_S
     if not served and not is_new and record.refusal is None and record.state not in FINISHED:
         return replace(record, refusal=UNSERVED)
     return record

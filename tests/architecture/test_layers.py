@@ -1,5 +1,6 @@
 """The layers are executable: they hold, and breaking one is noticed."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def test_every_contract_holds():
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("service/app.py", "import training"),
+        ("service/http/app.py", "import training"),
         ("training/run.py", "import service"),
         ("mlcd/artifacts/manifest.py", "import mlcd.pipelines.embed"),
         ("mlcd/images/decode.py", "import torch"),
@@ -45,6 +46,16 @@ def test_every_contract_holds():
         ("mlcd/pipelines/embed.py", "import fastapi"),
         ("mlcd/client/images.py", "import mlcd.images.decode"),
         ("mlcd/client/loop.py", "import torch"),
+        ("service/settings.py", "import service.fetch.urls"),
+        ("service/inference/pipeline.py", "import service.jobs.job"),
+        ("service/jobs/service.py", "import service.inference.pipeline"),
+        ("service/keys/ring.py", "import service.http.problems"),
+        ("service/worker/loop.py", "import service.http.app"),
+        ("service/telemetry/metrics.py", "import service.inference.engine.served"),
+        ("service/errors.py", "import service.hosts"),
+        ("service/worker/engine.py", "import uvicorn"),
+        ("service/resources.py", "from starlette.types import Send"),
+        ("service/jobs/job.py", "import fastapi"),
     ],
 )
 def test_a_forbidden_import_is_noticed(copy, file, line):
@@ -54,9 +65,30 @@ def test_a_forbidden_import_is_noticed(copy, file, line):
     assert "BROKEN" in result.stdout
 
 
-def test_a_new_top_level_file_must_be_given_a_layer(copy):
-    (copy / "mlcd" / "utils.py").write_text("")
+@pytest.mark.parametrize("package", ["mlcd", "service"])
+def test_a_new_top_level_file_must_be_given_a_layer(copy, package):
+    (copy / package / "utils.py").write_text("")
     assert lint(copy).returncode != 0
+
+
+def test_a_new_room_may_not_know_the_web(copy):
+    (copy / "service" / "fetch" / "new.py").write_text("import starlette.requests\n")
+    result = lint(copy)
+    assert result.returncode != 0
+    assert "The web is known to the door alone BROKEN" in result.stdout
+
+
+def test_every_duration_of_the_service_is_in_timings():
+    hidden = [
+        f"{path.relative_to(ROOT)}: {target.id}"
+        for path in (ROOT / "service").rglob("*.py")
+        if path.name != "timings.py"
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id.endswith(("_S", "_MS")) and not target.id.endswith("_PER_S")
+    ]
+    assert hidden == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +106,7 @@ def test_the_service_runs_without_torch(journey):
     code = f"""
 import asyncio, sys
 sys.modules["torch"] = None
-from service.app import create_app
+from service.http.app import create_app
 from service.resources import find_model, open_resources
 from service.settings import read_settings
 async def main():

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from service.jobs.opening import open_queue
+from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.unit.service.cached import redis_server
 

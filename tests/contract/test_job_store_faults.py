@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlcd.errors import ArtifactInvalid, NotFound, Unavailable
-from service.jobs.opening import open_queue
+from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.contract.job_stores import (
     BROKEN,
@@ -81,7 +81,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
 
 
 def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_once(store, damage, caplog, monkeypatch):
-    monkeypatch.setattr("service.jobs.queue._LOOK_AGAIN_S", SHORT_S)
+    monkeypatch.setattr("service.jobs.queue.DAMAGED_REST_S", SHORT_S)
     job_id, other = submitted(store), submitted(store, 1)
     kept = {each: store._records.read(each) for each in (job_id, other)}
     for each in kept:
@@ -187,7 +187,7 @@ def test_what_is_left_to_be_done_is_pending_be_it_to_clear_away(store):
 
 
 def test_a_job_says_that_no_worker_has_its_model_until_one_has(store, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions._START_S", 0.0)
+    monkeypatch.setattr("service.jobs.transitions.WORKER_START_S", 0.0)
     store.heartbeat("other", OTHER, lease_s=LONG_S)
     ours, theirs = submitted(store), submitted(store, 1, fingerprint=OTHER)
     store.note_served()
@@ -212,7 +212,7 @@ def test_a_job_that_was_just_submitted_waits_for_a_worker_in_silence(store):
 
 
 def test_however_many_jobs_wait_all_come_to_say_that_there_is_no_worker(store, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions._START_S", 0.0)
+    monkeypatch.setattr("service.jobs.transitions.WORKER_START_S", 0.0)
     monkeypatch.setattr("service.jobs.queue._SWEPT", 2)
     ids = [submitted(store, number) for number in range(5)]
     for _ in range(3):
@@ -281,7 +281,7 @@ def canceled_in_vain(store, job_id):
 
 @embedded
 def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.embedded_file._PATIENCE_S", 3.0)
+    monkeypatch.setattr("service.jobs.sqlite.SQLITE_TURN_S", 3.0)
     job_id = submitted(store)
     with held(where):
         writing = threading.Thread(target=canceled_in_vain, args=(store, job_id))
@@ -296,7 +296,7 @@ def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
 
 @embedded
 def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.embedded_file._PATIENCE_S", 30.0)
+    monkeypatch.setattr("service.jobs.sqlite.SQLITE_TURN_S", 30.0)
     job_id, heard = submitted(store), []
 
     class Told(Exception):
@@ -344,7 +344,7 @@ def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(where
 def test_only_the_log_knows_where_a_file_is_that_cannot_be_written_and_not_by_every_request(
     where, store, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.embedded_file._PATIENCE_S", 0.0)
+    monkeypatch.setattr("service.jobs.sqlite.SQLITE_TURN_S", 0.0)
     job_id = submitted(store)
     with held(where):
         for _ in range(3):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mlcd.errors import Conflict, InvalidInput, NotFound
+from service.jobs.database import KEPT_EVENTS
 from service.jobs.job import Problem
-from service.jobs.opening import open_queue
-from service.jobs.records import KEPT_EVENTS
+from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.contract.job_stores import (
     BROKEN,

@@ -14,7 +14,7 @@ from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
-from tests.conftest import call_mlcd, run_mlcd, write_digits
+from tests.conftest import call_mlcd, write_digits
 from tests.e2e.test_commands import refused
 from training.evaluation.encoding import digest_rows
 from training.evaluation.seen import seen_by

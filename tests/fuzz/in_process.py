@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from service.app import create_app
+from service.http.app import create_app
 from service.resources import find_model, open_resources
 from service.settings import Settings
 

@@ -7,8 +7,8 @@ import re
 from mlcd.errors import ImageRejected
 from mlcd.images.decode import DecodeLimits, decode
 from mlcd.images.transform import PreprocessSpec
-from service.api.data_uris import image_from_field, image_from_uri
-from service.security.fetch.urls import ImageUrl, Url, parse_url
+from service.fetch.urls import ImageUrl, Url, parse_url
+from service.http.data_uris import image_from_field, image_from_uri
 from tests.fuzz.in_process import Service
 
 LIMITS = DecodeLimits(max_bytes=2**20, max_pixels=10**6)

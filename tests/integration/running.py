@@ -49,7 +49,7 @@ class Server:
         for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for child in path.read_text().split():
                 with contextlib.suppress(FileNotFoundError):
-                    if b"service.dispatch.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    if b"service.inference.engine.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                         return int(child)
         return None
 

@@ -14,7 +14,7 @@ import pytest
 from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
 from PIL import Image
 
-from service.security.keys import SCOPES, create_key, read_keys, revoke_key
+from service.keys.file import SCOPES, create_key, read_keys, revoke_key
 from tests.conftest import run_mlcd, start_mlcd
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, serving, until

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.security.keys import create_key
+from service.keys.file import create_key
 from tests.integration.running import Server, serving
 
 MODEL = "hog"

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.connections import HEADERS_S, MAX_OVERHEAD_BYTES
+from service.http.connections import MAX_OVERHEAD_BYTES
+from service.timings import REQUEST_HEADERS_S
 from tests.integration.running import serving, until
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -73,7 +74,7 @@ def test_the_slow_are_let_go_and_hold_up_nobody(server):
         clients = {name: stack.enter_context(connected(server, *sent)) for name, (sent, _) in slow.items()}
         started, closed, longest = time.monotonic(), {}, 0.0
         while len(closed) < len(slow) + 1:
-            assert time.monotonic() - started < HEADERS_S + DEADLINE_S + 6, set(slow) - set(closed)
+            assert time.monotonic() - started < REQUEST_HEADERS_S + DEADLINE_S + 6, set(slow) - set(closed)
             if "deaf" not in closed and not kept(server, deaf):
                 closed["deaf"] = time.monotonic() - started
             longest = max(longest, answers(server))
@@ -83,7 +84,7 @@ def test_the_slow_are_let_go_and_hold_up_nobody(server):
             time.sleep(0.2)
     assert longest < 1
     assert closed["a body that trickles"] < DEADLINE_S + 2
-    assert closed["silent"] < HEADERS_S + 2
+    assert closed["silent"] < REQUEST_HEADERS_S + 2
     until(lambda: server.metric('mlcd_held{of="bytes"}') == 0, 5)
 
 
@@ -183,7 +184,7 @@ def test_what_is_not_http_or_too_much_of_it_is_refused(server, sent, status):
         with contextlib.suppress(OSError):  # the server may have closed before all is sent
             for part in sent:
                 client.sendall(part)
-        client.settimeout(HEADERS_S + 5)
+        client.settimeout(REQUEST_HEADERS_S + 5)
         answer = whole(client)
     assert all(each < 500 for each in statuses(answer))
     assert status is None or statuses(answer) in ([status], [])  # a reset may overtake the answer

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from service.jobs.job import JobState, Problem
-from service.jobs.opening import open_queue
-from service.security.keys import create_key
+from service.jobs.service import open_queue
+from service.keys.file import create_key
 from service.settings import read_settings
 from tests.conftest import run_mlcd, start_mlcd, write_digits
 from tests.integration.running import Server, serving, until
@@ -501,7 +501,7 @@ def test_the_command_prints_no_escapes_of_a_terminal(place):
 
 
 def test_the_command_says_that_no_worker_is_there(place, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions._START_S", 0.0)
+    monkeypatch.setattr("service.jobs.transitions.WORKER_START_S", 0.0)
     job_id = place.submitted()
     place.store.heartbeat("hand", place.models[0], lease_s=0.01)
     time.sleep(0.1)

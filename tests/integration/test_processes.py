@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from service.processes.server import Order, Source
+from service.serve.server import Order, Source
 from tests.conftest import free_port, run_mlcd
 from tests.integration.running import Server, children, exists, until
 
@@ -167,7 +167,7 @@ def test_a_process_that_would_serve_something_else_does_not_serve(tmp_path):
         source = Source({"model": "fake:latency_ms=1", "engine": "fake"}, None)
         order = Order(source, listener.fileno(), 0, str(tmp_path), identity="of another model")
         told = subprocess.run(
-            [sys.executable, "-m", "service.processes.server", str(os.getpid())],
+            [sys.executable, "-m", "service.serve.server", str(os.getpid())],
             input=order.to_json() + "\n",
             env=os.environ | {"MLCD_ENGINE": "fake"},
             pass_fds=(listener.fileno(),),

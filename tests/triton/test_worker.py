@@ -13,7 +13,7 @@ from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.images.sources import open_source
 from mlcd.models import zoo
 from service.jobs.job import JobSpec
-from service.jobs.opening import open_queue
+from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.conftest import start_mlcd, write_digits
 

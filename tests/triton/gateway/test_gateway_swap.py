@@ -12,7 +12,7 @@ import pytest
 
 from mlcd.pipelines.triton import export_triton
 from mlcd.pipelines.triton_config import TritonOptions
-from service.security.keys import create_key
+from service.keys.file import create_key
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import serving, until
 from tests.triton.conftest import SILENT, Server, require_triton

@@ -15,12 +15,12 @@ import pytest
 
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.cache.cached import CachedPipeline
-from service.cache.keys import KeySpace
-from service.cache.memory import MemoryCache
-from service.cache.redis import RedisCache
-from service.cache.vectors import VectorFormat
-from service.dispatch.served import ServedEncoder
+from service.inference.cache.cached import CachedPipeline
+from service.inference.cache.keyspace import KeySpace
+from service.inference.cache.memory import MemoryCache
+from service.inference.cache.redis import RedisCache
+from service.inference.cache.vectors import VectorFormat
+from service.inference.engine.served import ServedEncoder
 from tests.conftest import free_port
 
 

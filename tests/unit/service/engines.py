@@ -9,12 +9,11 @@ import numpy as np
 from mlcd.errors import Unavailable
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.dispatch.admission import Admission
-from service.dispatch.batcher import MicroBatcher
-from service.dispatch.capacity import Capacity
-from service.dispatch.pipeline import Pipeline
-from service.dispatch.process import EngineFailed, Inference
-from service.observability.metrics import Metrics
+from service.inference.admission import Admission, Capacity
+from service.inference.batcher import MicroBatcher
+from service.inference.engine.process import EngineFailed, Inference
+from service.inference.pipeline import Pipeline
+from service.telemetry.metrics import Metrics
 
 
 class LocalEngine:

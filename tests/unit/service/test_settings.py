@@ -1,11 +1,7 @@
-import inspect
-
 import pytest
 
-import mlcd.errors
-import service.problems
-from mlcd.errors import ConfigInvalid, ImageRejected, MlcdError
-from service.problems import STATUS, status_of
+from mlcd.errors import ConfigInvalid, ImageRejected
+from service.http.problems import status_of
 from service.settings import read_settings, setting_names
 
 
@@ -55,17 +51,6 @@ def test_a_missing_model_is_named():
 def test_every_name_is_upper_case_and_prefixed():
     assert "MLCD_LIMITS__DEADLINE_S" in setting_names()
     assert all(name == name.upper() and name.startswith("MLCD_") for name in setting_names())
-
-
-def test_every_error_class_has_a_status():
-    classes = [
-        value
-        for module in (mlcd.errors, service.problems)
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, MlcdError)
-    ]
-    carried_by_their_content = {"ImageRejected", "StrictBatch"}
-    assert {cls.__name__ for cls in classes} - carried_by_their_content == {cls.__name__ for cls in STATUS}
 
 
 def test_an_image_s_status_follows_its_reason():

@@ -15,7 +15,7 @@ NO_MORE = Reply(204, b"")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr("service.jobs.client._PAUSE_S", 0.01)
+    monkeypatch.setattr("service.jobs.client.JOBS_WATCH_PAUSE_S", 0.01)
 
 
 def stream(job, number):

@@ -1,1 +1,0 @@
-"""Routes: one file per resource; each parses, calls and maps."""

@@ -1,1 +1,0 @@
-"""Wire models: one file per dialect."""

@@ -1,0 +1,18 @@
+"""The moment by which a request is answered."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from mlcd.errors import DeadlineExceeded
+
+_Result = TypeVar("_Result")
+
+
+async def within_deadline(awaitable: Awaitable[_Result], deadline: float) -> _Result:
+    """The result, or DeadlineExceeded once the loop's clock passes `deadline`; the work is then cancelled."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await awaitable
+    except TimeoutError as error:
+        raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once") from error

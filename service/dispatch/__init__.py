@@ -1,1 +1,0 @@
-"""From bytes to embeddings inside the service: admission, decoding, batching."""

@@ -1,0 +1,105 @@
+"""The way out: names are resolved here, once, and only addresses that were checked are connected to."""
+
+import ssl
+from collections.abc import Iterable
+from typing import Any, Final
+
+import httpcore
+from httpcore import SOCKET_OPTION, AsyncNetworkBackend, AsyncNetworkStream
+
+from mlcd.errors import ImageRejected
+from service.fetch.addresses import Network, may_connect
+from service.fetch.resolver import Resolver
+from service.timings import FETCH_CONNECT_S
+
+_READ_BYTES: Final = 16 * 2**10
+"""What is parsed in one go, on the event loop."""
+_MAX_OVERHEAD_BYTES: Final = 64 * 2**10
+"""Of headers and framing, for one answer: each byte of them costs more than one of the image."""
+
+
+class CheckedNetwork(AsyncNetworkBackend):
+    """Connects to hosts whose every address is public or in `networks`: to the checked address, not to the name."""
+
+    def __init__(self, networks: tuple[Network, ...], resolver: Resolver) -> None:
+        self._networks, self._resolver = networks, resolver
+        self._backend = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the library's interface
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> AsyncNetworkStream:
+        """Raises ImageRejected where an address may not be connected to, or the name has none: the same for both."""
+        failure: Exception = httpcore.ConnectError()
+        for address in await self._addresses(host, port):
+            try:
+                stream = await self._backend.connect_tcp(
+                    address, port, timeout or FETCH_CONNECT_S, local_address, socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+            else:
+                return MeteredStream(stream)
+        raise failure
+
+    async def _addresses(self, host: str, port: int) -> list[str]:
+        try:
+            found = await self._resolver.addresses(host, port)
+        except (OSError, UnicodeError):
+            found = []
+        if not found or not all(may_connect(address, self._networks) for address in found):
+            raise host_refused()
+        return found
+
+
+class MeteredStream(AsyncNetworkStream):
+    """A connection that ends when an answer is more framing than image.
+
+    The reader of the body tells `accounted` of every piece.
+    """
+
+    def __init__(self, stream: AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._overhead = 0
+
+    def accounted(self, num: int) -> None:
+        """So many of the bytes were the body's."""
+        self._overhead -= num
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        if self._overhead > _MAX_OVERHEAD_BYTES:
+            raise httpcore.ReadError
+        data = await self._stream.read(min(max_bytes, _READ_BYTES), timeout)
+        self._overhead += len(data)
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        self._overhead = 0  # a request: its answer begins
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> AsyncNetworkStream:
+        return MeteredStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def host_refused() -> ImageRejected:
+    """One refusal for every reason: which of them it was would describe the network behind the server."""
+    return ImageRejected(
+        "url-refused",
+        "the URL's host is not one that this server fetches from",
+        remedy="send the image itself as a data-URI",
+    )

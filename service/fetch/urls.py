@@ -1,0 +1,84 @@
+"""URLs of images: the one parser. What it finds is connected to as it stands, and nothing parses it again."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, cast
+from urllib.parse import urljoin
+
+from mlcd.errors import ImageRejected
+from service.hosts import canonical_host
+
+Scheme = Literal["http", "https"]
+
+_MAX_LENGTH: Final = 8192
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_MAX_PORT: Final = 65535
+# The characters of RFC 3986, and square brackets, which queries often hold; the part after # stays here.
+_URL: Final = re.compile(
+    r"(?P<scheme>https?)://"
+    r"(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<target>(?:[/?][a-z0-9._~:/?@!$&'()*+,;=%\[\]-]*)?)"
+    r"(?:\#[!-~]*)?",
+    re.ASCII | re.IGNORECASE,
+)
+_WITH_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+_REMEDY: Final = (
+    "send http(s)://host/path in ASCII (percent-encoded, an international name as xn--…), without user name, spaces"
+    " and backslashes"
+)
+
+
+@dataclass(frozen=True)
+class ImageUrl:
+    """A string that begins as a URL does, where an image is expected: unread, and never shown."""
+
+    text: str = field(repr=False)
+
+
+GivenImage: TypeAlias = bytes | ImageRejected | ImageUrl
+"""What a request holds where an image is expected."""
+
+
+@dataclass(frozen=True)
+class Url:
+    """host: lower case; a name, or an address in its canonical form. target: path and query, at least "/"."""
+
+    scheme: Scheme
+    host: str
+    port: int
+    target: str = field(repr=False)
+
+    @property
+    def authority(self) -> str:
+        """As the Host header says it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def joined(self, reference: str) -> "Url":
+        """What a redirect from here says: a URL, or a part of one. Raises ImageRejected as `parse_url`."""
+        if not reference.isascii() or not reference.isprintable():
+            raise _unreadable()
+        try:
+            base = f"{self.scheme}://{self.authority}{self.target}"
+            return parse_url(reference if _WITH_SCHEME.match(reference) else urljoin(base, reference))
+        except ValueError as error:
+            raise _unreadable() from error
+
+
+def parse_url(text: str) -> Url:
+    """Raises ImageRejected for all but plain http and https URLs: no user name, no odd character, no odd address."""
+    found = _URL.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    host = None if found is None else canonical_host(found["host"])
+    if found is None or host is None:
+        raise _unreadable()
+    scheme = cast(Scheme, found["scheme"].lower())
+    port = int(found["port"] or _DEFAULT_PORTS[scheme])
+    if not 0 < port <= _MAX_PORT:
+        raise _unreadable()
+    target = found["target"]
+    return Url(scheme, host, port, target if target.startswith("/") else f"/{target}")
+
+
+def _unreadable() -> ImageRejected:
+    return ImageRejected("url-refused", "the URL is not one that can be fetched", remedy=_REMEDY)

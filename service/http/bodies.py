@@ -1,0 +1,177 @@
+"""Request bodies: multipart files, one raw image, or JSON."""
+
+import asyncio
+import math
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+
+from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.types import Embeddings, unit_rows
+from service.errors import BadRequest, TooLarge, Unsupported
+from service.http.json_bounds import check_json
+from service.http.problems import bad_field
+from service.resources import Resources
+from service.settings import Limits
+
+# The body cap bounds their bytes; this bounds the work of parsing them.
+_MAX_FORM_PARTS: Final = 1000
+_MAX_FIELDS: Final = 64  # no route knows half as many, and each unknown one is reported
+MEDIA_TYPES: Final = ("multipart/form-data", "image/*", "application/octet-stream", "application/json")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRejected]:
+    """The images of a multipart form (field `files`, 1..n) or of a raw image body."""
+    kind = media_type(request)
+    if kind == "multipart/form-data":
+        return [*(await read_form(request, limits))[0]]
+    if kind.startswith("image/") or kind == "application/octet-stream":
+        return [await read_body(request)]
+    raise Unsupported("this route does not take that Content-Type", remedy=f"send one of {', '.join(MEDIA_TYPES)}")
+
+
+async def read_body(request: Request) -> bytes:
+    _check_plain(request)
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise BadRequest("the client went away") from error
+
+
+def _check_plain(request: Request) -> None:
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", ""):
+        raise Unsupported("compressed bodies are not taken", remedy="send the body without Content-Encoding")
+
+
+async def read_json(request: Request, resources: Resources) -> dict[str, Any]:
+    """Reads a JSON object, which is parsed off the event loop."""
+    _check_says_json(request)
+    return _object(await parse_json(await _received(request, resources.settings.limits), resources))
+
+
+async def read_optional_json(request: Request, resources: Resources) -> dict[str, Any]:
+    """Reads a JSON object; a request without a body gives an empty one."""
+    body = await _received(request, resources.settings.limits)
+    if not body:
+        return {}
+    _check_says_json(request)
+    return _object(await parse_json(body, resources))
+
+
+async def parse_json(body: bytes | bytearray, resources: Resources) -> Any:
+    """Parses JSON off the event loop, one body after the other: the parser lets nobody else run."""
+    loop, limits = asyncio.get_running_loop(), resources.settings.limits
+    return await loop.run_in_executor(resources.parsing, parsed_json, body, limits)
+
+
+def parsed_json(body: bytes | bytearray | memoryview, limits: Limits) -> Any:
+    """Parses JSON of a bounded size. Raises TooLarge, and BadRequest for what is no JSON."""
+    check_json(body, limits)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest("the body is not JSON, or nested too deep") from error
+
+
+def _check_says_json(request: Request) -> None:
+    # Also where the header is missing: a page of another origin may send such a body without asking.
+    kind = media_type(request)
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Unsupported("this route takes JSON", remedy="send Content-Type: application/json")
+
+
+async def _received(request: Request, limits: Limits) -> bytearray:
+    """Returns the body, of which no second copy is kept with the request."""
+    _check_plain(request)
+    stated = int(request.headers.get("content-length", "0"))  # the middleware has looked at it
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if max(stated, len(body)) > limits.max_json_bytes:
+                raise TooLarge(f"the JSON body is larger than {limits.max_json_bytes} bytes", limit="max_json_bytes")
+    except ClientDisconnect as error:
+        raise BadRequest("the client went away") from error
+    return body
+
+
+def _object(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise BadRequest("the body is not a JSON object")
+    return content
+
+
+def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
+    """Raises BadRequest naming the first field that is wrong."""
+    if len(content) > _MAX_FIELDS:
+        raise BadRequest(f"the body has {len(content)} fields", remedy="the API's document names those that there are")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise bad_field(error.errors(include_url=False, include_input=False)) from None
+
+
+async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str, str]]:
+    """The images of a multipart form (field `files`, 1..n), and its fields of text, the last of each name.
+
+    Files stay in memory, which the body's permit counts: no disk can be too full for an upload.
+    """
+    size = limits.max_body_bytes
+    parser = MultiPartParser(
+        request.headers, request.stream(), max_files=_MAX_FORM_PARTS, max_fields=_MAX_FORM_PARTS, max_part_size=size
+    )
+    parser.spool_max_size = size
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, UnicodeError, ClientDisconnect) as error:  # UnicodeError: of its charset
+        raise BadRequest(
+            "the multipart form cannot be read", remedy=f"at most {limits.max_images} files, well formed"
+        ) from error
+    try:
+        files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
+        _check_files(files, limits)
+        texts = {name: value for name, value in form.items() if isinstance(value, str)}
+        return [await file.read() for file in files], texts
+    finally:
+        await form.close()
+
+
+def _check_files(files: list[UploadFile], limits: Limits) -> None:
+    if not files:
+        raise BadRequest("the form has no file", remedy="send images in the field `files`", param="files")
+    check_count(len(files), limits)
+
+
+def check_count(num: int, limits: Limits) -> None:
+    if num > limits.max_images:
+        raise TooLarge(f"{num} items in one request, more than {limits.max_images}", limit="max_images")
+
+
+def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddings:
+    """A list of vectors to unit rows [N, D]."""
+    if not isinstance(value, list) or not value:
+        raise BadRequest("embeddings must be a list of vectors", param="embeddings")
+    check_count(len(value), limits)
+    for index, row in enumerate(value):
+        right_length = isinstance(row, list) and len(row) == dimension
+        if not right_length or not all(type(number) in (int, float) and math.isfinite(number) for number in row):
+            raise BadRequest(
+                f"embedding {index} is not a vector of {dimension} finite numbers",
+                param=f"embeddings[{index}]",
+            )
+    try:
+        return unit_rows(np.asarray(value, dtype=np.float64))
+    except InvalidInput as error:
+        raise BadRequest(error.message, remedy=error.remedy, param="embeddings") from error

@@ -1,0 +1,217 @@
+"""One HTTP connection, bounded: how long it may wait, how much of it may be other than a body, how many there are.
+
+uvicorn waits for ever for a request's headers, for the rest of a body that nobody reads, and for a client that does not
+read its answer; it takes headers of any size and any number of connections.
+"""
+
+import asyncio
+import resource
+from itertools import chain
+from typing import Any, Final
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.http.middleware import PROBES
+from service.telemetry.metrics import Metrics
+from service.timings import ANSWER_READ_S, BODY_REST_S, CROWDED_RETRY_S, REQUEST_HEADERS_S
+
+MAX_OVERHEAD_BYTES: Final = 64 * 2**10
+"""Of a request: headers, the framing of chunks, trailers. More only where there is as much body."""
+_MAX_PIPELINED: Final = 16
+_MAX_DESCRIPTORS: Final = 65_536
+PLACES_FOR_PROBES: Final = 16  # connections beyond the most there may be, for health and metrics
+_PROBES: Final = frozenset(path.encode() for path in PROBES)
+_CROWDED: Final = orjson.dumps(
+    {
+        "type": "urn:mlcd:problem:unavailable",
+        "title": "Unavailable",
+        "status": 503,
+        "detail": "the server has as many connections as it may: try again in a moment",
+    }
+)
+
+
+class Bounds:
+    """Shared by the connections of a server."""
+
+    def __init__(self, *, most: int, exchange_s: float, metrics: Metrics) -> None:
+        """most: connections; exchange_s: seconds from a request's last header until its answer is ready."""
+        self.most, self.exchange_s = most, exchange_s + ANSWER_READ_S
+        self.answered: dict[Connection, None] = {}
+        """Connections whose client still sends an answered body, or does not read its answer; the oldest first."""
+        self.waiting: dict[Connection, None] = {}
+        """Between two requests; the one that has waited longest comes first."""
+        self._metrics = metrics
+
+    def make_room(self, newest: "Connection", num: int) -> None:
+        """Closes the connection that is needed least; the newest of `num` where all others are at work.
+
+        A few more than there may be stay then, for probes.
+        """
+        oldest = next(chain(self.answered, self.waiting), None)
+        if oldest is None and num <= self.most + PLACES_FOR_PROBES:
+            return
+        self.forget(oldest or newest)  # the loop tells it of its end only later, when others may have come
+        self.closed("too-many")
+        (oldest or newest).transport.abort()
+
+    def forget(self, connection: "Connection") -> None:
+        """Lists the connection no longer: it is at work, or gone."""
+        self.answered.pop(connection, None)
+        self.waiting.pop(connection, None)
+
+    def closed(self, reason: str) -> None:
+        self._metrics.rejected(f"connection-{reason}")
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, with a timer that runs at every moment of its life."""
+
+    def __init__(self, *, bounds: Bounds, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._bounds = bounds
+        self._timer: asyncio.TimerHandle | None = None
+        self._received = self._body = 0
+        self._message_complete = True
+        self._lingering = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.most:
+            self._bounds.make_room(self, len(self.connections))
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._bounds.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+        if self._received - self._body > MAX_OVERHEAD_BYTES + self._body and not self.transport.is_closing():
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        self._message_complete = False
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._bounds.forget(self)
+        self._within(self._bounds.exchange_s)
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # the parser makes a 400 of it
+        crowded = len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
+        self.app = _refuse if crowded else self.config.loaded_app
+        super().on_headers_complete()
+        self.cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._message_complete = True
+        self._received = self._body = 0
+        super().on_message_complete()
+        if self._lingering:
+            self.transport.close()
+            return
+        if self.cycle.response_complete:
+            self._wait()
+
+    def close_after_answer(self) -> None:
+        """End the connection, but not before its client has sent what it is sending.
+
+        Closed with bytes unread it would be reset, and many a client would never read why it was refused.
+        """
+        if self._message_complete or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._lingering = True
+        self.transport.write_eof()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._lingering:
+            self.transport.abort()
+            return
+        super().send_400_response(msg)
+
+    def on_response_complete(self) -> None:
+        follows = bool(self.pipeline)
+        super().on_response_complete()
+        if follows:
+            self._within(self._bounds.exchange_s)
+        elif self.transport.is_closing():
+            return
+        elif self._message_complete:
+            self._wait()
+        else:
+            self._bounds.answered[self] = None
+            self._within(BODY_REST_S)
+
+    def _wait(self) -> None:
+        self._bounds.forget(self)
+        if self.transport.get_write_buffer_size():  # the answer is complete here and not yet there
+            self._bounds.answered[self] = None
+            self._within(self._bounds.exchange_s)
+            return
+        self._bounds.waiting[self] = None
+        self._within(REQUEST_HEADERS_S)
+
+    def _within(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        self._bounds.closed("late")
+        self.transport.abort()
+
+    def _refuse(self) -> None:
+        self._bounds.closed("overhead")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers what is no probe while there are more connections than there may be."""
+    headers = {"Retry-After": str(CROWDED_RETRY_S), "Connection": "close"}
+    await Response(_CROWDED, 503, headers, "application/problem+json")(scope, receive, send)
+
+
+class _Closing:
+    """A connection's transport to the answer that is written on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def write(self, content: bytes) -> None:
+        self._connection.transport.write(content)
+
+    def close(self) -> None:
+        self._connection.close_after_answer()
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+
+def allow_descriptors() -> None:
+    """As many open files as the system lets this process have: a connection is one, and a large upload another."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_DESCRIPTORS), most))
+
+
+def affordable(num: int) -> int:
+    """Returns how many of `num` connections may be there: with half of the open files that there may be."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return num if most == resource.RLIM_INFINITY else min(num, max(1, most // 2))

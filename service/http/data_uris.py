@@ -1,0 +1,48 @@
+"""Images as text: data-URIs, URLs, and plain base64 where a field says that it is an image."""
+
+import binascii
+from typing import Any, Final
+
+import pybase64
+
+from mlcd.errors import ImageRejected
+from service.fetch.urls import GivenImage, ImageUrl
+
+_REMEDY: Final = "data:image/jpeg;base64,…"
+
+
+def image_from_uri(value: Any) -> GivenImage:
+    """A data-URI to its bytes; a URL stays one. Anything else is refused: a string is never a path."""
+    if not isinstance(value, str):
+        return ImageRejected("unreadable", "an image must be a data-URI", remedy=_REMEDY)
+    if is_url(value):
+        return ImageUrl(value)
+    if not is_data_uri(value):
+        return ImageRejected("unreadable", "this model embeds images, not texts", remedy=f"send {_REMEDY}")
+    head, separator, payload = value.partition(",")
+    if not separator or not head.lower().endswith(";base64"):
+        return ImageRejected("unreadable", "the data-URI does not say base64", remedy=_REMEDY)
+    return image_from_base64(payload)
+
+
+def image_from_field(value: Any) -> GivenImage:
+    """As `image_from_uri`, but of a field that can hold nothing but an image: plain base64 is one too."""
+    if not isinstance(value, str) or is_url(value) or is_data_uri(value):
+        return image_from_uri(value)
+    return image_from_base64(value)
+
+
+def image_from_base64(text: str) -> bytes | ImageRejected:
+    """Strict: what is not base64 is refused and never skipped over."""
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return ImageRejected("unreadable", "the image is not valid base64")
+
+
+def is_data_uri(value: str) -> bool:
+    return value[:5].lower() == "data:"
+
+
+def is_url(value: str) -> bool:
+    return value[:8].lower().startswith(("http://", "https://"))

@@ -1,0 +1,1 @@
+"""The languages of other servers: routes, wire models and the shape of a refusal."""

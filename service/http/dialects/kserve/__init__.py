@@ -1,0 +1,1 @@
+"""KServe's Open Inference Protocol (v2) over HTTP, with the extensions of Triton."""

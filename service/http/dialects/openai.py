@@ -1,0 +1,264 @@
+"""OpenAI's embeddings and models, with what NIM, Infinity, vLLM and Jina add to them.
+
+The models of answers are documentation: vectors go out without passing through them.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from mlcd.errors import ImageRejected
+from mlcd.types import Embeddings
+from service.errors import BadRequest
+from service.fetch.urls import GivenImage
+from service.http.access import Opened, check_model
+from service.http.answers import headers, json_answer
+from service.http.auth import needs
+from service.http.bodies import check_count, read_json, validated
+from service.http.data_uris import image_from_field, image_from_uri
+from service.http.dialects.dialect import WITHOUT_CLASS, Dialect, Refusal
+from service.http.dialects.quantization import as_base64, as_binary, as_ubinary
+from service.http.dialects.schema import EXAMPLE_IMAGE, exactly_one
+from service.http.encoding import encode_strictly, shortened
+from service.http.openapi import json_body
+from service.resources import Resources
+from service.settings import Limits
+
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+
+
+class EmbeddingsRequest(BaseModel):
+    """Images in one of four ways; give `input` or `messages`.
+
+    `input`: a data-URI or URL, a list of them, or a list of objects with `image` (base64, a data-URI or URL),
+    `image_url`, `url` or `bytes` (base64). `messages`: one message with one `image_url`; one embedding comes back.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"model": "mlcd-vit", "input": [EXAMPLE_IMAGE], "encoding_format": "float"},
+                {"model": "mlcd-vit", "input": [{"image": EXAMPLE_IMAGE}], "dimensions": 8},
+                {
+                    "model": "mlcd-vit",
+                    "messages": [
+                        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": EXAMPLE_IMAGE}}]}
+                    ],
+                },
+            ],
+            **exactly_one(input=("string", "array"), messages="array"),
+        },
+    )
+
+    model: str
+    input: str | list[Any] | None = None
+    messages: list[Any] | None = None
+    modality: Literal["image"] | Annotated[list[Literal["image"]], Field(max_length=1024)] | None = None
+    """Infinity, NIM: this model embeds images only."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: the row as little-endian float32. openai-python asks for it by itself and decodes it."""
+    embedding_type: EmbeddingType | None = None
+    """Jina; goes before `encoding_format`. binary: 8 components in an int8, ubinary: in a uint8, bit = value >= 0."""
+    encoding_type: EmbeddingType | None = None
+    """The former name of `embedding_type`."""
+    dimensions: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """So many first components, normalized again."""
+    normalized: Literal[True] | None = None
+    """Jina: rows have unit length here, always."""
+    user: str | None = None
+    """OpenAI: who asks; not used."""
+    task: str | None = None
+    """Jina: about texts; images are embedded in one way."""
+    input_type: str | None = None
+    """NIM: about texts, as `task`."""
+    truncate: str | None = None
+    """NIM: about texts."""
+
+
+class Embedding(BaseModel):
+    """One row: floats, base64 text or packed words, as asked."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[int] | str
+
+
+class Usage(BaseModel):
+    """Images have no tokens; clients require the fields."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """One embedding per image, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Model(BaseModel):
+    """The served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """The one model that is served."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class OpenAIErrorBody(BaseModel):
+    """code: the stable name of docs/reference/rest.md."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(BaseModel):
+    """OpenAI's shape of a refusal."""
+
+    error: OpenAIErrorBody
+
+
+_SERVER_FAULT: Final = 500
+_TOO_MANY: Final = 429
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    kind = "server_error" if refusal.status >= _SERVER_FAULT else "invalid_request_error"
+    if refusal.status == _TOO_MANY:
+        kind = "rate_limit_error"
+    return {"error": {"message": refusal.detail, "type": kind, "param": refusal.param, "code": refusal.name}}
+
+
+DIALECT: Final = Dialect(
+    ("/embeddings", "/v1/embeddings", "/v1/models"), "application/json", OpenAIError, _refusal, WITHOUT_CLASS
+)
+router = APIRouter(tags=["openai"])
+
+# Of an object that stands for an image: Jina's, and those of older LlamaIndex.
+_IMAGE_FIELDS: Final = ("image", "image_url", "url", "bytes")
+_BODY: Final = json_body(EmbeddingsRequest)
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsResponse}, 404: {}}
+_MODELS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ModelList}}
+_MODEL: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Model}, 404: {}}
+
+
+@router.post(
+    "/v1/embeddings", dependencies=[needs("embed")], response_class=Response, responses=_ANSWERS, openapi_extra=_BODY
+)
+@router.post(
+    "/embeddings", dependencies=[needs("embed")], response_class=Response, responses=_ANSWERS, openapi_extra=_BODY
+)
+async def create_embeddings(request: Request, resources: Opened) -> Response:
+    """Embed images in OpenAI's shapes; one bad image refuses the request, naming its index."""
+    body = validated(EmbeddingsRequest, await read_json(request, resources))
+    check_model(body.model, resources)
+    loop = asyncio.get_running_loop()
+    images, param = await loop.run_in_executor(resources.compute, _images, body, resources.settings.limits)
+    encoded = await encode_strictly(request, resources, images, param=param)
+    rows = shortened(encoded.embeddings, body.dimensions, param="dimensions")
+    data = [
+        {"object": "embedding", "index": index, "embedding": row}
+        for index, row in enumerate(_in_wire_format(rows, body))
+    ]
+    # Images have no tokens; clients require the field.
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    return json_answer(
+        {"object": "list", "data": data, "model": resources.encoder.name, "usage": usage},
+        headers(resources, encoded),
+    )
+
+
+@router.get("/v1/models", dependencies=[needs()], response_class=Response, responses=_MODELS)
+async def models(resources: Opened) -> Response:
+    """OpenAI's shape of the model list."""
+    return json_answer({"object": "list", "data": [_model(resources)]}, headers(resources))
+
+
+@router.get("/v1/models/{model}", dependencies=[needs()], response_class=Response, responses=_MODEL)
+async def model(model: str, resources: Opened) -> Response:
+    """OpenAI's shape of one model."""
+    check_model(model, resources)
+    return json_answer(_model(resources), headers(resources))
+
+
+def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenImage], str]:
+    """The images, and how the client names one of them."""
+    if (body.input is None) == (body.messages is None):
+        raise BadRequest("give either `input` or `messages`", param="input")
+    if body.messages is not None:
+        return [_of_messages(body.messages)], "messages"
+    items = [body.input] if isinstance(body.input, str) else body.input or []
+    if not items:
+        raise BadRequest("input is empty", param="input")
+    if any(isinstance(item, int | list) for item in items):
+        raise BadRequest(
+            "this model embeds images, not tokens",
+            remedy="send data-URIs; in LangChain set check_embedding_ctx_length=False",
+            param="input",
+        )
+    check_count(len(items), limits)
+    return [_of_item(item) for item in items], "input[{index}]"
+
+
+def _of_item(item: Any) -> GivenImage:
+    if not isinstance(item, dict):
+        return image_from_uri(item)
+    given = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
+    if len(given) != 1 or len(item) != 1:
+        return ImageRejected("unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}")
+    value = item[given[0]]
+    if given[0] == "image_url":
+        return _of_image_url(value)
+    return image_from_field(value)
+
+
+def _of_image_url(value: Any) -> GivenImage:
+    """The address itself, or OpenAI's object around it."""
+    return image_from_uri(value.get("url") if isinstance(value, dict) else value)
+
+
+def _of_messages(messages: list[Any]) -> GivenImage:
+    """VLLM embeds a whole conversation at once; of an image model's there can be one image and nothing else."""
+    contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
+    parts = [part for content in contents for part in (content if isinstance(content, list) else [content])]
+    part = parts[0] if len(parts) == 1 else None
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        raise BadRequest(
+            "messages must hold exactly one image and no text",
+            remedy='one message whose content is [{"type": "image_url", "image_url": {"url": "data:…"}}]',
+            param="messages",
+        )
+    return _of_image_url(part.get("image_url"))
+
+
+def _in_wire_format(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
+    match body.embedding_type or body.encoding_type or body.encoding_format:
+        case "base64":
+            return as_base64(rows)
+        case "binary":
+            return as_binary(rows, param="embedding_type")
+        case "ubinary":
+            return as_ubinary(rows, param="embedding_type")
+        case _:
+            return rows
+
+
+def _model(resources: Resources) -> dict[str, Any]:
+    return {"id": resources.encoder.name, "object": "model", "created": 0, "owned_by": "mlcd"}

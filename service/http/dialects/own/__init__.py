@@ -1,0 +1,1 @@
+"""The wire models of our own routes."""

@@ -1,0 +1,42 @@
+"""The forms of an embedding that clients ask for beside float32."""
+
+import base64
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.types import Embeddings
+from service.errors import BadRequest
+
+_INT8_MAX: Final = 127
+_UINT8_ZERO: Final = 128
+
+
+def as_base64(rows: NDArray[Any]) -> list[str]:
+    """Each row's bytes: float32 little-endian."""
+    return [base64.b64encode(row).decode() for row in np.ascontiguousarray(rows, dtype="<f4")]
+
+
+def as_int8(rows: Embeddings) -> NDArray[np.int8]:
+    """127 times the row over its largest component in magnitude, rounded: [N, D], cosines kept but for rounding."""
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    rounded: NDArray[np.int8] = np.rint(rows * (_INT8_MAX / largest)).astype(np.int8)
+    return rounded
+
+
+def as_uint8(rows: Embeddings) -> NDArray[np.uint8]:
+    """`as_int8` with its zero at 128."""
+    return (as_int8(rows).astype(np.int16) + _UINT8_ZERO).astype(np.uint8)
+
+
+def as_ubinary(rows: Embeddings, *, param: str) -> NDArray[np.uint8]:
+    """[N, D / 8]: bit = component >= 0, the first in the most significant bit. Raises BadRequest naming `param`."""
+    if rows.shape[1] % 8:
+        raise BadRequest(f"binary needs a dimension divisible by 8, not {rows.shape[1]}", param=param)
+    return np.packbits(rows >= 0, axis=1)
+
+
+def as_binary(rows: Embeddings, *, param: str) -> NDArray[np.int8]:
+    """`as_ubinary` less 128."""
+    return (as_ubinary(rows, param=param).astype(np.int16) - _UINT8_ZERO).astype(np.int8)

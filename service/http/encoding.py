@@ -1,0 +1,128 @@
+"""Images of a request to embeddings, by its deadline."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+from fastapi import Request
+
+from mlcd.errors import ImageRejected
+from mlcd.types import Embeddings, ImageBatch, unit_rows
+from service.deadline import within_deadline
+from service.errors import BadRequest, StrictBatch
+from service.fetch.urls import GivenImage, Url
+from service.inference.contract import refuse_when_down
+from service.inference.pipeline import Encoded, Timings
+from service.keys.rates import RequestAccount
+from service.resources import Resources
+from service.telemetry.request import count_images, stage_s
+
+
+async def encode(
+    request: Request, resources: Resources, images: Sequence[GivenImage], *, num_beside: int = 0
+) -> Encoded:
+    """Every image on its own; those at URLs are fetched.
+
+    They are counted for the client's key, together with what else the request has that counts, `num_beside`.
+    """
+    count_images(len(images))
+    account = await _counted(request, resources, len(images) + num_beside)
+    async with _at_hand(request, resources, resources.fetcher.screened(images)) as found:
+        return await _encode(request, resources, found, account)
+
+
+async def encode_strictly(
+    request: Request, resources: Resources, images: Sequence[GivenImage], *, param: str = "input[{index}]"
+) -> Encoded:
+    """All of them, or StrictBatch of the first that failed, before any work where that is known.
+
+    param: the field's name in the client's own words.
+    """
+    count_images(len(images))
+    screened = resources.fetcher.screened(images)
+    _refuse_rejected(resources, screened, param)
+    account = await _counted(request, resources, len(images))
+    async with _at_hand(request, resources, screened) as found:
+        _refuse_rejected(resources, found, param)
+        encoded = await _encode(request, resources, found, account)
+    if encoded.errors:
+        raise StrictBatch.first_of(encoded.errors, param=param)
+    return encoded
+
+
+async def encode_pixels(request: Request, resources: Resources, pixels: ImageBatch, *, param: str) -> Encoded:
+    """Images that the client has prepared, uint8 [n, 3, S, S]: as `encode_strictly`, without decoding."""
+    count_images(len(pixels))
+    await resources.rates.take(request.state.key, len(pixels))
+    deadline: float = request.state.deadline
+    refuse_when_down(resources.engine, resources.metrics)
+    with (
+        resources.admission.images(len(pixels), deadline=deadline),
+        resources.admission.pixels.reserved(pixels[:, 0].size, owner=request.state.key and request.state.key.id),
+    ):
+        together = (resources.dispatcher.encode(image, deadline=deadline, request=request) for image in pixels)
+        rows = await within_deadline(asyncio.gather(*together), deadline)
+    for row in rows:
+        row.tell()
+    timings = Timings(0.0, max(row.queue_s for row in rows), max(row.inference_s for row in rows))
+    encoded = Encoded(np.stack([row.embedding for row in rows]), list(range(len(rows))), {}, timings)
+    nothing = ImageRejected("no-embedding", "the model finds nothing in this image to describe")
+    zero = {int(row): nothing for row in np.flatnonzero(~encoded.embeddings.any(axis=1))}
+    resources.metrics.images(embedded=len(rows) - len(zero), rejected=len(zero))
+    if zero:
+        raise StrictBatch.first_of(zero, param=param)
+    return encoded
+
+
+@asynccontextmanager
+async def _at_hand(
+    request: Request, resources: Resources, images: Sequence[bytes | ImageRejected | Url]
+) -> AsyncIterator[list[bytes | ImageRejected]]:
+    """Those at URLs fetched, unless nothing could be made of them now; nothing is admitted while they are awaited."""
+    if any(isinstance(image, Url) for image in images):
+        refuse_when_down(resources.engine, resources.metrics)
+        if resources.admission.full:
+            raise resources.admission.refusal()
+    async with resources.fetcher.fetched(images, deadline=request.state.deadline) as found:
+        yield found
+
+
+async def _counted(request: Request, resources: Resources, num: int) -> RequestAccount:
+    """So many images are counted for the client's key; what large ones are beyond that is charged to the account."""
+    key, limits = request.state.key, resources.settings.limits
+    await resources.rates.take(key, num)
+    return RequestAccount(resources.rates, key, taken=num, pixels_per_image=limits.rate_pixels)
+
+
+async def _encode(
+    request: Request, resources: Resources, images: Sequence[bytes | ImageRejected], account: RequestAccount
+) -> Encoded:
+    deadline: float = request.state.deadline
+    work = resources.pipeline.encode(images, deadline=deadline, account=account)
+    encoded = await within_deadline(work, deadline)
+    resources.metrics.images(embedded=len(encoded.rows), rejected=len(encoded.errors))
+    return replace(encoded, timings=replace(encoded.timings, fetch_s=stage_s("fetch")))
+
+
+def _refuse_rejected(resources: Resources, images: Sequence[bytes | ImageRejected | Url], param: str) -> None:
+    if known := {index: image for index, image in enumerate(images) if isinstance(image, ImageRejected)}:
+        resources.metrics.images(embedded=0, rejected=len(known))
+        raise StrictBatch.first_of(known, param=param)
+
+
+def shortened(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
+    """The first `num` components, of unit length again: [N, D] to [N, num].
+
+    Raises BadRequest naming `param` where rows have fewer, StrictBatch where nothing of a row is left.
+    """
+    if num is None:
+        return rows
+    if num > rows.shape[1]:
+        raise BadRequest(f"{param} is at most {rows.shape[1]}", param=param)
+    head = rows[:, :num]
+    nothing = ImageRejected("no-embedding", f"its first {num} components are all zero")
+    if zero := {int(row): nothing for row in np.flatnonzero(~head.any(axis=1))}:
+        raise StrictBatch.first_of(zero, param=param)
+    return unit_rows(head)

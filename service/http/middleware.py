@@ -1,0 +1,319 @@
+"""Around every request: an id, the deadline, the bounds on its body, the measurement; and it ends with its client.
+
+HEAD is answered wherever there is a GET, and every answer says what browsers and caches on the way may do with it.
+"""
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlcd.errors import DeadlineExceeded
+from service.errors import BadRequest, TooLarge, TooSlow
+from service.http.problems import COMES_BACK, handle_unexpected
+from service.inference.cache.cached import CachedPipeline
+from service.inference.contract import refuse_when_down
+from service.resources import Resources
+from service.telemetry.request import RequestRecord, begin_request, received_trace
+from service.timings import BODY_PATIENCE_S
+
+_log = logging.getLogger("mlcd.access")
+_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_CLIENT_GONE: Final = 499
+"""nginx's status for it, in metrics only: nobody is there to read it."""
+_IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
+_IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/embed", "/v2/models/")
+"""Whose bodies, JSON included, hold images and nothing else."""
+_SERVER_TIMING: Final = b"server-timing"
+_RETRY_AFTER: Final = b"retry-after"
+PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
+"""They come all day: logged at debug, and not traced."""
+_RESERVED_BYTES: Final = 64 * 2**10  # of a body that begins; the rest is charged as it comes
+MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over BODY_PATIENCE_S, is given up
+_OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
+_DOCS: Final = "/docs"
+_DATA_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
+# The page has one script in it and styles of its own; all else is ours, and nothing may be loaded from elsewhere.
+_DOCS_POLICY: Final = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
+    " connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+
+
+class RequestMiddleware:
+    """Gives each request an id (its own X-Request-Id where that is harmless) and a deadline, and counts its answer.
+
+    `request.state.deadline` is by the loop's clock, from the request's first byte; a body that is not here by then is
+    answered 504. A request whose client leaves is cancelled.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            if not exchange.client_gone:
+                raise
+        except Exception as error:
+            # Past this place the server would log the error with the library's text in it.
+            if exchange.answered:
+                raise
+            answer = await handle_unexpected(Request(scope), error)
+            await answer(scope, exchange.receive, exchange.send)
+        finally:
+            exchange.end()
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._resources: Resources = scope["app"].state.resources
+        self._state: dict[str, Any] = scope.setdefault("state", {})
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        self._id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
+        self._record = RequestRecord(self._id, received_trace(headers))
+        self._probe = scope["path"] in PROBES
+        tracer = self._resources.tracer
+        self._span = None if tracer is None or self._probe else tracer.begin(self._record)
+        begin_request(self._record)
+        self._deadline = asyncio.get_running_loop().time() + self._resources.settings.limits.deadline_s
+        # Kept with the request: another model may be served before it is answered.
+        self._state.update(request_id=self._id, deadline=self._deadline, resources=self._resources)
+        self._started = time.perf_counter()
+        self._status = 500
+        self._handler = asyncio.current_task()
+        self._complete = self._late = False
+        self.answered = False
+        self._watcher: asyncio.Task[None] | None = None
+        self.client_gone = False
+        self._resources.model.requests.began()
+
+    async def receive(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError as error:
+            self._late = True
+            raise DeadlineExceeded("the request did not come in time", remedy="send fewer images at once") from error
+        if message["type"] == "http.disconnect":
+            self.client_gone = True
+        elif not message.get("more_body", False):
+            self._complete = True
+            self._watcher = asyncio.create_task(self._watch(), name="client-watcher")
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.answered, self._status = True, message["status"]
+            given = message.get("headers", [])
+            stages = [value for name, value in given if name == _SERVER_TIMING]
+            stated = next((value for name, value in given if name == _RETRY_AFTER), None)
+            kept = [(name, value) for name, value in given if name not in _OURS]
+            message["headers"] = [*kept, *self._headers(stages, stated)]
+        await self._send(message)
+
+    def end(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._resources.model.requests.ended()
+        status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
+        seconds, method = time.perf_counter() - self._started, self._scope["method"]
+        self._resources.metrics.request(route, status, seconds)
+        if self._record.num_images is not None:
+            self._resources.metrics.inference_request(status, seconds, self._record.stages)
+        tracer = self._resources.tracer
+        if tracer is not None and self._span is not None:
+            fingerprint = self._resources.encoder.fingerprint
+            tracer.end(self._span, self._record, method=method, route=route, status=status, fingerprint=fingerprint)
+        fields = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+        if self._record.num_images is not None:
+            fields["images"] = self._record.num_images
+        _log.log(logging.DEBUG if self._probe else logging.INFO, "request", extra={"fields": fields})
+
+    async def _watch(self) -> None:
+        """The server tells of a client's leaving only to who asks."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.answered and self._handler is not None:
+            self.client_gone = True
+            self._handler.cancel()
+
+    def _headers(self, stages: list[bytes], retry_after: bytes | None) -> list[tuple[bytes, bytes]]:
+        """retry_after: where the refusal knows better than the load does."""
+        total_ms = 1000 * (time.perf_counter() - self._started)
+        timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
+        headers = [(b"x-request-id", self._id.encode()), (_SERVER_TIMING, timing), *self._resources.stamp]
+        if self._status in COMES_BACK:
+            headers.append((_RETRY_AFTER, retry_after or str(self._resources.retry_after_s).encode()))
+        if self._late:
+            headers.append((b"connection", b"close"))
+        return headers
+
+
+class BodyLimitMiddleware:
+    """Refuses a body over the limit, or that the server has no room for: by its stated length at once, else while it
+    streams in. What can only be images is refused before its body while no image would be admitted.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(scope, receive)
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.release()
+
+
+class _Body:
+    """Bytes of one request's body, within its own limit and the server's."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope, self._receive = scope, receive
+        self._resources: Resources = scope["state"]["resources"]
+        self._limit = self._resources.settings.limits.max_body_bytes
+        headers = dict(scope["headers"])
+        self._stated = headers.get(b"content-length", b"0")
+        kind = headers.get(b"content-type", b"").lower()
+        self._of_images = kind.startswith(_IMAGE_TYPES) or scope["path"].startswith(_IMAGE_ROUTES)
+        self._deadline: float = scope["state"]["deadline"]
+        self._checked = False
+        self._key: str | None = None
+        self._received = self._reserved = 0
+        self._patience_s = BODY_PATIENCE_S
+
+    async def receive(self) -> Message:
+        if not self._checked:
+            self._check_before()
+            self._checked = True
+        message = await self._arrival()
+        self._received += len(message.get("body", b""))
+        if self._received > self._limit:
+            raise _too_large(self._limit)
+        self._reserve(self._received)
+        return message
+
+    def release(self) -> None:
+        self._resources.admission.bytes.release(self._reserved, owner=self._key)
+
+    async def _arrival(self) -> Message:
+        """Returns the next part of the body. Raises TooSlow where the client lets the server wait.
+
+        Every wait uses up the patience with this body, and every byte that comes restores some.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            self._resources.metrics.rejected("too-slow")
+            raise TooSlow(f"the body comes slower than {MIN_BYTES_PER_S} bytes a second") from error
+        restored_s = len(message.get("body", b"")) / MIN_BYTES_PER_S
+        self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
+        return message
+
+    def _check_before(self) -> None:
+        if not self._stated.isdigit():
+            raise BadRequest("the Content-Length header is not a number")
+        if int(self._stated) > self._limit:
+            raise _too_large(self._limit)
+        if self._of_images:
+            refuse_when_down(self._resources.engine, self._resources.metrics)
+            if not self._has_room():
+                raise self._resources.admission.refusal()
+        key = self._scope["state"].get("key")  # the route has identified it before it reads
+        self._key = None if key is None else key.id
+        # What a client only states costs nothing yet: it is charged when it comes.
+        self._resources.admission.bytes.check(int(self._stated), owner=self._key)
+        self._reserve(min(int(self._stated), _RESERVED_BYTES))
+
+    def _has_room(self) -> bool:
+        admission = self._resources.admission
+        # What the cache knows needs no place, and only the body tells what it is.
+        if isinstance(self._resources.pipeline, CachedPipeline):
+            return not admission.full
+        return admission.has_room(1, deadline=self._deadline)
+
+    def _reserve(self, num: int) -> None:
+        if num > self._reserved:
+            self._resources.admission.bytes.reserve(num - self._reserved, owner=self._key)
+            self._reserved = num
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {limit} bytes", limit="max_body_bytes")
+
+
+def _route_of(scope: Scope) -> str:
+    """The route's pattern, not the path: a metric label must not grow with what clients type."""
+    return str(getattr(scope.get("route"), "path", "other"))
+
+
+class HeadMiddleware:
+    """Answers HEAD as GET would be; the server below leaves the body out, by the request's own method."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+class SecurityHeadersMiddleware:
+    """Adds to every answer what its route did not state itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        defaults = _DOCS_DEFAULTS if scope["path"] == _DOCS else _DEFAULTS
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                stated = {name for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, value) for name, value in defaults if name not in stated),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _with_policy(policy: str) -> tuple[tuple[bytes, bytes], ...]:
+    return (
+        (b"x-content-type-options", b"nosniff"),
+        # An embedding tells of its image, and a cache on the way does not know that X-API-Key tells clients apart.
+        (b"cache-control", b"no-store"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"content-security-policy", policy.encode()),
+    )
+
+
+_DEFAULTS: Final = _with_policy(_DATA_POLICY)
+_DOCS_DEFAULTS: Final = _with_policy(_DOCS_POLICY)

@@ -1,0 +1,120 @@
+"""The OpenAPI document: what every route takes and every status it can give, errors in the dialect of the route."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from service.http.auth import BEARER, HEADER, HEADER_NAME
+from service.http.dialects.dialect import Dialect, dialect_of
+from service.http.problems import COMES_BACK, TITLES
+
+_REFERENCE: Final = "#/components/schemas/{model}"
+_OF_BODIES: Final = (400, 408, 413, 415, 422, 429, 503, 504)
+_OF_ALL: Final = (400, 421, 500)
+_OF_NO_KEYS: Final = (403,)
+_OF_KEYS: Final = (401, 403, 503)
+_OF_ANY_KEY: Final = (401, 503)
+_METHODS: Final = ("get", "post", "put", "delete", "patch")
+_FIRST_ERROR: Final = 400
+BINARY: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
+_FORM: Final[dict[str, Any]] = {
+    "schema": {
+        "type": "object",
+        "required": ["files"],
+        "properties": {"files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}},
+    }
+}
+_HEADERS: Final[dict[str, Any]] = {
+    "X-Request-Id": {"description": "yours, if you sent a harmless one", "schema": {"type": "string"}},
+    "Server-Timing": {"description": "milliseconds, by stage", "schema": {"type": "string"}},
+    "X-Mlcd-Model": {"description": "the served model", "schema": {"type": "string"}},
+    "X-Mlcd-Fingerprint": {"description": "its fingerprint", "schema": {"type": "string"}},
+    "X-Mlcd-Preprocess-Version": {"description": "of its preprocessing", "schema": {"type": "string"}},
+    "X-Mlcd-Rounded": {"description": "what vectors are rounded to, where they are", "schema": {"type": "string"}},
+    "X-Mlcd-Centers": {"description": "digest of the centers, where there are any", "schema": {"type": "string"}},
+}
+_CHALLENGE: Final[dict[str, Any]] = {
+    "WWW-Authenticate": {"description": "Bearer, and what is wrong with the key", "schema": {"type": "string"}}
+}
+_KEY_IN_HEADER: Final = {"type": "apiKey", "in": "header", "name": HEADER_NAME, "description": "the same key"}
+_RETRY_AFTER: Final[dict[str, Any]] = {
+    "Retry-After": {"description": "seconds", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+}
+
+
+def reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(model=model.__name__)}
+
+
+def json_body(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads JSON; others: further media types with their schemas."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}, **others}}}
+
+
+def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads a form, one raw image and, with `model`, JSON."""
+    content = {"multipart/form-data": _FORM, "image/*": BINARY, "application/octet-stream": BINARY}
+    if model is not None:
+        content["application/json"] = {"schema": reference(model)}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """keyed: keys are asked for; the list beside each scheme is the scope that a key needs.
+
+    requests: bodies that routes name by `reference`.
+    """
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody here speaks
+        schemas.pop(unused, None)
+    named: list[type[BaseModel]] = [*requests, *(dialect.schema for dialect in app.state.dialects)]
+    _, models = models_json_schema([(model, "validation") for model in named], ref_template=_REFERENCE)
+    schemas.update(models["$defs"])
+    for path, item in document["paths"].items():
+        for method in _METHODS:
+            if method in item:
+                _secure(item[method], keyed=keyed)
+                _complete(item[method], dialect_of(app, path), keyed=keyed)
+    schemes = document["components"].pop("securitySchemes")
+    if keyed:
+        document["components"]["securitySchemes"] = {**schemes, HEADER: _KEY_IN_HEADER}
+    return document
+
+
+def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
+    """Either header will do; without keys, neither is looked at."""
+    declared = operation.pop("security", None)
+    if keyed and declared is not None:
+        operation["security"] = [{scheme: declared[0][BEARER]} for scheme in (BEARER, HEADER)]
+
+
+def _complete(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) -> None:
+    responses = operation["responses"]
+    if "HTTPValidationError" in str(responses.get("422", "")):
+        del responses["422"]
+    scopes = [scope for scheme in operation.get("security", [])[:1] for scope in scheme[BEARER]]
+    statuses = [
+        *_OF_ALL,
+        *((_OF_KEYS if scopes else _OF_ANY_KEY) if "security" in operation else ()),
+        *(() if keyed else _OF_NO_KEYS),
+        *(_OF_BODIES if "requestBody" in operation else ()),
+    ]
+    for status in statuses:
+        responses.setdefault(str(dialect.status(status)), {})
+    for status, response in responses.items():
+        response["headers"] = {**_HEADERS, **_headers_of(int(status))}
+        if int(status) >= _FIRST_ERROR:
+            response["description"] = TITLES[int(status)]
+            response.setdefault("content", {dialect.media_type: {"schema": reference(dialect.schema)}})
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _headers_of(status: int) -> dict[str, Any]:
+    if status in COMES_BACK:
+        return _RETRY_AFTER
+    return _CHALLENGE if status in (401, 403) else {}

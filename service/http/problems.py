@@ -1,0 +1,210 @@
+"""The name of an error to its status: the only place with status codes. `service.http.dialects` gives them a shape."""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, Final
+from urllib.parse import unquote
+
+import orjson
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from mlcd.collections.items import check_name
+from mlcd.errors import InvalidInput, MlcdError, Unavailable
+from service.errors import BadRequest, RecordDamaged, StrictBatch
+from service.http.dialects.dialect import Refusal, dialect_of
+from service.telemetry.logs import places
+
+_log = logging.getLogger("mlcd.service")
+
+
+STATUS: Final[dict[str, int]] = {
+    "malformed-request": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not-found": 404,
+    "not-acceptable": 406,
+    "request-timeout": 408,
+    "conflict": 409,
+    "too-large": 413,
+    "too-many-bytes": 413,
+    "too-many-pixels": 413,
+    "unsupported-media-type": 415,
+    "unsupported-format": 415,
+    "misdirected-request": 421,
+    "cannot-be-processed": 422,
+    "too-many-requests": 429,
+    "unavailable": 503,
+    "deadline-exceeded": 504,
+    # Faults of the server's own configuration or artifacts; training's own error cannot happen here.
+    "internal-error": 500,
+    "job-damaged": 500,
+}
+"""By the name of an error; one whose name is not here has the status of the kind above it."""
+_COLLECTION: Final = re.compile(rb"/v1/collections/([^/]+)")
+_IMAGE_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
+_SERVER_FAULT: Final = 500
+COMES_BACK: Final = (429, 503)
+"""Statuses after which a client should try again; with Retry-After."""
+TITLES: Final = {
+    400: "Malformed request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not found",
+    405: "Method not allowed",
+    406: "Not acceptable",
+    408: "Request timeout",
+    409: "Conflict",
+    413: "Too large",
+    415: "Unsupported media type",
+    421: "Misdirected request",
+    422: "Cannot be processed",
+    429: "Too many requests",
+    500: "Internal error",
+    503: "Unavailable",
+    504: "Deadline exceeded",
+}
+_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_BRANCHES: Final = ("str", "int", "float", "bool")
+_OTHER_FAULT: Final = "is not what it can be"
+# What pydantic finds wrong, in our words: its own may hold what the client sent.
+_FAULTS: Final = {
+    "missing": "is required",
+    "extra_forbidden": "is not known here",
+    "literal_error": "must be one of {expected}",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    "int_type": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+
+
+def status_of(error: MlcdError) -> int:
+    kinds = (kind.name for kind in type(error).__mro__ if issubclass(kind, MlcdError))
+    return next(STATUS[name] for name in (error.name, *kinds) if name in STATUS)
+
+
+def item_error(index: int, error: InvalidInput) -> dict[str, Any]:
+    """One entry of `errors` in a batch answer."""
+    return {"index": index, "type": error.name, "title": TITLES[status_of(error)], "detail": str(error)}
+
+
+def name_of(status: int) -> str:
+    """The name of an answer that no error of ours is behind."""
+    return TITLES.get(status, "Error").lower().replace(" ", "-")
+
+
+def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
+    """The first of pydantic's findings, naming the field and nothing that the client sent."""
+    first = next(iter(errors))
+    places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    # Of a union each branch has a finding of its own, under a name that is no field.
+    field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
+    fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
+    param = ".".join(str(part) for part in field) or None
+    return BadRequest(f"{param or 'a field'} {fault.format_map(first.get('ctx', {}))}", param=param)
+
+
+def _is_field(part: str) -> bool:
+    return part not in _BRANCHES and _FIELD.fullmatch(part) is not None
+
+
+async def handle_mlcd_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MlcdError)
+    status = status_of(error)
+    if status >= _SERVER_FAULT and not isinstance(error, Unavailable):  # those are counted: load must not fill a log
+        _log.error("request %s: %s (%s)", _request_id(request), error, places(error))
+    # The text of a server fault names files and versions: that is for the log, not for the client.
+    is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
+    detail = str(error) if is_shown else "the server is misconfigured; its log says how"
+    param, limit = getattr(error, "param", None), getattr(error, "limit", None)
+    refusal = replace(_refusal(request, status, detail), name=error.name, param=param, limit=limit)
+    if isinstance(error, StrictBatch):
+        refusal = replace(refusal, index=error.index, limit=_IMAGE_LIMIT.get(error.name))
+    return _respond(request, refusal, getattr(error, "headers", None))
+
+
+async def handle_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return await handle_mlcd_error(request, bad_field(error.errors()))
+
+
+async def handle_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if (wrong := misnamed(request)) is not None:
+        return await handle_mlcd_error(request, wrong)
+    details = {404: "there is no such route", 405: "this route does not take that method"}
+    detail = details.get(error.status_code, "the request cannot be read")
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (methods := _methods(request)):
+        headers = {"Allow": ", ".join(sorted(methods))}
+    return _respond(request, _refusal(request, error.status_code, detail), headers)
+
+
+def misnamed(request: Request) -> InvalidInput | None:
+    """Returns the fault of a collection's name in the path as it came in; None where it has none.
+
+    Routes are found by the decoded path, in which a name with a slash is two of its parts.
+    """
+    path = request.scope.get("raw_path", b"").partition(b"?")[0]
+    if found := _COLLECTION.match(path):
+        try:
+            check_name(unquote(found[1].decode("latin-1")))
+        except InvalidInput as error:
+            return error
+    return None
+
+
+def _methods(request: Request) -> set[str]:
+    """Of all routes at this path: the framework names those of one of them alone."""
+    routes: list[Route] = request.app.state.routes
+    return {
+        method for route in routes if route.matches(request.scope)[0] != Match.NONE for method in route.methods or ()
+    }
+
+
+async def handle_unexpected(request: Request, error: Exception) -> Response:
+    # Where it happened and not what the library said: that text may hold what the client sent.
+    _log.error("request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error))
+    return _respond(
+        request, _refusal(request, _SERVER_FAULT, "the server failed; its log knows where, under the request id")
+    )
+
+
+def _request_id(request: Request) -> str:
+    return str(request.scope.get("state", {}).get("request_id", ""))
+
+
+def _refusal(request: Request, status: int, detail: str) -> Refusal:
+    return Refusal(
+        status=status,
+        name=name_of(status),
+        title=TITLES.get(status, "Error"),
+        detail=detail,
+        instance=request.url.path,
+        request_id=_request_id(request),
+    )
+
+
+def _respond(request: Request, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+    dialect = dialect_of(request.app, refusal.instance)
+    headers = {"X-Request-Id": refusal.request_id, **(headers or {})}
+    return Response(orjson.dumps(dialect.render(refusal)), dialect.status(refusal.status), headers, dialect.media_type)

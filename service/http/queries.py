@@ -1,0 +1,82 @@
+"""Unit embeddings to look up: encoded from images, or sent as they are."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from mlcd.errors import ImageRejected
+from mlcd.types import Embeddings
+from service.errors import BadRequest, TooLarge
+from service.fetch.urls import GivenImage
+from service.http.bodies import check_count, embeddings_from_json, media_type, read_images, read_json
+from service.http.data_uris import image_from_uri
+from service.http.encoding import encode
+from service.inference.pipeline import Encoded
+from service.resources import Resources
+
+
+@dataclass(frozen=True)
+class Queries:
+    """embeddings: [M, D] unit rows; rows: their indexes in the request; errors: of the other indexes.
+
+    encoded: where they were encoded for this request.
+    """
+
+    embeddings: Embeddings
+    rows: list[int]
+    errors: dict[int, ImageRejected]
+    encoded: Encoded | None = None
+
+    @classmethod
+    def given(cls, embeddings: Embeddings) -> "Queries":
+        return cls(embeddings, list(range(len(embeddings))), {})
+
+
+async def read_queries(request: Request, resources: Resources) -> Queries:
+    """From a multipart form, a raw image, or JSON with `images` or `embeddings`."""
+    if media_type(request) == "application/json":
+        return await queries_from_json(request, await read_json(request, resources), resources)
+    with resources.dispatcher.announced():
+        images = await read_images(request, resources.settings.limits)
+    return await _encoded(request, images, resources)
+
+
+async def queries_from_json(request: Request, content: dict[str, Any], resources: Resources) -> Queries:
+    limits = resources.settings.limits
+    content = given_fields(content)
+    if unknown := content.keys() - {"images", "embeddings"}:
+        raise BadRequest(f"{len(unknown)} unknown fields", remedy="give `images` or `embeddings`")
+    if ("images" in content) == ("embeddings" in content):
+        raise BadRequest("give either `images` or `embeddings`")
+    loop = asyncio.get_running_loop()
+    if "embeddings" in content:
+        given = content["embeddings"]
+        rows = await loop.run_in_executor(
+            resources.compute, embeddings_from_json, given, resources.encoder.dimension, limits
+        )
+        await resources.rates.take(request.state.key, len(rows))
+        return Queries.given(rows)
+    images = content["images"]
+    if not isinstance(images, list) or not images:
+        raise BadRequest("images must be a list of data-URIs or URLs", param="images")
+    check_count(len(images), limits)
+    decoded = await loop.run_in_executor(resources.compute, lambda: [image_from_uri(image) for image in images])
+    return await _encoded(request, decoded, resources)
+
+
+def given_fields(content: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are null, which is how some clients leave a field out."""
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def check_top(top: int, resources: Resources) -> None:
+    if top > resources.settings.limits.max_top:
+        raise TooLarge(f"top is more than {resources.settings.limits.max_top}", limit="max_top")
+
+
+async def _encoded(request: Request, images: Sequence[GivenImage], resources: Resources) -> Queries:
+    encoded = await encode(request, resources, images)
+    return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded)

@@ -1,0 +1,1 @@
+"""Our own routes: one file per resource; each parses, calls and maps."""

@@ -1,0 +1,192 @@
+"""Collections of images: made, listed, described, deleted; and how the other routes open and change one.
+
+A collection that a job or a command has put among the server's own since it started is opened when it is asked for.
+Changes are made off the event loop, and are durable before they are answered.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import APIRouter, Depends, Path, Request
+from starlette.responses import Response
+
+from mlcd.collections.collection import Collection
+from mlcd.collections.store import Collections
+from mlcd.errors import InvalidInput, TooManyOpenFiles, Unavailable
+from service.deadline import within_deadline
+from service.http.access import Opened
+from service.http.answers import headers, json_answer
+from service.http.auth import needs
+from service.http.bodies import read_optional_json, validated
+from service.http.dialects.own.wire import CollectionList, CreateRequest, DeletedCollection, DescribedCollection
+from service.http.openapi import json_body
+from service.http.problems import misnamed
+from service.http.queries import given_fields
+from service.resources import Resources
+from service.telemetry.request import timed
+
+router = APIRouter(tags=["collections"])
+_Result = TypeVar("_Result")
+_log = logging.getLogger("mlcd.service")
+
+
+def _named(
+    request: Request,
+    name: Annotated[
+        str,
+        Path(
+            description="letters, digits, . _ -",
+            json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
+        ),
+    ],
+) -> str:
+    """The name in the path, and not what is before a slash in it: a%2Fitems%2Fb is no item of a."""
+    if (wrong := misnamed(request)) is not None:
+        raise wrong
+    return name
+
+
+Name = Annotated[str, Depends(_named)]
+_LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}, 504: {}}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DescribedCollection},
+    **{status: {} for status in (404, 409, 422, 504)},
+}
+_MADE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DescribedCollection},
+    201: {"model": DescribedCollection, "description": "made now"},
+    404: {},
+    409: {},
+}
+_DELETED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DeletedCollection},
+    **{status: {} for status in (404, 409, 422, 503, 504)},
+}
+
+
+@router.get("/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST)
+async def list_collections(request: Request, resources: Opened) -> Response:
+    """All there are: those that are not `usable` hold embeddings of another model than is served."""
+    store = resources.model.space.store
+    if store is not None:
+        await open_all_arrived(store, request, resources)
+    every = {} if store is None else store.all()
+    return json_answer({"collections": [_describe(name, one, resources) for name, one in every.items()]})
+
+
+@router.put(
+    "/v1/collections/{name}",
+    dependencies=[needs("write")],
+    response_class=Response,
+    responses=_MADE,
+    openapi_extra={"requestBody": {**json_body(CreateRequest)["requestBody"], "required": False}},
+)
+async def create_collection(name: Name, request: Request, resources: Opened) -> Response:
+    """An empty collection for the served model's embeddings; one that is there for the same stays as it is."""
+    content = await read_optional_json(request, resources)
+    asked, dimension = validated(CreateRequest, given_fields(content)), resources.encoder.dimension
+    if asked.dimension not in (None, dimension):
+        raise InvalidInput(
+            f"the served model gives {dimension} numbers, not {asked.dimension}", remedy="leave `dimension` out"
+        )
+    store, fingerprint = resources.model.space.opened_store(), resources.encoder.fingerprint
+    collection, made = await change(
+        request,
+        resources,
+        lambda: store.create(name, fingerprint=fingerprint, dimension=dimension, recall=asked.recall),
+    )
+    return json_answer(_describe(name, collection, resources), headers(resources), status=201 if made else 200)
+
+
+@router.get("/v1/collections/{name}", dependencies=[needs("search")], response_class=Response, responses=_ONE)
+async def describe_collection(name: Name, request: Request, resources: Opened) -> Response:
+    """Its size, and its index: how it was tuned, and how much of the truth it finds."""
+    collection = await opened_collection(name, request, resources)
+    return json_answer(_describe(name, collection, resources), headers(resources))
+
+
+@router.delete("/v1/collections/{name}", dependencies=[needs("write")], response_class=Response, responses=_DELETED)
+async def delete_collection(name: Name, request: Request, resources: Opened) -> Response:
+    """With all its items, for good; of another model's embeddings, too."""
+    store = resources.model.space.opened_store()
+    await open_arrived(name, request, resources)
+    await change(request, resources, lambda: store.delete(name))
+    return json_answer({"collection": name, "outcome": "deleted"})
+
+
+def _describe(name: str, collection: Collection, resources: Resources) -> dict[str, Any]:
+    described = collection.describe()
+    return {
+        "name": name,
+        "items": described.items,
+        "dimension": described.dimension,
+        "fingerprint": described.fingerprint,
+        "usable": described.fingerprint == resources.encoder.fingerprint,
+        "writable": described.writable,
+        "fields": described.fields,
+        "index": {
+            "kind": described.kind,
+            "generation": described.generation,
+            "indexed": described.indexed,
+            "unindexed": described.unindexed,
+            "effort": described.effort,
+            "target": described.recall_target,
+            "recall": described.recall,
+            "damaged": described.index_damaged,
+            "error": None if described.indexing_error is None else "it could not be made; the log says why",
+        },
+    }
+
+
+async def opened_collection(name: str, request: Request, resources: Resources) -> Collection:
+    """As `Space.opened_collection`. Raises Conflict, too, where it is there and cannot be opened."""
+    await open_arrived(name, request, resources)
+    return resources.model.space.opened_collection(name)
+
+
+async def open_arrived(name: str, request: Request, resources: Resources) -> None:
+    """Have the collection open if there is one. A name of none costs a look into the folder, and waits for nobody."""
+    store = resources.model.space.store
+    if store is None or store.find(name) is not None:
+        return
+    if await _within(request, resources.compute, partial(store.has_arrived, name)):
+        await _within(request, resources.opening, partial(store.open_arrived, name))
+
+
+async def open_all_arrived(store: Collections, request: Request, resources: Resources) -> None:
+    """What cannot be opened is left aside."""
+    if await _within(request, resources.compute, store.arrived):
+        await _within(request, resources.opening, store.open_all_arrived)
+
+
+async def _within(request: Request, pool: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
+    return await within_deadline(asyncio.get_running_loop().run_in_executor(pool, work), request.state.deadline)
+
+
+async def change(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
+    """What `work` returns, by the request's deadline. Past it, the change may still be made: it is idempotent.
+
+    Raises Unavailable where the disk is full or no more files can be opened; nothing has changed then.
+    """
+    running = asyncio.get_running_loop().run_in_executor(resources.writing, _without_places, work)
+    with timed("store"):
+        return await within_deadline(running, request.state.deadline)
+
+
+def _without_places(work: Callable[[], _Result]) -> _Result:
+    """What the disk refuses names files: that is for the log, not for the client."""
+    try:
+        return work()
+    except TooManyOpenFiles as error:
+        _log.error("a collection cannot be changed: %s", error)
+        raise
+    except Unavailable as error:
+        _log.error("a collection cannot be changed: %s", error)
+        raise Unavailable(
+            "the server's disk is full or fails",
+            remedy="send the request again when there is space; what was acknowledged is kept",
+        ) from error

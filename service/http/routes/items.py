@@ -1,0 +1,259 @@
+"""Items of a collection: added, read, described anew, deleted."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from mlcd.collections.items import Item, check_new_id, encode_metadata, unit_embedding
+from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.types import Embeddings
+from service.errors import BadRequest
+from service.fetch.urls import GivenImage
+from service.http.access import Opened
+from service.http.answers import headers, json_answer, provenance
+from service.http.auth import needs
+from service.http.bodies import check_count, media_type, parse_json, read_form, read_json, validated
+from service.http.data_uris import image_from_uri
+from service.http.dialects.own.wire import AddedItems, AddRequest, ChangedItem, DescribedItem, MetadataRequest
+from service.http.encoding import encode
+from service.http.openapi import BINARY, json_body
+from service.http.problems import item_error
+from service.http.queries import given_fields
+from service.http.routes.collections import Name, change, opened_collection
+from service.inference.pipeline import Encoded
+from service.resources import Resources
+
+router = APIRouter(tags=["collections"])
+
+ItemId = Annotated[
+    str,
+    Path(description="percent-encoded; slashes may stay", json_schema_extra={"minLength": 1}),
+]
+_FIELDS: Final = frozenset({"id", "image", "embedding", "metadata"})
+_FORM: Final[dict[str, Any]] = {
+    "schema": {
+        "type": "object",
+        "required": ["files", "items"],
+        "properties": {
+            "files": {"type": "array", "minItems": 1, "items": BINARY["schema"]},
+            "items": {
+                "type": "string",
+                "description": 'JSON, an entry for each file: [{"id": "a.jpg", "metadata": {"album": "sea"}}]',
+            },
+        },
+    }
+}
+_ADDED: Final[dict[int | str, dict[str, Any]]] = {200: {"model": AddedItems}, 404: {}, 409: {}}
+_ITEM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DescribedItem},
+    **{status: {} for status in (404, 409, 422, 504)},
+}
+_CHANGED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": ChangedItem},
+    **{status: {} for status in (404, 409, 422, 503, 504)},
+}
+
+
+@dataclass(frozen=True)
+class _Given:
+    """An item as it was sent, checked. source: an image to be embedded, or its unit embedding [D]."""
+
+    id: str
+    metadata: dict[str, Any]
+    source: GivenImage | Embeddings
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """By their indexes in the request: what can be added, and why the others cannot."""
+
+    items: dict[int, _Given]
+    errors: dict[int, InvalidInput]
+
+
+@router.post(
+    "/v1/collections/{name}/items",
+    dependencies=[needs("write")],
+    response_class=Response,
+    responses=_ADDED,
+    openapi_extra=json_body(AddRequest, **{"multipart/form-data": _FORM}),
+)
+async def add_items(name: Name, request: Request, resources: Opened) -> Response:
+    """Items that are there afterward, each as it is given here: `created`, `updated` or `unchanged`.
+
+    Durable when this is answered. An item that cannot be used is listed in `errors`, and the others are kept.
+    """
+    collection = await opened_collection(name, request, resources)
+    collection.check_writable()
+    batch = await _read(request, resources)
+    embedded, encoded = await _embedded(request, resources, batch)
+    items = [Item(given.id, embedded[index], given.metadata) for index, given in batch.items.items()]
+    outcomes = await change(request, resources, lambda: collection.add(items)) if items else []
+    return json_answer(
+        {
+            **provenance(resources),
+            "collection": name,
+            "results": [
+                {"index": index, "id": given.id, "outcome": outcome}
+                for (index, given), outcome in zip(batch.items.items(), outcomes, strict=True)
+            ],
+            "errors": [item_error(index, batch.errors[index]) for index in sorted(batch.errors)],
+        },
+        headers(resources, encoded),
+    )
+
+
+@router.get(
+    "/v1/collections/{name}/items/{id:path}", dependencies=[needs("search")], response_class=Response, responses=_ITEM
+)
+async def get_item(
+    name: Name,
+    id: ItemId,  # noqa: A002 - as in the path
+    request: Request,
+    resources: Opened,
+    *,
+    embedding: Annotated[bool, Query()] = False,
+) -> Response:
+    """Its metadata and, with `embedding`, its unit embedding."""
+    item = (await opened_collection(name, request, resources)).get(id)
+    content = {"collection": name, "id": item.id, "metadata": item.metadata}
+    return json_answer({**content, "embedding": item.embedding if embedding else None}, headers(resources))
+
+
+@router.patch(
+    "/v1/collections/{name}/items/{id:path}",
+    dependencies=[needs("write")],
+    response_class=Response,
+    responses=_CHANGED,
+    openapi_extra=json_body(MetadataRequest),
+)
+async def update_item(
+    name: Name,
+    id: ItemId,  # noqa: A002 - as in the path
+    request: Request,
+    resources: Opened,
+) -> Response:
+    """Other metadata in place of those that it has; its embedding stays."""
+    collection = await opened_collection(name, request, resources)
+    asked = validated(MetadataRequest, await read_json(request, resources))
+    outcome = await change(request, resources, lambda: collection.update_metadata(id, asked.metadata))
+    return json_answer({"collection": name, "id": id, "outcome": outcome})
+
+
+@router.delete(
+    "/v1/collections/{name}/items/{id:path}", dependencies=[needs("write")], response_class=Response, responses=_CHANGED
+)
+async def delete_item(
+    name: Name,
+    id: ItemId,  # noqa: A002 - as in the path
+    request: Request,
+    resources: Opened,
+) -> Response:
+    """Found by no search that begins after this is answered."""
+    collection = await opened_collection(name, request, resources)
+    await change(request, resources, lambda: collection.delete(id))
+    return json_answer({"collection": name, "id": id, "outcome": "deleted"})
+
+
+async def _read(request: Request, resources: Resources) -> _Batch:
+    loop, limits = asyncio.get_running_loop(), resources.settings.limits
+    images: list[bytes] | None = None
+    if media_type(request) == "multipart/form-data":
+        with resources.dispatcher.announced():
+            images, texts = await read_form(request, limits)
+        values = await _listed(texts.get("items"), resources)
+        if len(values) != len(images):
+            raise BadRequest("`items` must have an entry for each file", param="items")
+    else:
+        content = given_fields(await read_json(request, resources))
+        values = content.pop("items", None)
+        if content or not isinstance(values, list) or not values:
+            raise BadRequest(
+                "`items` must be a list of items, and nothing beside it",
+                remedy='for example {"items": [{"id": "a.jpg", "image": "data:image/jpeg;base64,…"}]}',
+                param="items",
+            )
+        check_count(len(values), limits)
+    return await loop.run_in_executor(resources.compute, _checked, values, images, resources.encoder.dimension)
+
+
+async def _listed(text: str | None, resources: Resources) -> list[Any]:
+    if text is None:
+        raise BadRequest(
+            "the form has no field `items`", remedy='give a JSON list, for example [{"id": "a.jpg"}]', param="items"
+        )
+    try:
+        values = await parse_json(text.encode(), resources)
+    except BadRequest as error:
+        raise BadRequest("the field `items` of the form is not JSON", param="items") from error
+    if not isinstance(values, list):
+        raise BadRequest("the field `items` of the form is not a list", param="items")
+    return values
+
+
+def _checked(values: list[Any], images: list[bytes] | None, dimension: int) -> _Batch:
+    batch = _Batch({}, {})
+    seen: set[str] = set()
+    for index, value in enumerate(values):
+        try:
+            given = _parsed(value, None if images is None else images[index], dimension)
+        except InvalidInput as error:
+            batch.errors[index] = error
+            continue
+        if given.id in seen:
+            batch.errors[index] = InvalidInput("its id is given before in this request", remedy="give every id once")
+        else:
+            batch.items[index] = given
+            seen.add(given.id)
+    return batch
+
+
+def _parsed(value: object, image: bytes | None, dimension: int) -> _Given:
+    if not isinstance(value, dict):
+        raise InvalidInput("an item must be a JSON object")
+    fields = given_fields(value)
+    if unknown := fields.keys() - _FIELDS:
+        raise InvalidInput(f"the item has {len(unknown)} unknown fields", remedy=f"known: {', '.join(sorted(_FIELDS))}")
+    item_id, metadata = check_new_id(fields.get("id")), fields.get("metadata", {})
+    encode_metadata(item_id, metadata)
+    if ("image" in fields) + ("embedding" in fields) + (image is not None) != 1:
+        raise InvalidInput("the item needs either an image or an embedding")
+    if "embedding" in fields:
+        return _Given(item_id, metadata, unit_embedding(item_id, _numbers(fields["embedding"]), dimension))
+    source = image_from_uri(fields["image"]) if image is None else image
+    if isinstance(source, ImageRejected):
+        raise source
+    return _Given(item_id, metadata, source)
+
+
+def _numbers(value: object) -> Embeddings:
+    if not isinstance(value, list) or not all(type(number) in (int, float) for number in value):
+        raise InvalidInput("the embedding must be a list of numbers")
+    return np.asarray(value, dtype=np.float64)
+
+
+async def _embedded(
+    request: Request, resources: Resources, batch: _Batch
+) -> tuple[dict[int, Embeddings], Encoded | None]:
+    """The embedding of each item; those whose image cannot be used go over to the batch's errors."""
+    embedded: dict[int, Embeddings] = {}
+    images: dict[int, GivenImage] = {}
+    for index, given in batch.items.items():
+        if isinstance(given.source, np.ndarray):
+            embedded[index] = given.source
+        else:
+            images[index] = given.source
+    if not images:
+        await resources.rates.take(request.state.key, len(embedded))
+        return embedded, None
+    encoded = await encode(request, resources, list(images.values()), num_beside=len(embedded))
+    indexes = list(images)
+    embedded |= {indexes[row]: vector for row, vector in zip(encoded.rows, encoded.embeddings, strict=True)}
+    for row, rejection in encoded.errors.items():
+        batch.errors[indexes[row]] = rejection
+        del batch.items[indexes[row]]
+    return embedded, encoded

@@ -1,0 +1,259 @@
+"""Batch jobs: asked for here, done by workers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.sse import format_sse_event
+from pydantic import BaseModel
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from mlcd.collections.items import check_name
+from mlcd.errors import Conflict, MlcdError
+from service.errors import BadRequest
+from service.http.access import Opened
+from service.http.answers import JSON
+from service.http.auth import needs
+from service.http.bodies import read_json, validated
+from service.http.dialects.own.job_wire import FailedShard, FailureList, Job, JobList, JobRequest
+from service.http.openapi import json_body, reference
+from service.http.queries import check_top
+from service.jobs import job as jobs
+from service.jobs.job import FINISHED, Event, JobSpec, JobState
+from service.jobs.service import JobDesk
+from service.resources import Resources
+from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
+
+router = APIRouter(tags=["jobs"])
+
+_EVENTS: Final = "text/event-stream"
+_MAX_NUMBER: Final = 2**53
+"""Of an event or a shard: what every reader of JSON takes for itself."""
+_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (409, 503, 504)}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Job}, 404: {}, **_REFUSALS}
+_LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": JobList}, 422: {}, **_REFUSALS}
+_FAILURES: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FailureList}, 404: {}, **_REFUSALS}
+_LOCATION: Final[dict[str, Any]] = {"Location": {"description": "of the job", "schema": {"type": "string"}}}
+_ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": Job, "description": "accepted before, with the same Idempotency-Key", "headers": _LOCATION},
+    202: {"model": Job, "description": "accepted", "headers": _LOCATION},
+    403: {},
+    404: {},
+    **_REFUSALS,
+}
+_EVENT: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "event": {"type": "string"},
+        "id": {"type": "string"},
+        "retry": {"type": "integer", "minimum": 0},
+        "data": {"type": "string", "contentMediaType": JSON, "contentSchema": reference(Job)},
+    },
+}
+"""One event, as OpenAPI 3.2 has it under `itemSchema`, which 3.1 does not know."""
+_STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    429: {},
+    200: {"content": {_EVENTS: {"schema": _EVENT}}, "description": "events named `job`, each a job"},
+    204: {"description": "the job has ended and there are no more"},
+    404: {},
+    **_REFUSALS,
+}
+
+
+@router.post(
+    "/v1/jobs",
+    dependencies=[needs("jobs")],
+    status_code=202,
+    response_class=Response,
+    responses=_ACCEPTED,
+    openapi_extra=json_body(JobRequest),
+)
+async def submit(
+    request: Request,
+    resources: Opened,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Response:
+    """Label, embed or index all images of an input that workers can read, with the model served now.
+
+    A second request with one Idempotency-Key gets the job of the first.
+    """
+    desk = _desk(resources)
+    asked = validated(JobRequest, await read_json(request, resources))
+    accept = partial(_accepted, desk, _checked(asked, resources), _key_of_client(request, idempotency_key))
+    job, new = await desk.ask(accept, deadline=request.state.deadline)
+    return _answer(Job.of(job), 202 if new else 200, {"Location": f"/v1/jobs/{job.id}"})
+
+
+@router.get("/v1/jobs", dependencies=[needs("jobs")], response_class=Response, responses=_LIST)
+async def list_jobs(
+    request: Request,
+    resources: Opened,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str | None = None,
+    state: JobState | None = None,
+) -> Response:
+    """All jobs, newest first, page by page."""
+    desk = _desk(resources)
+    look = partial(desk.store.page, limit=limit, cursor=cursor, state=state)
+    page = await desk.ask(look, deadline=request.state.deadline)
+    return _answer(JobList(jobs=[Job.of(job) for job in page.jobs], cursor=page.cursor))
+
+
+@router.get("/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE)
+async def describe(job_id: str, request: Request, resources: Opened) -> Response:
+    """How it stands."""
+    desk = _desk(resources)
+    return _answer(Job.of(await desk.ask(partial(desk.store.get, job_id), deadline=request.state.deadline)))
+
+
+@router.get("/v1/jobs/{job_id}/failures", dependencies=[needs("jobs")], response_class=Response, responses=_FAILURES)
+async def list_failures(
+    job_id: str,
+    request: Request,
+    resources: Opened,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
+) -> Response:
+    """Its shards that were left aside, with reasons, page by page; none after a retry, which tries them again."""
+    desk = _desk(resources)
+    look = partial(desk.store.failures, job_id, limit=limit, after=cursor)
+    page = await desk.ask(look, deadline=request.state.deadline)
+    failures = [FailedShard.of(failure) for failure in page.failures]
+    return _answer(FailureList(failures=failures, cursor=page.cursor))
+
+
+@router.delete("/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE)
+async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
+    """Cancel it: workers stop within seconds, and what they have written is removed."""
+    desk = _desk(resources)
+    return _answer(Job.of(await desk.ask(partial(desk.store.cancel, job_id), deadline=request.state.deadline)))
+
+
+@router.post("/v1/jobs/{job_id}/retry", dependencies=[needs("jobs")], response_class=Response, responses=_ONE)
+async def retry(job_id: str, request: Request, resources: Opened) -> Response:
+    """Do again what has failed; of a canceled job, everything."""
+    desk = _desk(resources)
+    return _answer(Job.of(await desk.ask(partial(desk.store.retry, job_id), deadline=request.state.deadline)))
+
+
+@router.get("/v1/jobs/{job_id}/events", dependencies=[needs("jobs")], response_class=Response, responses=_STREAM)
+async def watch(
+    job_id: str,
+    request: Request,
+    resources: Opened,
+    last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_NUMBER)] = None,
+) -> Response:
+    """Every change of it as server-sent events: those after Last-Event-ID, else from now on, how it stands first.
+
+    A stream ends with its job, or within a request's deadline: then come back with Last-Event-ID, as browsers do by
+    themselves.
+    """
+    desk = _desk(resources)
+    deadline: float = request.state.deadline
+    after = last_event_id or 0
+    events = await desk.ask(partial(desk.store.events, job_id, after), deadline=deadline)
+    if not events:
+        job = await desk.ask(partial(desk.store.get, job_id), deadline=deadline)
+        if job.state in FINISHED:
+            return Response(status_code=204)
+    if last_event_id is None:
+        events = events[-1:]
+    stream = _stream(desk, resources, job_id, events, after=after, deadline=deadline)
+    return _EventStream(stream, resources)
+
+
+class _EventStream(StreamingResponse):
+    """Holds one of the places for streams as long as it is sent. Raises Overloaded before it begins."""
+
+    def __init__(self, events: AsyncIterator[bytes], resources: Resources) -> None:
+        # nginx holds answers back until it has enough of them.
+        super().__init__(events, media_type=_EVENTS, headers={"X-Accel-Buffering": "no"})
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._resources.admission.streams.reserved(1, owner=None):
+            await super().__call__(scope, receive, send)
+
+
+async def _stream(
+    desk: JobDesk, resources: Resources, job_id: str, events: Sequence[Event], *, after: int, deadline: float
+) -> AsyncIterator[bytes]:
+    now = asyncio.get_running_loop().time
+    yield format_sse_event(retry=EVENTS_RETRY_MS)
+    spoken = now()
+    while True:
+        for event in events:
+            # In ASCII: names of files may hold U+2028 and its like, at which formatters and clients break lines.
+            data = json.dumps(Job.of(event.job).model_dump(mode="json"))
+            yield format_sse_event(data_str=data, event="job", id=str(event.id))
+            after, spoken = event.id, now()
+            if event is events[-1] and event.job.state in FINISHED:
+                return
+        if now() + EVENTS_POLL_S >= deadline or resources.readiness.draining:
+            return
+        await asyncio.sleep(EVENTS_POLL_S)
+        if now() - spoken >= EVENTS_HEARTBEAT_S:
+            yield format_sse_event(comment="")
+            spoken = now()
+        try:
+            events = await desk.ask(partial(desk.store.events, job_id, after), deadline=deadline)
+        except MlcdError:  # the answer has begun: the client comes back and is told
+            return
+
+
+def _desk(resources: Resources) -> JobDesk:
+    if resources.jobs is None:
+        raise Conflict("this server takes no jobs", remedy="set MLCD_JOBS__ROOTS to the folders that they may use")
+    return resources.jobs
+
+
+def _checked(asked: JobRequest, resources: Resources) -> JobSpec:
+    """As it was asked for, its paths not looked at yet, for the model and centers that are served."""
+    if asked.kind != "label":
+        for name in ("top", "threshold", "embeddings"):
+            if getattr(asked, name) is not None:
+                raise BadRequest(f"{name} is of label jobs only", param=name)
+        if asked.kind == "index":
+            check_name(PurePosixPath(asked.output).name)  # whatever lies among a server's collections has to be one
+        return JobSpec(asked.kind, asked.input, asked.output, resources.encoder.fingerprint)
+    top = JobSpec.top if asked.top is None else asked.top
+    check_top(top, resources)
+    return JobSpec(
+        asked.kind,
+        asked.input,
+        asked.output,
+        resources.encoder.fingerprint,
+        centers=resources.model.space.opened_lookup().centers.digest,
+        top=top,
+        threshold=asked.threshold,
+        embeddings=bool(asked.embeddings),
+    )
+
+
+def _accepted(desk: JobDesk, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:
+    spec = replace(spec, input=desk.roots.resolve_input(spec.input), output=desk.roots.resolve_output(spec.output))
+    if key is not None and (known := desk.store.submitted(key)) is not None:
+        # Its output may be there by now, and another model may be served.
+        if known.spec != replace(spec, fingerprint=known.spec.fingerprint, centers=known.spec.centers):
+            raise Conflict("this idempotency key is of another job", remedy="use a new key")
+        return known, False
+    desk.roots.check_input(spec.input)
+    desk.roots.check_output(spec.output, input_of_job=spec.input)
+    return desk.store.submit(spec, key=key)
+
+
+def _key_of_client(request: Request, key: str | None) -> str | None:
+    """Two clients may have the same idea of a key."""
+    client = request.state.key
+    return key if key is None or client is None else f"{client.id} {key}"
+
+
+def _answer(content: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(content.model_dump_json(), status, headers, media_type=JSON)

@@ -1,0 +1,145 @@
+"""The nearest class centers of images: multi-label look-up."""
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from mlcd.artifacts.centers import Centers
+from mlcd.clustering.members import NUM_EXAMPLES
+from mlcd.errors import InvalidInput
+from mlcd.types import Neighbors
+from service.deadline import within_deadline
+from service.errors import StrictBatch
+from service.http.access import Opened
+from service.http.answers import JSON, NPY, RAW, headers, listed_answer, negotiated, provenance, to_npy
+from service.http.auth import needs
+from service.http.dialects.own.wire import LabeledImages, QueryRequest
+from service.http.openapi import BINARY, image_body
+from service.http.problems import item_error
+from service.http.queries import check_top, read_queries
+from service.inference.lookup import Lookup, LookupMode
+from service.resources import Resources
+from service.telemetry.request import timed
+
+router = APIRouter(tags=["labels"])
+
+_OFFERED: Final = (JSON, RAW, NPY)
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": LabeledImages, "content": {RAW: BINARY, NPY: BINARY}},
+    404: {},
+    406: {},
+    409: {},
+}
+
+
+@router.post(
+    "/v1/labels",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=image_body(QueryRequest),
+)
+async def label(
+    request: Request,
+    resources: Opened,
+    top: Annotated[int, Query(ge=1)] = 8,
+    threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
+    mode: LookupMode = "exact",
+    examples: Annotated[int, Query(ge=0, le=NUM_EXAMPLES)] = 0,
+) -> Response:
+    """The `top` nearest centers of each image, best first; with `threshold` only those so similar.
+
+    JSON answers hold, with `examples`, so many members of each center, where it shipped with them.
+
+    JSON answers per image. The binary forms know no partial answer: with them one bad image refuses the request.
+    Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l in X-Mlcd-Top. npy: n records of
+    ids (l int32) and scores (l float32). Where a threshold leaves fewer than l: id -1, score -inf.
+    """
+    chosen = negotiated(request, _OFFERED)
+    lookup = opened_lookup(resources)
+    if mode not in lookup.modes:
+        raise InvalidInput(
+            "approximate labels are off", remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true"
+        )
+    check_top(top, resources)
+    queries = await read_queries(request, resources)
+    if chosen != JSON and queries.errors:
+        raise StrictBatch.first_of(queries.errors, param="images[{index}]")
+    loop = asyncio.get_running_loop()
+    search = partial(lookup.nearest, queries.embeddings, top, threshold, mode=mode)
+    with resources.metrics.looking_up(mode), timed("labels"):
+        found = await within_deadline(loop.run_in_executor(resources.compute, search), request.state.deadline)
+    stamp = {
+        **headers(resources, queries.encoded),
+        "X-Mlcd-Mode": mode,
+        "X-Mlcd-Top": str(found.ids.shape[1]),
+    }
+    if chosen == RAW:
+        return Response(found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes(), 200, stamp, RAW)
+    if chosen == NPY:
+        return Response(to_npy(_records(found)), 200, stamp, NPY)
+    return listed_answer(
+        {
+            **provenance(resources),
+            "centers": lookup.centers.digest,
+            "mode": mode,
+            **_audit(lookup, mode),
+            "errors": [item_error(index, error) for index, error in queries.errors.items()],
+        },
+        [
+            partial(_result, index, ids, scores, lookup.centers, examples)
+            for index, ids, scores in zip(queries.rows, found.ids, found.scores, strict=True)
+        ],
+        stamp,
+        resources,
+        num_items=found.ids.size * (1 + examples),
+    )
+
+
+def opened_lookup(resources: Resources) -> Lookup:
+    return resources.model.space.opened_lookup()
+
+
+def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
+    """An approximation says how good it is, in every answer."""
+    if mode == "exact" or lookup.approximation is None:
+        return {}
+    return {"audit": lookup.approximation.audit}
+
+
+def _records(found: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
+    num, length = found.ids.shape
+    records = np.zeros(num, np.dtype([("ids", "<i4", (length,)), ("scores", "<f4", (length,))]))
+    records["ids"], records["scores"] = found.ids, found.scores
+    return records
+
+
+def example_members(centers: Centers, center: int, num: int | None = None) -> list[dict[str, Any]]:
+    """The first `num` of the samples that shipped with a center, or all."""
+    if centers.examples is None:
+        return []
+    return [
+        {"collection": None, "id": example.key, "similarity": example.similarity}
+        for example in centers.examples.of_center(center, num)
+    ]
+
+
+def _result(
+    index: int, ids: NDArray[np.int64], scores: NDArray[np.float32], centers: Centers, num_examples: int
+) -> dict[str, Any]:
+    labels = [
+        _label(int(center), float(score), centers, num_examples)
+        for center, score in zip(ids, scores, strict=True)
+        if center >= 0
+    ]
+    return {"index": index, "labels": labels}
+
+
+def _label(center: int, similarity: float, centers: Centers, num_examples: int) -> dict[str, Any]:
+    label = {"id": center, "similarity": similarity, "name": centers.name(center)}
+    return {**label, "examples": example_members(centers, center, num_examples)} if num_examples else label

@@ -1,0 +1,218 @@
+"""The items of a collection that are most similar to something, and near-duplicates, as far as one request can look."""
+
+import asyncio
+import threading
+import time
+from functools import partial
+from typing import Annotated, Any, Final
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from mlcd.collections.collection import Collection
+from mlcd.collections.duplicates import duplicate_groups
+from mlcd.collections.items import Match
+from mlcd.collections.searcher import Found
+from mlcd.errors import DeadlineExceeded, InvalidInput
+from service.deadline import within_deadline
+from service.errors import BadRequest, TooLarge
+from service.http.access import Opened
+from service.http.answers import headers, json_answer, listed_answer, provenance
+from service.http.auth import needs
+from service.http.bodies import check_count, media_type, read_json, read_optional_json, validated
+from service.http.dialects.own.wire import DuplicatesRequest, FoundDuplicates, FoundItems, SearchOptions, SearchRequest
+from service.http.openapi import image_body, json_body
+from service.http.problems import item_error
+from service.http.queries import Queries, check_top, given_fields, queries_from_json, read_queries
+from service.http.routes.collections import Name, opened_collection
+from service.resources import Resources
+from service.settings import Limits
+from service.telemetry.request import timed
+
+router = APIRouter(tags=["collections"])
+
+_OPTIONS: Final = tuple(SearchOptions.model_fields)
+_IDS: Final = ("id", "ids")
+_MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
+_FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
+_MAX_ITEMS: Final = 50_000
+"""All pairs of them are more than a deadline of 30 s allows on two cores."""
+_REMEDY: Final = "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
+_DUPLICATES: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundDuplicates}, 404: {}, 409: {}}
+
+
+@router.post(
+    "/v1/collections/{name}/search",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_FOUND,
+    openapi_extra=image_body(SearchRequest),
+)
+async def search(
+    name: Name,
+    request: Request,
+    resources: Opened,
+    top: Annotated[int | None, Query(ge=1)] = None,
+    filter: Annotated[str | None, Query(description="JSON, as the field of a JSON body")] = None,  # noqa: A002 - its word
+    threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
+    exact: Annotated[bool | None, Query()] = None,
+    metadata: Annotated[bool | None, Query()] = None,
+) -> Response:
+    """The items most similar to each image, embedding or item (JSON `ids`), best first: `top` of them (10) that fulfill
+    `filter` and are at least as similar as `threshold`.
+
+    The options go into the query string or into a JSON body. `exact`: compare with all items, whatever the index; the
+    answer says whether that was done, and how many items the filter leaves. `metadata=false` leaves the matches'
+    metadata out (null): an answer of more than `max_answer_bytes` is refused before it is made.
+    """
+    collection = await opened_collection(name, request, resources)
+    given = given_fields(
+        {"top": top, "filter": _parsed(filter), "threshold": threshold, "exact": exact, "metadata": metadata}
+    )
+    content = None
+    if media_type(request) == "application/json":
+        content = given_fields(await read_json(request, resources))
+        if twice := given.keys() & content.keys():
+            raise BadRequest(f"{min(twice)} is given in the query string and in the body", param=min(twice))
+        given |= {option: content.pop(option) for option in _OPTIONS if option in content}
+    options = validated(SearchOptions, given)
+    check_top(options.top, resources)
+    if content is None:
+        queries = await read_queries(request, resources)
+    elif content.keys() & {*_IDS}:
+        queries = await _queries_of_items(request, content, resources, collection)
+    else:
+        queries = await queries_from_json(request, content, resources)
+    searching = partial(
+        collection.search,
+        queries.embeddings,
+        options.top,
+        filter=options.filter,
+        threshold=options.threshold,
+        exact=options.exact,
+    )
+    with resources.metrics.searching(), timed("search"):
+        found = await within_deadline(
+            asyncio.get_running_loop().run_in_executor(resources.compute, searching), request.state.deadline
+        )
+    num_bytes = _check_size(found, metadata=options.metadata, limits=resources.settings.limits)
+    return listed_answer(
+        {
+            **provenance(resources),
+            "collection": name,
+            "exact": found.exact,
+            "matching": found.matching,
+            "errors": [item_error(index, error) for index, error in queries.errors.items()],
+        },
+        [
+            partial(_result, index, matches, metadata=options.metadata)
+            for index, matches in zip(queries.rows, found.matches, strict=True)
+        ],
+        headers(resources, queries.encoded),
+        resources,
+        num_items=sum(map(len, found.matches)),
+        num_bytes=num_bytes,
+    )
+
+
+def _check_size(found: Found, *, metadata: bool, limits: Limits) -> int:
+    """Returns about how many bytes the matches are. Raises TooLarge for more than one answer may have."""
+    num_bytes = sum(
+        _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
+        for matches in found.matches
+        for match in matches
+    )
+    if num_bytes > limits.max_answer_bytes:
+        raise TooLarge(
+            f"the answer would have {num_bytes} bytes, more than {limits.max_answer_bytes}; give a smaller `top`, or"
+            " metadata=false",
+            limit="max_answer_bytes",
+        )
+    return num_bytes
+
+
+def _result(index: int, matches: list[Match], *, metadata: bool) -> dict[str, Any]:
+    return {"index": index, "matches": [_match(match, metadata=metadata) for match in matches]}
+
+
+def _match(match: Match, *, metadata: bool) -> dict[str, Any]:
+    described = orjson.Fragment(match.metadata_json) if metadata else None
+    return {"id": match.id, "similarity": match.similarity, "metadata": described}
+
+
+def _parsed(text: str | None) -> object:
+    if text is None:
+        return None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest("the filter is not JSON, or nested too deep", param="filter") from error
+
+
+async def _queries_of_items(
+    request: Request, content: dict[str, Any], resources: Resources, collection: Collection
+) -> Queries:
+    """Of items that are there; one that is not refuses the request."""
+    if len(content) > 1:
+        raise BadRequest("give one of `images`, `embeddings`, `id` and `ids`")
+    ids = content.get("ids", [content.get("id")])
+    if not isinstance(ids, list) or not ids or not all(isinstance(item_id, str) for item_id in ids):
+        raise BadRequest("`id` is a string, `ids` a list of strings", param="ids" if "ids" in content else "id")
+    check_count(len(ids), resources.settings.limits)
+    await resources.rates.take(request.state.key, len(ids))
+    return Queries.given(np.concatenate([collection.embedding_of(item_id) for item_id in ids]))
+
+
+@router.post(
+    "/v1/collections/{name}/duplicates",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_DUPLICATES,
+    openapi_extra={"requestBody": {**json_body(DuplicatesRequest)["requestBody"], "required": False}},
+)
+async def find_duplicates(name: Name, request: Request, resources: Opened) -> Response:
+    """Groups of items that chains of pairs of at least this `similarity` join; every pair is compared.
+
+    At most 50,000 items, within the deadline; `mlcd index --duplicates` has no such bounds.
+    """
+    collection = await opened_collection(name, request, resources)
+    content = await read_optional_json(request, resources)
+    asked = validated(DuplicatesRequest, content)
+    if len(collection) > _MAX_ITEMS:
+        raise InvalidInput(f"{len(collection)} items are more than the {_MAX_ITEMS} of one request", remedy=_REMEDY)
+    bound = _Bound(request.state.deadline)
+    comparing = partial(_compare, collection, asked.similarity, bound)
+    try:
+        with timed("compare"):
+            groups = await within_deadline(
+                asyncio.get_running_loop().run_in_executor(resources.comparing, comparing), request.state.deadline
+            )
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded("the time for a request has passed", remedy=_REMEDY) from error
+    finally:
+        bound.left.set()
+    return json_answer(
+        {"collection": name, "similarity": asked.similarity, "groups": groups},
+        headers(resources),
+    )
+
+
+class _Bound:
+    """The meter of a comparison that ends with its request: by its deadline, or because nobody waits any more."""
+
+    def __init__(self, deadline: float) -> None:
+        """deadline: by the loop's clock, which is time.monotonic."""
+        self._deadline = deadline
+        self.left = threading.Event()
+
+    def advance(self, num: int = 1, **facts: object) -> None:  # noqa: ARG002 - of the protocol
+        if self.left.is_set() or time.monotonic() > self._deadline:
+            raise DeadlineExceeded("the time for a request has passed")
+
+
+def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[dict[str, Any]]:
+    ids, read = collection.rows()
+    groups = duplicate_groups(len(ids), read, similarity, meter=bound)
+    return [group.record(ids) for group in groups]

@@ -1,0 +1,1 @@
+"""Image bytes to embeddings: admission, decoding, batching, an engine. Knows no HTTP."""

@@ -1,0 +1,156 @@
+"""One micro-batcher between the requests and an engine.
+
+While the engine works on one batch the next one fills, so batches grow with load; a batch that is full goes ahead and
+waits at the engine, which is then never idle. An idle engine waits at most two milliseconds, and only for images that
+are known to be on their way: a lone request never waits. Requests take turns. When the engine fails, every waiter of
+the batch gets the error; those still queued are for the next engine.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import DeadlineExceeded, MlcdError, Overloaded, Unavailable
+from service.inference.contract import Row
+from service.inference.engine.process import Inference
+from service.inference.engine.slots import NUM_SLOTS
+from service.inference.engine.supervised import BatchEngine
+from service.inference.fair import FairQueue
+from service.telemetry.metrics import Metrics
+from service.timings import MAX_BATCH_DELAY_S
+
+
+@dataclass(frozen=True)
+class _Waiter:
+    pixels: NDArray[np.uint8]
+    future: "asyncio.Future[Row]"
+    deadline: float
+    enqueued: float
+
+
+class MicroBatcher:
+    """A `Dispatcher`. Use as an async context manager."""
+
+    def __init__(self, engine: BatchEngine, *, max_batch: int, max_queued: int, metrics: Metrics) -> None:
+        self._engine = engine
+        self._max_batch, self._max_queued = max_batch, max_queued
+        self._metrics = metrics
+        self._waiting: FairQueue[_Waiter] = FairQueue()
+        self._changed = asyncio.Event()
+        self._at_engine: set[asyncio.Task[None]] = set()
+        self._coming = 0
+        metrics.queue_depth("engine", lambda: len(self._waiting))
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.create_task(self._run(), name="micro-batcher")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [self._loop, *self._at_engine]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        stopping = Unavailable("the server is stopping")
+        _fail([self._waiting.take() for _ in range(len(self._waiting))], stopping)
+
+    @contextlib.contextmanager
+    def announced(self) -> Iterator[None]:
+        """Its batch may wait a moment for it."""
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+
+    async def encode(
+        self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
+    ) -> Row:
+        """See `Dispatcher.encode`."""
+        if len(self._waiting) >= self._max_queued:
+            raise Overloaded("the server is at its limit of queued images", remedy="try again in a moment")
+        future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+        self._waiting.put(
+            future if request is None else request, _Waiter(pixels, future, deadline, time.perf_counter())
+        )
+        self._changed.set()
+        return await future
+
+    async def _run(self) -> None:
+        while True:
+            await self._until_due()
+            await self._engine.wait_up()
+            if batch := self._take():
+                task = asyncio.create_task(self._infer(batch))
+                self._at_engine.add(task)
+                task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._at_engine.discard(task)
+        self._changed.set()
+
+    async def _until_due(self) -> None:
+        """Return when a batch may go: any to an idle engine, a full one to wait for its turn there."""
+        while True:
+            self._changed.clear()
+            if self._waiting and not self._at_engine:
+                await self._gather()
+                return
+            if len(self._waiting) >= self._max_batch and len(self._at_engine) < NUM_SLOTS:
+                return
+            await self._changed.wait()
+
+    async def _gather(self) -> None:
+        """Let what arrives together, or is announced and arrives in time, ride together."""
+        deadline = time.perf_counter() + MAX_BATCH_DELAY_S
+        await asyncio.sleep(0)
+        while self._coming and len(self._waiting) < self._max_batch and time.perf_counter() < deadline:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), deadline - time.perf_counter())
+
+    def _take(self) -> list[_Waiter]:
+        """Up to max_batch waiters; those that nobody waits for any more, or that are late, are dropped."""
+        now = asyncio.get_running_loop().time()
+        batch: list[_Waiter] = []
+        while self._waiting and len(batch) < self._max_batch:
+            waiter = self._waiting.take()
+            if waiter.deadline <= now:
+                self._metrics.dropped("deadline")
+                _fail([waiter], DeadlineExceeded("the time for a request has passed"))
+            elif waiter.future.done():
+                self._metrics.dropped("client_gone")
+            else:
+                batch.append(waiter)
+        return batch
+
+    async def _infer(self, batch: list[_Waiter]) -> None:
+        sent = time.perf_counter()
+        try:
+            inference = await self._engine.encode([waiter.pixels for waiter in batch])
+        except asyncio.CancelledError:
+            _fail(batch, Unavailable("the server is stopping"))
+            raise
+        except MlcdError as error:
+            _fail(batch, error)
+        else:
+            self._answer(batch, inference, time.perf_counter() - sent)
+
+    def _answer(self, batch: list[_Waiter], inference: Inference, at_engine_s: float) -> None:
+        # A batch that went ahead waited at the engine too.
+        started = time.perf_counter() - min(inference.seconds, at_engine_s)
+        self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
+        for waiter, embedding in zip(batch, inference.rows, strict=True):
+            if not waiter.future.done():
+                waiter.future.set_result(Row(embedding, started - waiter.enqueued, inference.seconds, started))
+
+
+def _fail(waiters: list[_Waiter], error: MlcdError) -> None:
+    for waiter in waiters:
+        if not waiter.future.done():
+            waiter.future.set_exception(error)

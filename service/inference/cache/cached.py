@@ -1,0 +1,248 @@
+"""The pipeline with vectors that are known already: looked up before admission and decoding, computed once."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ConfigInvalid, ImageRejected
+from mlcd.images.decode import DecodeLimits
+from service.inference.cache.keyspace import KeySpace
+from service.inference.cache.memory import MemoryCache
+from service.inference.cache.vectors import VectorFormat
+from service.inference.engine.served import ServedEncoder
+from service.inference.pipeline import Account, Encoded, Pipeline, Timings, slowest
+from service.settings import Settings
+from service.telemetry.metrics import Metrics
+from service.telemetry.request import timed
+
+if TYPE_CHECKING:
+    from service.inference.cache.redis import RedisCache
+
+_INLINE_BYTES: Final = 256 * 1024
+"""Hashed at once (0.15 ms): a thread would take longer to wake. More would hold up the event loop."""
+
+_Outcome: TypeAlias = bytes | ImageRejected
+"""A packed vector, or why there is none."""
+
+
+@dataclass
+class _Request:
+    """One request, and what it has so far."""
+
+    images: Sequence[bytes | ImageRejected]
+    keys: dict[int, bytes]
+    """By index in the request, of all that are images."""
+    deadline: float
+    account: Account | None
+    outcomes: dict[bytes, _Outcome] = field(default_factory=dict)
+    computed: set[int] = field(default_factory=set)
+    """Indexes of what it had computed itself."""
+    timings: Timings = field(default_factory=Timings)
+    pipeline_s: float = 0.0
+
+    def missing(self) -> dict[bytes, int]:
+        """Keys without an outcome, in order, and an index of each."""
+        return {key: index for index, key in self.keys.items() if key not in self.outcomes}
+
+    def image(self, index: int) -> bytes:
+        image = self.images[index]
+        assert not isinstance(image, ImageRejected)
+        return image
+
+
+class CachedPipeline:
+    """`Pipeline.encode` for those images only that are in no cache and not being encoded already.
+
+    Hits need no admission: they cost no decoding and no inference. Every vector goes through the format of the cache,
+    so that a miss has the bytes that later hits have.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        space: KeySpace,
+        vectors: VectorFormat,
+        memory: MemoryCache | None,
+        redis: "RedisCache | None",
+        hasher: Executor,
+        metrics: Metrics,
+    ) -> None:
+        self._pipeline, self._space, self._vectors = pipeline, space, vectors
+        self._memory, self._redis = memory, redis
+        self._hasher, self._metrics = hasher, metrics
+        self._under_way: dict[bytes, asyncio.Future[_Outcome | None]] = {}
+
+    async def encode(
+        self, images: Sequence[bytes | ImageRejected], *, deadline: float, account: Account | None = None
+    ) -> Encoded:
+        """See `Pipeline.encode`."""
+        started = time.perf_counter()
+        with timed("cache"):
+            request = _Request(images, await self._keys(images), deadline, account)
+            num_remembered = self._remembered(request)
+        led: set[bytes] = set()
+        while missing := request.missing():
+            joined = {key: self._under_way[key] for key in missing if key in self._under_way}
+            if mine := {key: index for key, index in missing.items() if key not in joined}:
+                await self._lead(mine, request)
+                led |= mine.keys()
+            await _join(joined, request)
+        self._metrics.cache_looked_up("in_flight", "hit", len(request.keys) - num_remembered - len(led))
+        request.timings = replace(request.timings, cache_s=time.perf_counter() - started - request.pipeline_s)
+        return self._joined(request)
+
+    async def _keys(self, images: Sequence[bytes | ImageRejected]) -> dict[int, bytes]:
+        given = {index: image for index, image in enumerate(images) if not isinstance(image, ImageRejected)}
+        hashing = partial(self._space.keys, list(given.values()))
+        if sum(map(len, given.values())) <= _INLINE_BYTES:
+            keys = hashing()
+        else:
+            keys = await asyncio.get_running_loop().run_in_executor(self._hasher, hashing)
+        return dict(zip(given, keys, strict=True))
+
+    def _remembered(self, request: _Request) -> int:
+        """How many images of the request this process has; they are in its outcomes then."""
+        if self._memory is None:
+            return 0
+        for key in request.keys.values():
+            if (packed := self._memory.get(key)) is not None:
+                request.outcomes[key] = packed
+        num = sum(key in request.outcomes for key in request.keys.values())
+        self._metrics.cache_looked_up("memory", "hit", num)
+        self._metrics.cache_looked_up("memory", "miss", len(request.keys) - num)
+        return num
+
+    async def _lead(self, mine: dict[bytes, int], request: _Request) -> None:
+        """Find or compute these keys; other requests that want one of them wait for it alone."""
+        loop = asyncio.get_running_loop()
+        futures: dict[bytes, asyncio.Future[_Outcome | None]] = {key: loop.create_future() for key in mine}
+        self._under_way |= futures
+        try:
+            if self._redis is not None:
+                with timed("cache"):
+                    found = await self._redis.find(list(mine))
+                for key, packed in found.items():
+                    self._settle(key, packed)
+            if rest := {key: index for key, index in mine.items() if not futures[key].done()}:
+                await self._compute(rest, request)
+        finally:
+            for key, future in futures.items():
+                del self._under_way[key]
+                if not future.done():
+                    future.set_result(None)  # this request has failed; whoever waits goes on alone
+        await _join(futures, request)
+
+    async def _compute(self, rest: dict[bytes, int], request: _Request) -> None:
+        keys, images = list(rest), [request.image(index) for index in rest.values()]
+        started = time.perf_counter()
+        encoded = await self._pipeline.encode(
+            images,
+            deadline=request.deadline,
+            each=lambda index, outcome: self._computed(keys[index], outcome),
+            account=request.account,
+        )
+        request.pipeline_s += time.perf_counter() - started
+        request.timings = slowest([request.timings, encoded.timings])
+        request.computed |= set(rest.values())
+
+    def _computed(self, key: bytes, outcome: NDArray[np.float32] | ImageRejected) -> None:
+        if isinstance(outcome, ImageRejected):
+            self._settle(key, outcome)
+            return
+        packed = self._vectors.pack(outcome)
+        self._settle(key, packed)
+        if self._redis is not None and self._vectors.is_sound(packed):
+            self._redis.put(key, packed)
+
+    def _settle(self, key: bytes, outcome: _Outcome) -> None:
+        if isinstance(outcome, bytes) and self._memory is not None and self._vectors.is_sound(outcome):
+            self._memory.put(key, outcome)
+        future = self._under_way.get(key)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    def _joined(self, request: _Request) -> Encoded:
+        outcomes = [
+            request.outcomes[request.keys[index]] if index in request.keys else image
+            for index, image in enumerate(request.images)
+        ]
+        errors = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, ImageRejected)}
+        for index in errors.keys() - request.computed:  # the pipeline has counted what it computed
+            self._metrics.rejected(errors[index].reason)
+        rows = [index for index in range(len(outcomes)) if index not in errors]
+        vectors = [self._vectors.unpack(outcome) for outcome in outcomes if isinstance(outcome, bytes)]
+        embeddings = np.stack(vectors) if vectors else np.zeros((0, self._vectors.dimension), np.float32)
+        rounded = None if self._vectors.exact else self._vectors.dtype
+        return Encoded(embeddings, rows, errors, request.timings, rounded)
+
+
+async def _join(futures: Mapping[bytes, "asyncio.Future[_Outcome | None]"], request: _Request) -> None:
+    """Take over what others find; where one of them fails, nothing."""
+    if futures:
+        await asyncio.wait(futures.values())
+    for key, future in futures.items():
+        outcome = future.result()
+        if outcome is not None:
+            request.outcomes[key] = outcome
+
+
+@asynccontextmanager
+async def open_cached(
+    pipeline: Pipeline,
+    settings: Settings,
+    encoder: ServedEncoder,
+    limits: DecodeLimits,
+    metrics: Metrics,
+    memory: MemoryCache | None,
+) -> AsyncIterator[Pipeline | CachedPipeline]:
+    """The pipeline behind `memory` and the Redis that `settings` ask for; the pipeline itself where there is neither.
+
+    Raises ConfigInvalid where Redis is asked for and cannot be: its package is missing, its address is none. One that
+    does not answer is none of that.
+    """
+    cache = settings.cache
+    use_redis = settings.redis_url is not None and cache.ttl_s > 0
+    if not use_redis and memory is None:
+        yield pipeline
+        return
+    vectors = VectorFormat(encoder.dimension, cache.dtype)
+    space = KeySpace(encoder, vectors, limits)
+    async with AsyncExitStack() as stack:
+        hasher = ThreadPoolExecutor(1, thread_name_prefix="hash")
+        stack.callback(hasher.shutdown, wait=False, cancel_futures=True)
+        redis = await stack.enter_async_context(_open_redis(settings, space, vectors, metrics)) if use_redis else None
+        yield CachedPipeline(
+            pipeline,
+            space=space,
+            vectors=vectors,
+            memory=memory,
+            redis=redis,
+            hasher=hasher,
+            metrics=metrics,
+        )
+
+
+def _open_redis(settings: Settings, space: KeySpace, vectors: VectorFormat, metrics: Metrics) -> "RedisCache":
+    try:
+        from service.inference.cache.redis import RedisCache
+    except ModuleNotFoundError as error:
+        raise ConfigInvalid("MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'") from error
+    assert settings.redis_url is not None
+    return RedisCache(
+        settings.redis_url.get_secret_value(),
+        space,
+        vectors,
+        timeout_s=settings.cache.timeout_s,
+        ttl_s=settings.cache.ttl_s,
+        max_bytes=settings.cache.redis_bytes,
+        metrics=metrics,
+    )

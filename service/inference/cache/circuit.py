@@ -1,0 +1,65 @@
+"""Keeps requests away from a store that does not answer, and notices by itself when it does again."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Final
+
+from service.timings import CACHE_MAX_PAUSE_S, CACHE_PAUSE_S, CACHE_STEADY_S
+
+_log = logging.getLogger("mlcd.service")
+_MAX_FAILURES: Final = 3
+"""In a row: one that is late says little, and each costs a request its timeout."""
+
+
+class Circuit:
+    """Closed while the store answers. Open, no request asks it: a task of our own does, until it answers.
+
+    An engine's (`mlcd.encoders.circuit`) is another kind: requests fail without an engine, so it is watched all the
+    time, and those that wait are told why it is open.
+    """
+
+    def __init__(self, answers: Callable[[], Awaitable[bool]], tell: Callable[[bool], None]) -> None:
+        """answers: whether the store does, within its own time limit; tell: hears of every change, True when closed."""
+        self._answers, self._tell = answers, tell
+        self._failures = 0
+        self._pause_s, self._closed_at = CACHE_PAUSE_S, -CACHE_STEADY_S
+        self._recovery: asyncio.Task[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._recovery is None
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def failed(self) -> None:
+        self._failures += 1
+        if self._failures >= _MAX_FAILURES and self.closed:
+            self.open()
+
+    def open(self) -> None:
+        if time.monotonic() - self._closed_at > CACHE_STEADY_S:
+            self._pause_s = CACHE_PAUSE_S
+        _log.warning("the cache's Redis does not answer: served without it until it does")
+        self._tell(False)
+        self._recovery = asyncio.create_task(self._recover(), name="cache-recovery", context=Context())
+
+    async def stop(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._recovery
+
+    async def _recover(self) -> None:
+        answers = False
+        while not answers:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, CACHE_MAX_PAUSE_S)
+            answers = await self._answers()
+        self._failures, self._closed_at, self._recovery = 0, time.monotonic(), None
+        self._tell(True)
+        _log.warning("the cache's Redis answers again")

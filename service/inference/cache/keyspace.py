@@ -1,0 +1,52 @@
+"""What names a vector: everything that it depends on."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from mlcd.images.decode import DecodeLimits
+from service.inference.cache.vectors import VectorFormat
+from service.inference.engine.served import ServedEncoder
+
+_DECODERS: Final = ("mlcd", "pillow", "simplejpeg")
+_NAME: Final = "mlcd:vector:1"
+"""Of all our entries in Redis, with the version of their layout."""
+
+
+class KeySpace:
+    """The keys of one served model: fingerprint, preprocessing (EXIF and decode mode with it), engine, precision,
+    format of the vectors, limits of images, and the versions of what decodes and computes. Two that differ in any of
+    these share no key.
+    """
+
+    def __init__(self, encoder: ServedEncoder, vectors: VectorFormat, limits: DecodeLimits) -> None:
+        described = {
+            "fingerprint": encoder.fingerprint,
+            "preprocess": asdict(encoder.preprocess),
+            "engine": encoder.engine,
+            "precision": encoder.precision,
+            "vectors": asdict(vectors),
+            "limits": asdict(limits),
+            "versions": {name: _version(name) for name in (*_DECODERS, encoder.engine)},
+        }
+        self._digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()
+        self._prefix = f"{_NAME}:{encoder.fingerprint[:12]}:"
+
+    def keys(self, images: Iterable[bytes]) -> list[bytes]:
+        """SHA-256 over the space and the image's bytes, 32 bytes each."""
+        return [hashlib.sha256(self._digest + hashlib.sha256(image).digest()).digest() for image in images]
+
+    def name(self, key: bytes) -> str:
+        """In Redis; those of one model begin alike, so that an operator can find them."""
+        return self._prefix + key.hex()
+
+
+def _version(package: str) -> str | None:
+    """None where it is no package or not installed; engines are named as their packages are."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,210 @@
+"""Vectors in Redis, shared by servers and restarts. Whatever it does, requests lose a few milliseconds at most.
+
+Where the operator has set a bound, nothing is written while Redis uses more.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from contextvars import Context
+from typing import Final, Self
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError, RedisError
+
+from mlcd.errors import ConfigInvalid
+from service.inference.cache.circuit import Circuit
+from service.inference.cache.keyspace import KeySpace
+from service.inference.cache.vectors import VectorFormat
+from service.telemetry.metrics import Metrics
+from service.timings import CACHE_ROOM_FRESH_S
+
+_KEPT_CONNECTIONS: Final = 2
+"""One that looks up and one that writes."""
+_MAX_CONNECTIONS: Final = 4
+_LOOKED_UP_TOGETHER: Final = 256
+_MAX_WAITING: Final = 2048
+"""Vectors to be written; more are left out."""
+_WRITE_TOGETHER: Final = 64
+_PATIENCE: Final = 10
+"""Times a look-up's timeout, for what nobody waits for: to connect, which takes several round trips, and to write."""
+
+
+class RedisCache:
+    """Use as an async context manager, from one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        space: KeySpace,
+        vectors: VectorFormat,
+        *,
+        timeout_s: float,
+        ttl_s: int,
+        max_bytes: int | None,
+        metrics: Metrics,
+    ) -> None:
+        """timeout_s: of a look-up. max_bytes: while Redis uses more, nothing is written.
+
+        Raises ConfigInvalid for a URL that is none of Redis.
+        """
+        self._space, self._vectors = space, vectors
+        self._timeout_s, self._ttl_s = timeout_s, ttl_s
+        self._metrics = metrics
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=_MAX_CONNECTIONS,
+                timeout=timeout_s,
+                socket_connect_timeout=_PATIENCE * timeout_s,
+                socket_timeout=_PATIENCE * timeout_s,  # look-ups have their own
+                retry=Retry(NoBackoff(), 0),
+            )
+        except ValueError:  # its text may quote the password
+            raise ConfigInvalid("MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database") from None
+        self._client: Redis = Redis.from_pool(pool)
+        self._room = Room(self._client, max_bytes)
+        self._waiting: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_MAX_WAITING)
+        self._turn = asyncio.Lock()
+        self._gathered: list[bytes] = []
+        self._gathering: asyncio.Task[dict[bytes, object] | None] | None = None
+        self._circuit = Circuit(self._answers, metrics.cache_up)
+
+    async def __aenter__(self) -> Self:
+        answers = await self._answers()
+        self._metrics.cache_up(answers)
+        if not answers:
+            self._circuit.open()
+        self._writer = asyncio.create_task(self._write(), name="cache-writer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._writer
+        await self._circuit.stop()
+        with contextlib.suppress(RedisError, OSError):
+            await self._client.aclose()
+
+    async def find(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Packed vectors of those keys that have a sound one; of none where Redis fails.
+
+        What is asked for while a look-up is under way goes along with the next one: a crowd costs few round trips. So
+        the answer comes within twice `timeout_s`, a little later while a Redis is just failing.
+        """
+        values = await self._values(keys) if self._circuit.closed else None
+        if values is None:
+            self._metrics.cache_looked_up("redis", "error", len(keys))
+            return {}
+        sound = {key: self._vectors.unseal(key, values[key]) for key in keys}
+        found = {key: packed for key, packed in sound.items() if packed is not None}
+        num_missing = sum(values[key] is None for key in keys)
+        num_damaged = len(keys) - len(found) - num_missing
+        # Damage everywhere may be a connection that gives answers to other questions: it is then made anew.
+        self._circuit.failed() if num_damaged else self._circuit.succeeded()
+        self._metrics.cache_looked_up("redis", "hit", len(found))
+        self._metrics.cache_looked_up("redis", "miss", num_missing)
+        self._metrics.cache_looked_up("redis", "damaged", num_damaged)
+        return found
+
+    def put(self, key: bytes, packed: bytes) -> None:
+        """Written soon, or not at all: nobody waits."""
+        try:
+            self._waiting.put_nowait((key, packed))
+        except asyncio.QueueFull:
+            self._metrics.cache_written("dropped", 1)
+
+    async def _values(self, keys: Sequence[bytes]) -> dict[bytes, object] | None:
+        if self._gathering is None or len(self._gathered) >= _LOOKED_UP_TOGETHER:
+            self._gathered = []
+            # Of no request in particular: what it logs must not name one.
+            look_up = self._look_up(self._gathered)
+            self._gathering = asyncio.create_task(look_up, name="cache-look-up", context=Context())
+        self._gathered += keys
+        return await asyncio.shield(self._gathering)  # it is for others too
+
+    async def _look_up(self, keys: list[bytes]) -> dict[bytes, object] | None:
+        """What Redis holds under each of `keys`, which grow until it is their turn; None where it fails."""
+        async with self._turn:
+            if self._gathered is keys:
+                self._gathering = None
+            if not self._circuit.closed:
+                return None
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    values = await self._client.mget([self._space.name(key) for key in keys])
+                found: dict[bytes, object] = dict(zip(keys, values, strict=True))
+            except Exception:  # noqa: BLE001 - what is at that address may answer anything
+                self._circuit.failed()
+                return None
+        return found
+
+    async def _write(self) -> None:
+        while True:
+            entries = [await self._waiting.get()]
+            while len(entries) < _WRITE_TOGETHER and not self._waiting.empty():
+                entries.append(self._waiting.get_nowait())
+            if self._circuit.closed:
+                await self._write_together(entries)
+            else:
+                self._metrics.cache_written("dropped", len(entries))
+
+    async def _write_together(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for key, packed in entries:
+            pipeline.set(self._space.name(key), self._vectors.seal(key, packed), ex=self._ttl_s)
+        try:
+            async with asyncio.timeout(_PATIENCE * self._timeout_s):
+                if not await self._room.left():
+                    self._metrics.cache_written("full", len(entries))
+                    return
+                answers = await pipeline.execute(raise_on_error=False)
+        except NoPermissionError:  # to ask how full it is; look-ups go on
+            self._metrics.cache_written("error", len(entries))
+            return
+        except Exception:  # noqa: BLE001 - as above
+            self._circuit.failed()
+            self._metrics.cache_written("error", len(entries))
+            return
+        # A Redis that is full refuses writes and still answers look-ups.
+        num_refused = sum(isinstance(answer, Exception) for answer in answers)
+        self._metrics.cache_written("written", len(entries) - num_refused)
+        self._metrics.cache_written("error", num_refused)
+
+    async def _ping(self) -> bool:
+        return await self._client.ping() is True
+
+    async def _answers(self) -> bool:
+        """Connect anew, with patience; then it has to answer as fast as to a look-up."""
+        try:
+            async with asyncio.timeout(_PATIENCE * self._timeout_s):
+                await self._client.connection_pool.disconnect()
+                async with asyncio.TaskGroup() as connecting:
+                    for _ in range(_KEPT_CONNECTIONS):
+                        connecting.create_task(self._ping())
+            async with asyncio.timeout(self._timeout_s):
+                return await self._ping()
+        except Exception:  # noqa: BLE001 - as above
+            return False
+
+
+class Room:
+    """By what Redis says that it uses as a whole, whoever filled it: it does not count one client's share."""
+
+    def __init__(self, client: Redis, max_bytes: int | None) -> None:
+        """max_bytes: None knows no bound, and asks nothing."""
+        self._client, self._max_bytes = client, max_bytes
+        self._used_bytes = 0
+        self._asked = -CACHE_ROOM_FRESH_S
+
+    async def left(self) -> bool:
+        """Raises what the client does."""
+        if self._max_bytes is None:
+            return True
+        if time.monotonic() - self._asked >= CACHE_ROOM_FRESH_S:
+            self._used_bytes = (await self._client.info("memory"))["used_memory"]
+            self._asked = time.monotonic()
+        return self._used_bytes < self._max_bytes

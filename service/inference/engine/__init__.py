@@ -1,0 +1,1 @@
+"""What computes embeddings: a supervised process, or Triton."""

@@ -1,0 +1,95 @@
+"""What is served: the encoder as its worker opened it, and how to open it again."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlcd.encoders.base import Encoder, EngineName, Precision
+from mlcd.images.decode import ExifPolicy
+from mlcd.images.transform import DecodeMode, PreprocessSpec
+from mlcd.types import Fingerprint
+from service.settings import Log
+
+if TYPE_CHECKING:  # an extra
+    from mlcd.encoders.triton import TritonEncoder
+
+
+@dataclass(frozen=True)
+class Opening:
+    """All that a worker needs to open the encoder; the arguments of `mlcd.encoders.open_encoder`, and how to log."""
+
+    spec: str
+    max_batch: int
+    precision: Precision = "fp32"
+    engine: EngineName | Literal["fake"] = "auto"
+    num_threads: int = 0
+    exif: ExifPolicy | None = None
+    decode: DecodeMode | None = None
+    log: Log = Log()  # noqa: RUF009 - frozen
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "log": self.log.model_dump()})
+
+    @classmethod
+    def from_json(cls, line: str) -> "Opening":
+        fields = json.loads(line)
+        return cls(**{**fields, "log": Log(**fields["log"])})
+
+
+@dataclass(frozen=True)
+class ServedEncoder:
+    """The encoder that a worker has opened, without its weights: those are in the worker."""
+
+    name: str
+    fingerprint: Fingerprint
+    dimension: int
+    engine: str
+    precision: str
+    preprocess: PreprocessSpec
+    max_batch: int
+    shortest_s: float
+    """Seconds of one image, when the engine was warm."""
+    longest_s: float
+    """Seconds of `max_batch` images, the first time."""
+
+    @classmethod
+    def of(
+        cls, encoder: "Encoder | TritonEncoder", *, max_batch: int, shortest_s: float, longest_s: float
+    ) -> "ServedEncoder":
+        return cls(
+            name=encoder.name,
+            fingerprint=encoder.fingerprint,
+            dimension=encoder.dimension,
+            engine=encoder.engine,
+            precision=encoder.precision,
+            preprocess=encoder.preprocess,
+            max_batch=max_batch,
+            shortest_s=shortest_s,
+            longest_s=longest_s,
+        )
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What metrics say of it."""
+        return {
+            "model": self.name,
+            "fingerprint": self.fingerprint,
+            "engine": self.engine,
+            "precision": self.precision,
+            "preprocess": str(self.preprocess.version),
+        }
+
+    def batch_within(self, seconds: float) -> int:
+        """The largest batch that takes so long, or twice as long as one image, by the times at start."""
+        allowed_s = max(seconds, 2 * self.shortest_s)
+        if self.longest_s <= allowed_s:
+            return self.max_batch
+        each_s = (self.longest_s - self.shortest_s) / (self.max_batch - 1)
+        return 1 + int((allowed_s - self.shortest_s) / each_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "ServedEncoder":
+        return cls(**{**fields, "preprocess": PreprocessSpec.from_dict(fields["preprocess"])})

@@ -1,0 +1,163 @@
+"""The engine, kept alive: a process that dies, hangs or fails over and over is replaced by a new one."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
+from service.inference.contract import down
+from service.inference.engine.process import EngineFailed, EngineProcess, Inference
+from service.inference.engine.served import Opening, ServedEncoder
+from service.telemetry.metrics import Metrics
+from service.timings import ENGINE_BACKOFF_S, ENGINE_MAX_BACKOFF_S, ENGINE_OPEN_S, ENGINE_OVERDUE_S, ENGINE_STEADY_S
+
+_log = logging.getLogger("mlcd.service")
+_MAX_FAILURES: Final = 3
+"""In a row: after a fault of a GPU every inference fails until its process is a new one."""
+_PATIENCE: Final = 10
+"""Times what something took at the start, before it counts as hanging."""
+_OVERDUE: Final = 3
+
+
+class BatchEngine(Protocol):
+    """What the batcher asks of an engine."""
+
+    async def wait_up(self) -> None: ...
+
+    async def encode(self, images: Sequence[NDArray[np.uint8]]) -> Inference:
+        """uint8 [3, crop, crop] each, at most max_batch. Raises Unavailable at once where the engine fails or ends."""
+        ...
+
+
+class SupervisedEngine:
+    """An `Engine`, a `BatchEngine` too. Use as an async context manager, which opens the first process."""
+
+    served: ServedEncoder
+
+    def __init__(self, opening: Opening, *, batch_timeout_s: float) -> None:
+        """batch_timeout_s: a batch that takes longer, and ten times as long as the largest one did, means a hang."""
+        self._opening, self._batch_timeout_s = opening, batch_timeout_s
+        self._process: EngineProcess | None = None
+        self._up = asyncio.Event()
+        self._open_s = 0.0
+        self._failures = 0
+        self._back_at = 0.0
+        self._metrics: Metrics | None = None
+        self.last_success = -np.inf
+        """By the loop's clock."""
+
+    async def __aenter__(self) -> Self:
+        started = time.perf_counter()
+        self._process = await EngineProcess.open(self._opening)
+        self._process.on_end = self._up.clear
+        self._open_s = time.perf_counter() - started
+        self.served = self._process.served
+        self.last_success = asyncio.get_running_loop().time()
+        self._up.set()
+        self._keeper = asyncio.create_task(self._keep(), name="engine-keeper")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._keeper
+        self._up.clear()
+        if self._process is not None:
+            await self._process.close()
+
+    def observe(self, metrics: Metrics) -> None:
+        """Count restarts too."""
+        self._metrics = metrics
+        metrics.engine_up(lambda: self.up)
+
+    @property
+    def up(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def failing(self) -> bool:
+        """Whether the latest inference failed."""
+        return self._failures > 0
+
+    @property
+    def overdue_s(self) -> float:
+        """An inference that runs longer is in doubt."""
+        return max(ENGINE_OVERDUE_S, _OVERDUE * self.served.longest_s)
+
+    @property
+    def overdue(self) -> bool:
+        return self._process is not None and self._process.running_s > self.overdue_s
+
+    @property
+    def back_in_s(self) -> float:
+        """While it is down: about when it will be up."""
+        return max(0.0, self._back_at - asyncio.get_running_loop().time()) + self._open_s
+
+    async def wait_up(self) -> None:
+        await self._up.wait()
+
+    async def encode(self, images: Sequence[NDArray[np.uint8]]) -> Inference:
+        process = self._process
+        if process is None or not self.up:
+            raise down()
+        limit_s = max(self._batch_timeout_s, _PATIENCE * self.served.longest_s)
+        try:
+            inference = await process.encode(images, limit_s=limit_s)
+        except EngineFailed:
+            self._failures += 1
+            if self._failures % _MAX_FAILURES == 0:
+                _log.error("the engine failed %d times in a row and is started again", _MAX_FAILURES)
+                process.kill()
+            raise
+        except Unavailable:
+            self._failures += 1
+            raise
+        self._failures = 0
+        self.last_success = asyncio.get_running_loop().time()
+        return inference
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = 0.0
+        while True:
+            assert self._process is not None
+            born = loop.time()
+            status = await self._process.ended()
+            self._up.clear()
+            await self._process.close()
+            self._process = None
+            pause_s = 0.0 if loop.time() - born > ENGINE_STEADY_S else pause_s
+            _log.error("the engine's process ended with status %d; the next starts in %.1f s", status, pause_s)
+            while self._process is None:
+                self._back_at = loop.time() + pause_s
+                await asyncio.sleep(pause_s)
+                pause_s = min(ENGINE_MAX_BACKOFF_S, max(ENGINE_BACKOFF_S, 2 * pause_s))
+                self._process = await self._open_again()
+            if self._metrics is not None:
+                self._metrics.engine_restarted()
+            self._failures = 0
+            self.last_success = loop.time()
+            self._up.set()
+
+    async def _open_again(self) -> EngineProcess | None:
+        try:
+            async with asyncio.timeout(max(ENGINE_OPEN_S, _PATIENCE * self._open_s)):
+                process = await EngineProcess.open(self._opening)
+            if process.served.fingerprint != self.served.fingerprint:
+                await process.close()
+                raise ConfigInvalid("the model on disk is another one now", remedy="restart the server")
+        except (MlcdError, TimeoutError, OSError) as error:
+            _log.error("the engine cannot be started: %s", error or type(error).__name__)
+            return None
+        process.on_end = self._up.clear
+        return process

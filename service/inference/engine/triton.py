@@ -1,0 +1,119 @@
+"""Straight to Triton, which batches by itself: one batcher between a request and the model, never two."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import ConfigInvalid
+from service.inference.contract import Row
+from service.inference.engine.served import ServedEncoder
+from service.settings import Settings
+from service.telemetry.metrics import Metrics
+from service.telemetry.request import current_request
+from service.timings import TRITON_BACK_S, TRITON_LOAD_S
+
+if TYPE_CHECKING:  # an extra
+    from mlcd.encoders.triton import TritonEncoder
+
+
+class TritonEngine:
+    """See `service.inference.contract.Engine`. Triton's health is watched by its adapter."""
+
+    failing = False
+    overdue = False
+    back_in_s = TRITON_BACK_S
+
+    def __init__(self, encoder: "TritonEncoder", served: ServedEncoder) -> None:
+        self.encoder, self.served = encoder, served
+
+    @property
+    def up(self) -> bool:
+        return self.encoder.up
+
+    @property
+    def overdue_s(self) -> float:
+        return self.encoder.patience_s
+
+    @property
+    def last_success(self) -> float:
+        """Now, while it is up: its adapter watches that inferences end there, and a trial might wait for others."""
+        return asyncio.get_running_loop().time() if self.up else float(self.encoder.last_success)
+
+    def observe(self, metrics: Metrics) -> None:
+        metrics.engine_up(lambda: self.up)
+
+    async def load_beside(self, version: int | None) -> int:
+        """Have Triton load another version of the model (None: the newest), which serves beside this one; its number.
+
+        Raises as `mlcd.encoders.triton_versions.load_version`.
+        """
+        from mlcd.encoders.triton_versions import load_version
+
+        return await load_version(self.encoder.url, self.encoder.name, version, timeout_s=TRITON_LOAD_S)
+
+    async def unload_others(self) -> None:
+        """Have Triton let go of the model's other versions."""
+        from mlcd.encoders.triton_versions import keep_version
+
+        await keep_version(self.encoder.url, self.encoder.name, self.encoder.version, timeout_s=TRITON_LOAD_S)
+
+
+class Direct:
+    """See `service.inference.contract.Dispatcher`: every image is a request of its own."""
+
+    def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: Metrics) -> None:
+        """timeout_s: of an image without a deadline."""
+        self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
+
+    def announced(self) -> AbstractContextManager[None]:
+        """Triton waits for nobody."""
+        return nullcontext()
+
+    async def encode(
+        self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
+    ) -> Row:
+        """See `Dispatcher.encode`; what Triton's queue took is a part of inference_s."""
+        del request  # Triton takes turns by arrival
+        left_s = min(self._timeout_s, deadline - asyncio.get_running_loop().time())
+        record = current_request()
+        trace = None if record is None else record.trace_headers.get("traceparent")
+        started = time.perf_counter()
+        rows = await self._encoder.encode(pixels[None], timeout_s=left_s, traceparent=trace)
+        seconds = time.perf_counter() - started
+        self._metrics.inferred(seconds)
+        return Row(rows[0], 0.0, seconds, started)
+
+
+@asynccontextmanager
+async def open_triton_engine(settings: Settings, *, version: int | None = None) -> AsyncIterator[TritonEngine]:
+    """The model MLCD_MODEL of the Triton at MLCD_TRITON__URL, seen to embed.
+
+    version: other than MLCD_TRITON__VERSION says.
+    Raises ConfigInvalid where its package is missing, or where the images should be prepared otherwise than the model
+    says; and what `mlcd.encoders.triton.open_triton` raises.
+    """
+    try:
+        from mlcd.encoders.triton import open_triton
+    except ModuleNotFoundError as error:
+        raise ConfigInvalid("engine triton needs a package", remedy="pip install 'mlcd[triton]'") from error
+    assert settings.triton.url is not None
+    encoder = await open_triton(settings.triton.url, settings.model, version=version or settings.triton.version)
+    try:
+        for name in ("exif", "decode"):
+            wanted = getattr(settings, name)
+            if wanted not in (None, getattr(encoder.preprocess, name)):
+                raise ConfigInvalid(
+                    f"MLCD_{name.upper()}={wanted}, but Triton's model prepares images otherwise",
+                    remedy="export the model with that preprocessing",
+                )
+        # Its batches are made there: of them no more is known than how long requests take.
+        took_s = encoder.slowest_s
+        served = ServedEncoder.of(encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s)
+        yield TritonEngine(encoder, served)
+    finally:
+        await encoder.close()

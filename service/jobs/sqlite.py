@@ -1,0 +1,377 @@
+"""The queue's database on one machine: SQLite, shared by the processes of servers and workers there.
+
+jobs      id, what finds them (state, fingerprint, from when due, pieces that wait), record (JSON)
+events    job, id, view (JSON)
+names     idempotency keys and outputs, and the jobs that hold them
+sizes     job, shard, images
+failures  job, shard, why it has failed (JSON)
+beats     worker, its model, when it last told that it lives, until when it is taken to
+
+One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who reads never waits
+for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from mlcd.errors import ArtifactInvalid, Unavailable
+from mlcd.types import Fingerprint
+from service.errors import RecordDamaged
+from service.jobs.database import CANDIDATES, FAR, KEPT_EVENTS, Clock, Ended, Listed, Result, far_s
+from service.jobs.job import (
+    Event,
+    Failure,
+    JobState,
+    Record,
+    failure_from_json,
+    failure_to_json,
+    job_from_json,
+    job_to_json,
+    record_from_json,
+    record_to_json,
+)
+from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
+
+SCHEMA: Final = 3
+"""1 knew no failures, and no jobs by their end; 2 knew no models of workers: they are brought up."""
+_APPLICATION: Final = 0x4D4C434A
+"""`MLCJ`: what the file says of itself."""
+_ENDED_AT: Final = "json_extract(record, '$.ended_s')"
+_OVER: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
+_TABLES: Final = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
+                                 waiting INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, id);
+CREATE INDEX IF NOT EXISTS jobs_due ON jobs (fingerprint, id) WHERE due_s IS NOT NULL;
+CREATE TABLE IF NOT EXISTS events (job TEXT, id INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, job TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sizes (job TEXT, shard INTEGER, images INTEGER NOT NULL, PRIMARY KEY (job, shard))
+                                  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard))
+                                     WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_AT}) WHERE {_OVER};
+CREATE TABLE IF NOT EXISTS beats (worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL,
+                                  until_s REAL NOT NULL) WITHOUT ROWID;
+DROP TABLE IF EXISTS workers;
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {SCHEMA};
+COMMIT;
+"""
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger("mlcd.jobs")
+
+
+class EmbeddedRecords:
+    """See `Records`. Processes share the file, threads share this."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours, Unavailable."""
+        self._path = path
+        self._clock = Clock(_wall_s)
+        self._file = EmbeddedFile(path, self._prepare)
+
+    def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
+        with self._file.writing() as connection:
+            return step(_Transaction(connection, self._clock))
+
+    def read(self, job_id: str) -> Record | None:
+        found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
+        return record_from_json(found[0][0]) if found else None
+
+    def due(self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()) -> list[str]:
+        now_s = self._clock.now_s()
+        due = self._live(fingerprints, leaving, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
+        return due + self._live(fingerprints, leaving, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s))
+
+    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+        return bool(self._live(fingerprints, leaving, "1 LIMIT 1"))
+
+    def _live(
+        self, fingerprints: Sequence[Fingerprint], leaving: Collection[str], rest: str, *values: float
+    ) -> list[str]:
+        """Ids of jobs with something left to be done."""
+        found = self._file.rows(
+            f"SELECT id FROM jobs WHERE fingerprint IN ({_marks(fingerprints)}) AND due_s IS NOT NULL"  # noqa: S608
+            f" AND id NOT IN ({_marks(leaving)}) AND {rest}",
+            *fingerprints,
+            *leaving,
+            *values,
+        )
+        return [job_id for (job_id,) in found]
+
+    def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
+        conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
+        found = self._file.rows(
+            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
+            *(value for value in (below, state) if value is not None),
+            limit,
+        )
+        return [Listed.of(job_id, record) for job_id, record in found]
+
+    def events(self, job_id: str, after: int) -> list[Event]:
+        found = self._file.rows("SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after)
+        return [Event(number, job_from_json(view)) for number, view in found]
+
+    def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
+        found = self._file.rows(
+            f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)}) ORDER BY shard",  # noqa: S608
+            job_id,
+            *shards,
+        )
+        return [failure_from_json(view) for (view,) in found]
+
+    def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
+        count = f"SELECT count(*) FILTER (WHERE {_ENDED_AT} <= ?), count(*) FROM jobs WHERE {_OVER}"  # noqa: S608
+        ((old, ended),) = self._file.rows(count, self._clock.now_s() - longer_than_s)
+        num = max(0, min(limit, max(old, ended - more_than)))
+        first = f"SELECT id, {_ENDED_AT} FROM jobs WHERE {_OVER} ORDER BY {_ENDED_AT} LIMIT ?"  # noqa: S608
+        return [Ended(job_id, ended_s) for job_id, ended_s in self._file.rows(first, num)]
+
+    def count(self) -> dict[JobState, int]:
+        return dict(self._file.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+
+    def waiting(self) -> int:
+        found: int = self._file.rows("SELECT coalesce(sum(waiting), 0) FROM jobs WHERE due_s IS NOT NULL")[0][0]
+        return found
+
+    def oldest_queued_s(self) -> float:
+        ((created_s,),) = self._file.rows("SELECT min(created_s) FROM jobs WHERE state = 'queued'")
+        return 0.0 if created_s is None else max(0.0, self._clock.now_s() - created_s)
+
+    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+        with self._file.writing() as connection:
+            now_s = self._clock.now_s()
+            row = (worker, fingerprint, now_s, now_s + lease_s)
+            connection.execute("INSERT OR REPLACE INTO beats VALUES (?, ?, ?, ?)", row)
+            connection.execute("DELETE FROM beats WHERE until_s <= ? OR at_s > ?", (now_s, now_s))
+
+    def beating(self) -> dict[str, Fingerprint]:
+        now_s = self._clock.now_s()
+        living = "SELECT worker, fingerprint FROM beats WHERE until_s > ? AND at_s <= ? ORDER BY worker"
+        return dict(self._file.rows(living, now_s, now_s))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if connection.execute("PRAGMA application_id").fetchone()[0] not in (0, _APPLICATION) or version > SCHEMA:
+            raise ArtifactInvalid(f"{self._path} is not a job queue of this version", remedy="name another folder")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if version < SCHEMA:
+            connection.executescript(_TABLES)
+
+
+class _Transaction:
+    """See `Transaction`."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        self._connection, self._clock = connection, clock
+        self.now_s = clock.now_s()
+
+    def leapt(self, *, within_s: float) -> bool:
+        return self._clock.leapt(within_s=within_s)
+
+    def record(self, job_id: str) -> Record | None:
+        found = self._value("SELECT record FROM jobs WHERE id = ?", job_id)
+        return None if found is None else record_from_json(found)
+
+    def newest_id(self) -> str | None:
+        found: str | None = self._value("SELECT max(id) FROM jobs")
+        return found
+
+    def save(self, record: Record) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                record.id,
+                record.state,
+                record.spec.fingerprint,
+                record.due_s,
+                record.waiting,
+                record.created_s,
+                record_to_json(record).decode(),
+            ),
+        )
+
+    def remove(self, record: Record) -> None:
+        self._connection.execute("DELETE FROM jobs WHERE id = ?", (record.id,))
+        for table in ("events", "sizes", "failures"):
+            self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.id,))  # noqa: S608
+
+    def wipe(self, job_id: str) -> None:
+        self._connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+        for table in ("events", "sizes", "failures", "names"):
+            self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608
+
+    def tell(self, event: Event) -> None:
+        job_id = event.job.id
+        view = job_to_json(event.job).decode()
+        self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (job_id, event.id, view))
+        self._connection.execute("DELETE FROM events WHERE job = ? AND id <= ?", (job_id, event.id - KEPT_EVENTS))
+
+    def holder(self, name: str) -> str | None:
+        found: str | None = self._value("SELECT job FROM names WHERE name = ?", name)
+        return found
+
+    def hold(self, name: str, job_id: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name, job_id))
+
+    def let_go(self, name: str) -> None:
+        self._connection.execute("DELETE FROM names WHERE name = ?", (name,))
+
+    def size_of(self, job_id: str, shard: int) -> int:
+        found: int | None = self._value("SELECT images FROM sizes WHERE job = ? AND shard = ?", job_id, shard)
+        if found is None:
+            raise RecordDamaged
+        return found
+
+    def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
+        self._connection.execute("DELETE FROM sizes WHERE job = ?", (job_id,))
+        rows = ((job_id, shard, images) for shard, images in enumerate(sizes))
+        self._connection.executemany("INSERT INTO sizes VALUES (?, ?, ?)", rows)
+
+    def set_failure(self, job_id: str, failure: Failure) -> None:
+        view = failure_to_json(failure).decode()
+        self._connection.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (job_id, failure.shard, view))
+
+    def _value(self, query: str, *values: object) -> Any:
+        found = self._connection.execute(query, values).fetchone()
+        return None if found is None else found[0]
+
+
+def _wall_s() -> float:
+    return time.time()
+
+
+def _marks(values: Collection[object]) -> str:
+    return ",".join("?" * len(values))
+
+
+class EmbeddedFile:
+    """Threads may share it. Raises Unavailable, and ArtifactInvalid for a file that is damaged."""
+
+    def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
+        """prepare: makes or checks what is in the file, as often as it is asked to."""
+        self._path = path
+        self._told_s: float | None = None
+        with self._translated():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = _Connection(path, prepare)
+            self._reader = _Connection(path, prepare)
+
+    def rows(self, query: str, *values: object) -> list[Any]:
+        with self._translated(), self._reader.opened() as reader:
+            return _patiently(lambda: reader.execute(query, values).fetchall())
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction, of which nothing is kept where it raises."""
+        with self._translated(), self._writer.opened() as writer:
+            _patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
+            try:
+                yield writer
+                writer.execute("COMMIT")
+            except BaseException:
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        self._writer.close()
+        self._reader.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._tell(error)
+            raise Unavailable(
+                "the job queue was removed",
+                remedy="put it back; or end all servers and workers and start them with an empty one",
+            ) from None
+        except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
+                raise ArtifactInvalid(f"{self._path} is damaged", remedy="restore it, or move it away") from error
+            self._tell(error)
+            raise Unavailable(
+                "the job queue cannot be read or written now",
+                remedy="is there space, and may the server write there? its log says where",
+            ) from error
+
+    def _tell(self, error: Exception) -> None:
+        """Now and then."""
+        if self._told_s is None or time.monotonic() - self._told_s >= SQLITE_LOG_S:
+            self._told_s = time.monotonic()
+            fault = getattr(error, "sqlite_errorname", type(error).__name__)
+            _log.warning("the job queue at %s cannot be read or written: %s", self._path, fault)
+
+
+class _Connection:
+    """For one thread at a time, and always to the file that is at the path now."""
+
+    def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
+        self._path, self._prepare = path, prepare
+        self._turn = threading.Lock()
+        self._open()
+
+    @contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        if not self._turn.acquire(timeout=SQLITE_TURN_S):
+            raise Unavailable("the job queue is busy", remedy="come back soon")
+        try:
+            self._follow()
+            yield self._connection
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        with self._turn:
+            self._connection.close()
+
+    def _open(self) -> None:
+        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=SQLITE_WAIT_S)
+        try:
+            _patiently(lambda: self._prepare(connection))
+            self._file = _identity(self._path)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _follow(self) -> None:
+        """Where the file was replaced, as by a copy that was kept.
+
+        Raises FileNotFoundError where it was removed: nobody else would see a word.
+        """
+        if _identity(self._path) != self._file:
+            before = self._connection
+            self._open()
+            before.close()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _patiently(call: Callable[[], _Answer]) -> _Answer:
+    """Asked again while another process writes; between two times signals are heard."""
+    until_s = time.monotonic() + SQLITE_TURN_S
+    while True:
+        try:
+            return call()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > until_s:
+                raise

@@ -1,0 +1,1 @@
+"""API keys: who may enter, and how much."""

@@ -1,0 +1,158 @@
+"""How many images a minute each key may send: counted in one place, shared through Redis where there is one."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage, RedisStorage
+from limits.aio.storage.base import SlidingWindowCounterSupport
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
+from limits.errors import StorageError
+
+from mlcd.errors import ConfigInvalid, InvalidInput
+from service.errors import RateExceeded
+from service.keys.file import Key
+from service.telemetry.metrics import Metrics
+from service.timings import RATE_REDIS_REST_S, RATE_REDIS_S, RATE_ROUNDING_S, RATE_WINDOW_S
+
+_PREFIX: Final = "mlcd:rate"
+
+if TYPE_CHECKING:
+    from redis.asyncio import ConnectionPool
+
+_log = logging.getLogger("mlcd.service")
+
+
+class _Counter:
+    """Images of the last minute: the minute's own and, by the part that still counts, those of the one before."""
+
+    def __init__(self, storage: MemoryStorage | RedisStorage) -> None:
+        self._storage: SlidingWindowCounterSupport = storage
+        self._limiter = SlidingWindowCounterRateLimiter(storage)
+
+    async def take(self, key: Key, rate: int, num: int, taken: int) -> int:
+        """0, or in how many seconds so many, and what was `taken` before, would be let through."""
+        item = RateLimitItemPerMinute(rate)
+        if await self._limiter.hit(item, key.id, cost=num):
+            return 0
+        before, before_s, now, now_s = await self._storage.get_sliding_window(item.key_for(key.id), RATE_WINDOW_S)
+        wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - RATE_WINDOW_S))
+        return max(1, math.ceil(wait_s + RATE_ROUNDING_S))
+
+
+def _wait_s(room: int, before: int, before_s: float, now: int, now_s: float) -> float:
+    """After which no more than `room` counts. before, now: images of the two minutes; …_s: what is left of each.
+
+    Those of the minute before count by the part that is left of it, the fraction of an image left away.
+    """
+    if now <= room:
+        return before_s - (room + 1 - now) * RATE_WINDOW_S / before if before else 0.0
+    return now_s + max(0.0, RATE_WINDOW_S - (room + 1) * RATE_WINDOW_S / now)
+
+
+class Rates:
+    """Use from one event loop. Redis that is down, slow or full never fails a request."""
+
+    def __init__(self, shared: "ConnectionPool | None" = None, *, metrics: Metrics) -> None:
+        """shared: of a Redis where several servers count together."""
+        self._local = _Counter(MemoryStorage())
+        self._shared = None if shared is None else _Counter(_storage(shared))
+        self._rest_until: float | None = None
+        self._metrics = metrics
+
+    async def take(self, key: Key | None, num: int, *, taken: int = 0) -> None:
+        """Count so many images; a key without a rate, and no key, may send what it likes.
+
+        taken: of the same request, which comes back with all of them. Raises RateExceeded, and InvalidInput for more at
+        once than the key may ever send; neither counts `num`.
+        """
+        if key is None or key.rate is None or not num:
+            return
+        if taken + num > key.rate:
+            count = f"{num} images in one request" if not taken else f"one request counts as {taken + num} images"
+            raise InvalidInput(f"{count}, and the API key may send {key.rate} a minute", remedy="send fewer")
+        if wait_s := await self._take(key, key.rate, num, taken):
+            self._metrics.rejected("rate")
+            raise RateExceeded(key.rate, retry_after_s=wait_s)
+
+    async def _take(self, key: Key, rate: int, num: int, taken: int) -> int:
+        now = asyncio.get_running_loop().time()
+        if self._shared is None or (self._rest_until is not None and now < self._rest_until):
+            return await self._local.take(key, rate, num, taken)
+        if self._rest_until is not None:
+            self._rest_until = now + RATE_REDIS_REST_S  # one request tries it again, not all
+        try:
+            async with asyncio.timeout(RATE_REDIS_S):
+                wait_s = await self._shared.take(key, rate, num, taken)
+        except (StorageError, TimeoutError):
+            self._tell(answers=False)
+            self._rest_until = now + RATE_REDIS_REST_S
+            return await self._local.take(key, rate, num, taken)
+        self._tell(answers=True)
+        self._rest_until = None
+        return wait_s
+
+    def _tell(self, *, answers: bool) -> None:
+        if answers != (self._rest_until is None):
+            state = "answers again" if answers else "does not answer: each server counts for itself until it does"
+            _log.warning("the Redis of the rates %s", state)
+
+
+class RequestAccount:
+    """The account of one request at the pipeline: its pictures are its key's, and without a key its own."""
+
+    def __init__(self, rates: Rates, key: Key | None, *, taken: int, pixels_per_image: int) -> None:
+        """taken: images that are counted already. pixels_per_image: see `Limits.rate_pixels`."""
+        self._rates, self._key = rates, key
+        self._taken, self._pixels_per_image = taken, pixels_per_image
+
+    @property
+    def owner(self) -> object:
+        return self if self._key is None else self._key.id
+
+    async def charge(self, pixels: Sequence[int]) -> None:
+        """Count what large pictures are beyond one image each."""
+        more = sum(max(0, num - 1) // self._pixels_per_image for num in pixels)
+        await self._rates.take(self._key, more, taken=self._taken)
+
+
+@asynccontextmanager
+async def open_rates(redis_url: str | None, *, metrics: Metrics) -> AsyncIterator[Rates]:
+    """Raises ConfigInvalid for a URL that is none of Redis, and where its client is not installed."""
+    if redis_url is None:
+        yield Rates(metrics=metrics)
+        return
+    pool = _open_pool(redis_url)
+    try:
+        yield Rates(pool, metrics=metrics)
+    finally:
+        await pool.aclose()
+
+
+def _open_pool(url: str) -> "ConnectionPool":
+    try:
+        from redis.asyncio import ConnectionPool
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+    except ImportError as error:
+        raise ConfigInvalid("MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'") from error
+    try:
+        return ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0))
+    except ValueError:
+        # Not `from`: the text may hold the URL, and the URL a password.
+        raise ConfigInvalid("MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database") from None
+
+
+def _storage(pool: "ConnectionPool") -> RedisStorage:
+    # The pool knows the server; limits asks for the kind of one only.
+    return RedisStorage(
+        "async+redis://",
+        wrap_exceptions=True,
+        implementation="redispy",
+        key_prefix=_PREFIX,
+        connection_pool=pool,  # type: ignore[arg-type]  # handed on to redis as it is
+    )

@@ -1,0 +1,71 @@
+"""The keys of a running server: those of the file, as it is now."""
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mlcd.errors import ConfigInvalid, Unavailable
+from service.errors import Unauthorized
+from service.keys.file import Key, KeySet, read_keys
+from service.timings import KEYS_POLL_S
+
+_log = logging.getLogger("mlcd.service")
+
+
+class KeyRing:
+    """Use from one event loop; `watch` keeps it as the file is."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigInvalid for a file that cannot be read, or that holds no key to enter with."""
+        self._path = path
+        self._stamp = _stamp_of(path)
+        self._keys: KeySet | None = read_keys(path)
+        if not any(key.state(_now()) == "valid" for key in self._keys.keys):
+            raise ConfigInvalid(f"the keys file {path} holds no valid key", remedy="`mlcd keys create` makes one")
+
+    def identify(self, token: str | None) -> Key:
+        """The key that a client shows.
+
+        Raises Unauthorized for none, and for one that is not or no longer valid; Unavailable while the file cannot be
+        read: which keys are revoked is then not known.
+        """
+        if token is None:
+            raise Unauthorized("an API key is needed", remedy="send it as Authorization: Bearer KEY or X-API-Key: KEY")
+        if self._keys is None:
+            raise Unavailable("the server cannot read its keys", remedy="its log says why")
+        key = self._keys.find(token)
+        state = None if key is None else key.state(_now())
+        if key is None or state != "valid":
+            raise Unauthorized(f"the API key is {state or 'not known here'}", remedy="use another", shown=True)
+        return key
+
+    async def watch(self) -> None:
+        """Read the file whenever it has changed, until cancelled."""
+        while True:
+            await asyncio.sleep(KEYS_POLL_S)
+            stamp = await asyncio.to_thread(_stamp_of, self._path)
+            if stamp != self._stamp:
+                # The stamp is the older of the two: what is written in between is seen the next time.
+                self._keys, self._stamp = await asyncio.to_thread(_read, self._path), stamp
+
+
+def _read(path: Path) -> KeySet | None:
+    try:
+        return read_keys(path)
+    except ConfigInvalid as error:
+        _log.error("%s; every key is refused until it can be read", error)
+        return None
+
+
+def _stamp_of(path: Path) -> tuple[int, ...] | None:
+    """Another one for every other content: the file is replaced, never written in place."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,1 +1,0 @@
-"""Several server processes on one port: a supervisor and what it starts."""

@@ -1,1 +1,0 @@
-"""Who may enter, how much, and what their browsers may do with the answers."""

@@ -1,0 +1,1 @@
+"""`mlcd serve`: one server process, or several on one port."""

@@ -1,0 +1,87 @@
+"""`mlcd serve`."""
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import sys
+
+import click
+
+from mlcd.errors import ConfigInvalid, Conflict
+from service.serve.server import BACKLOG, Source, describe, prepare_process, serve_on
+from service.serve.supervisor import Supervisor
+from service.settings import Auth, Settings, read_settings, setting_lines
+
+
+@click.command()
+@click.option("--model", help="A directory made by `mlcd export`, other weights, an .onnx file with its JSON, hog.")
+@click.option("--centers", help="Centers to label with; default: those shipped with the model.")
+@click.option("--state", "state_dir", help="Directory of collections/NAME.")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8000]")
+@click.option("--processes", type=click.IntRange(1), help="Server processes, each with an engine.  [default: 1]")
+@click.option("--config", type=click.Path(), help="File of lines as --print-config writes them; the environment wins.")
+@click.option("--print-config", is_flag=True, help="Print every setting as it would be used, secrets masked, and end.")
+def serve(config: str | None, print_config: bool, **options: object) -> None:
+    """Serve a model over REST. Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …"""
+    settings = read_settings(options, file=config)
+    if print_config:
+        click.echo("\n".join(setting_lines(settings)))
+        return
+    prepare_process(settings)
+    listener = _listen(settings)
+    try:
+        check_exposure(settings.auth, listener.getsockname()[0])
+        status = _serve(settings, Source(options, config), listener)
+    finally:
+        listener.close()
+    sys.exit(status)
+
+
+def _serve(settings: Settings, source: Source, listener: socket.socket) -> int:
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def say(served: str) -> None:
+        click.echo(f"serving {served} on {address}")
+
+    if settings.processes > 1:
+        return asyncio.run(Supervisor(settings, source, listener, announce=say).run())
+    serve_on(
+        listener,
+        settings,
+        announce=lambda line: click.echo(f"mlcd: {line}", err=True),
+        serving=lambda resources: say(describe(resources)),
+    )
+    return 0
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Bind before the model is loaded, so that a port in use is known at once."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        # Taken over by every connection: an answer's body must not wait for its head to be acknowledged, 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)  # from here on nobody else can take the port
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(f"port {settings.port} is in use", remedy="give another with --port") from error
+        raise ConfigInvalid(
+            f"cannot listen on {settings.host}:{settings.port}", remedy="give another --host or --port"
+        ) from error
+    return listener
+
+
+def check_exposure(auth: Auth, address: str) -> None:
+    """address: numeric, that a socket is bound to. Raises ConfigInvalid for one that others reach without a key."""
+    local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if auth.keys_file is None and auth.mode != "open" and not local:
+        raise ConfigInvalid(
+            f"on {address} the server would be reached from elsewhere, and it knows no keys",
+            remedy="make one with `mlcd keys create` and set MLCD_AUTH__KEYS_FILE, or set MLCD_AUTH__MODE=open",
+        )

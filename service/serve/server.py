@@ -1,0 +1,234 @@
+"""One server process: resources opened, an application on a listening socket, and its end by a signal.
+
+It serves in the process of the command, or in one of several under a supervisor, as `python -m service.serve.server`.
+There standard input brings one line of JSON, `Order`; standard output takes {"serving", "identity"} when it serves, or
+{"error", "message", "remedy"}. The settings are read again, from where the supervisor had them: no secret is written
+anywhere. The signal FINISH, and the supervisor's death, make it finish what is in flight and end.
+"""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import click
+import uvicorn
+from fastapi import FastAPI
+
+from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.images.quiet import silence_decoders
+from service.host.allocator import keep_what_is_open, return_large_blocks
+from service.host.children import heed_parent_alone
+from service.host.signals import FINISH, STOPS, StopSignals, canceled_by_a_signal
+from service.http.app import create_app
+from service.http.connections import Bounds, Connection, affordable, allow_descriptors
+from service.resources import Resources, find_model, open_resources
+from service.settings import Settings, read_settings
+from service.telemetry.logs import configure_logs
+from service.telemetry.metrics import count_together
+from service.timings import SERVER_CLOSE_S
+
+Stops: TypeAlias = tuple[signal.Signals, ...]
+"""The signals that end a process."""
+BACKLOG: Final = 2048
+
+
+def bound_s(settings: Settings) -> float:
+    """Within so many seconds of a signal a server process has ended."""
+    return settings.drain_s + settings.grace_s + SERVER_CLOSE_S
+
+
+def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
+    """Prepares a process that is going to serve. stops: as for `serve_on`."""
+    return_large_blocks()
+    allow_descriptors()
+    silence_decoders()
+    configure_logs(settings.log)
+    # Heard from the beginning: without a handler, the first process of a container ignores it.
+    signal.signal(stops[0], lambda *_: sys.exit(0))
+
+
+def serve_on(
+    listener: socket.socket,
+    settings: Settings,
+    *,
+    announce: Callable[[str], None],
+    serving: Callable[[Resources], None],
+    together: Path | None = None,
+    identity: str | None = None,
+    stops: Stops = STOPS,
+) -> None:
+    """Serve until a signal, one of `stops`.
+
+    announce: told when weights are exported first. serving: called when everything is open. together: see `Metrics`.
+    identity: what `identity_of` must say of the resources; ConfigInvalid where it does not.
+    """
+    folder = find_model(settings, announce)
+    asyncio.run(_serve(listener, settings, folder, serving, together, identity, stops))
+
+
+async def _serve(
+    listener: socket.socket,
+    settings: Settings,
+    folder: str,
+    serving: Callable[[Resources], None],
+    together: Path | None,
+    identity: str | None,
+    stops: Stops,
+) -> None:
+    with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
+        async with open_resources(settings, folder, together=together) as resources:
+            if identity not in (None, identity_of(resources)):
+                raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
+            server = _server(resources, stops)
+            keep_what_is_open()
+            serving(resources)
+            await server.serve(sockets=[listener])
+
+
+def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
+    """Its end by one of `stops` is arranged."""
+    settings, app = resources.settings, create_app(resources)
+    limits = settings.limits
+    most = affordable(limits.max_connections)
+    bounds = Bounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
+    config = uvicorn.Config(
+        app,
+        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be
+        ws="none",
+        lifespan="off",
+        log_config=None,  # ours holds for its lines too
+        log_level="error",  # what a connection sent is counted: clients must not fill a log
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=math.ceil(settings.grace_s),
+    )
+    server = _Server(config)
+    stop = _Stop(server, app, settings)
+    for number in stops:
+        asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
+    return server
+
+
+def identity_of(resources: Resources) -> str:
+    """The same for processes whose answers are the same."""
+    centers = resources.centers.digest if resources.centers else "-"
+    return f"{resources.encoder.fingerprint} {centers}"
+
+
+def describe(resources: Resources) -> str:
+    """What is served, for people."""
+    centers = len(resources.centers.vectors) if resources.centers else 0
+    collections = ", ".join(resources.collections) or "none"
+    encoder = resources.encoder
+    return f"{encoder.name} ({encoder.engine}, {centers} centers, collections: {collections})"
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: the server has to go on serving for a while after one."""
+        yield
+
+
+class _Stop:
+    """The end of serving: not ready at once, served for a while still, then what is in flight, and no longer."""
+
+    def __init__(self, server: uvicorn.Server, app: FastAPI, settings: Settings) -> None:
+        self._server, self._app, self._settings = server, app, settings
+        self._signals = StopSignals()
+
+    def requested(self, number: int) -> None:
+        """By a signal; a second one ends the process as it would have without us, and the engine's ends with it."""
+        if not self._signals.begins(number):
+            return
+        resources: Resources = self._app.state.resources
+        resources.readiness.draining = True
+        asyncio.get_running_loop().call_later(self._settings.drain_s, self._stop_listening)
+        # Whatever hangs, a decoder's thread or the loop itself: the end is bounded.
+        last = threading.Timer(bound_s(self._settings), os._exit, (1,))
+        last.daemon = True
+        last.start()
+
+    def _stop_listening(self) -> None:
+        self._server.should_exit = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where settings are read from, beside the environment. options: of the command line; file: named there."""
+
+    options: dict[str, object]
+    file: str | None
+
+
+@dataclass(frozen=True)
+class Order:
+    """descriptor: of the listening socket. slot: 0 to processes - 1.
+
+    together: where all processes' numbers are. identity: what must be served, None for the first to come.
+    """
+
+    source: Source
+    descriptor: int
+    slot: int
+    together: str
+    identity: str | None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Order":
+        fields = json.loads(line)
+        return cls(**{**fields, "source": Source(**fields["source"])})
+
+
+def main() -> None:
+    heed_parent_alone(int(sys.argv[1]), at_its_end=FINISH)
+    pipe = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no message
+
+    def tell(message: dict[str, Any]) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    def serving(resources: Resources) -> None:
+        tell({"serving": describe(resources), "identity": identity_of(resources)})
+
+    line = sys.stdin.readline()
+    if not line:  # the supervisor is gone
+        return
+    order = Order.from_json(line)
+    settings = read_settings(order.source.options, file=order.source.file)
+    prepare_process(settings, stops=(FINISH,))
+    count_together(Path(order.together), order.slot)
+    listener = socket.socket(fileno=order.descriptor)
+    try:
+        serve_on(
+            listener,
+            settings,
+            announce=lambda line: click.echo(f"mlcd: {line}", err=True),
+            serving=serving,
+            together=Path(order.together),
+            identity=order.identity,
+            stops=(FINISH,),
+        )
+    except MlcdError as error:
+        tell({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

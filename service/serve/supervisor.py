@@ -1,0 +1,140 @@
+"""Several server processes on one listening socket, each with an engine of its own, kept alive until a signal.
+
+Whichever process is free takes the next connection; one that is down leaves its share to the others. The first process
+is opened alone: what is wrong with the model is said once, and weights are exported once.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.multiprocess import mark_process_dead
+
+from mlcd import errors
+from mlcd.errors import MlcdError, Unavailable
+from service.host.children import start_child
+from service.host.signals import FINISH, STOPS, StopSignals
+from service.serve.server import Order, Source, bound_s
+from service.settings import Settings
+from service.timings import SERVER_BACKOFF_S, SERVER_KILL_S, SERVER_MAX_BACKOFF_S, SERVER_STEADY_S
+
+_log = logging.getLogger("mlcd.service")
+
+
+class Supervisor:
+    """`run` it once."""
+
+    def __init__(
+        self, settings: Settings, source: Source, listener: socket.socket, *, announce: Callable[[str], None]
+    ) -> None:
+        """source: of the settings. announce: told what is served, once all processes serve it."""
+        self._settings, self._source, self._listener = settings, source, listener
+        self._announce = announce
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._identity: str | None = None
+        self._stopping = asyncio.Event()
+        self._signals = StopSignals(last=self._kill)
+
+    async def run(self) -> int:
+        """The exit status: 0 where every process ended in time. Raises what kept the first ones from opening."""
+        loop = asyncio.get_running_loop()
+        for number in STOPS:
+            loop.add_signal_handler(number, self._stop, number)
+        with tempfile.TemporaryDirectory(prefix="mlcd-metrics-") as together:
+            try:
+                return await self._supervise(Path(together))
+            finally:
+                await self._end()
+
+    async def _supervise(self, together: Path) -> int:
+        served = await self._start(0, together)
+        if served is not None:
+            others = range(1, self._settings.processes)
+            await asyncio.gather(*(self._start(slot, together) for slot in others))
+        if served is not None and not self._stopping.is_set():
+            self._announce(served)
+        statuses = await asyncio.gather(*(self._keep(slot, together) for slot in self._processes))
+        return max(map(abs, statuses), default=0) and 1
+
+    async def _keep(self, slot: int, together: Path) -> int:
+        """Replace the process whenever it ends before it should; its status when it should."""
+        pause_s = 0.0
+        while True:
+            born = time.monotonic()
+            status = await self._processes[slot].wait()
+            mark_process_dead(slot, str(together))
+            if self._stopping.is_set():
+                # A process that is just beginning cannot hear FINISH yet and ends by it: told to, all the same.
+                return 0 if status == -FINISH else status
+            pause_s = 0.0 if time.monotonic() - born > SERVER_STEADY_S else pause_s
+            _log.error("server process %d ended with status %d; the next starts in %.1f s", slot, status, pause_s)
+            while not await self._started_again(slot, together, pause_s):
+                pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
+                if self._stopping.is_set():
+                    return 0
+            pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
+
+    async def _started_again(self, slot: int, together: Path, pause_s: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stopping.wait()
+        if self._stopping.is_set():
+            return False
+        try:
+            return await self._start(slot, together) is not None
+        except MlcdError as error:
+            _log.error("server process %d cannot be started: %s", slot, error)
+            return False
+
+    async def _start(self, slot: int, together: Path) -> str | None:
+        """What it serves, None where it was told to stop before. Raises what opening raised."""
+        process = await start_child("service.serve.server", descriptors=(self._listener.fileno(),))
+        self._processes[slot] = process
+        if self._stopping.is_set():  # the signal came while it was being made
+            process.send_signal(FINISH)
+        order = Order(self._source, self._listener.fileno(), slot, str(together), self._identity)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(order.to_json().encode() + b"\n")
+        line = await process.stdout.readline()
+        if self._stopping.is_set():
+            return None
+        if not line:
+            raise Unavailable("a server process ended while it opened the model", remedy="its log says why")
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            kind: type[MlcdError] = getattr(errors, message["error"], MlcdError)
+            raise kind(message["message"], remedy=message["remedy"])
+        self._identity = message["identity"]
+        served: str = message["serving"]
+        return served
+
+    def _stop(self, number: int) -> None:
+        """By a signal; with a second one all ends at once."""
+        if not self._signals.begins(number):
+            return
+        self._stopping.set()
+        self._listener.close()  # else it would take connections that nobody serves any more
+        self._send(FINISH)
+        asyncio.get_running_loop().call_later(bound_s(self._settings) + SERVER_KILL_S, self._kill)
+
+    async def _end(self) -> None:
+        self._kill()
+        for process in self._processes.values():
+            await process.wait()
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)

@@ -1,0 +1,138 @@
+"""The log: one line per event on standard error, JSON for programs and plain for people at a terminal.
+
+A line holds nothing of a payload, no key and no query string, and of an error its kind and place only.
+"""
+
+import logging
+import os
+import queue
+import sys
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+import orjson
+
+from service.settings import Log
+from service.telemetry.request import current_request
+from service.timings import LOG_FLUSH_S
+
+_MAX_WAITING: Final = 10_000
+"""Lines; about 3 MB."""
+_PLACES: Final = 12
+
+
+def configure_logs(log: Log, stream: TextIO | None = None) -> None:
+    """All of the process's logging, the libraries' included, to `stream` (standard error); of theirs, warnings."""
+    stream = sys.stderr if stream is None else stream
+    as_json = not stream.isatty() if log.format == "auto" else log.format == "json"
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    root.addHandler(QueuedLines(stream, JsonLines() if as_json else PlainLines()))
+    root.setLevel(logging.WARNING)
+    logging.getLogger("mlcd").setLevel(log.level.upper())
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it remarks on every odd byte that it is sent
+
+
+class JsonLines(logging.Formatter):
+    """time, level, logger, message, pid; of a request its request_id, trace_id and span_id; fields of the event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _message(record),
+            "pid": os.getpid(),
+            **_of_request(),
+            **getattr(record, "fields", {}),
+        }
+        return orjson.dumps(entry, default=str).decode()
+
+
+class PlainLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")
+        fields = {**getattr(record, "fields", {}), **_of_request()}
+        shown = "".join(f" {name}={value}" for name, value in fields.items())
+        return f"{at} {record.levelname} {record.name} {_message(record)}{shown}"
+
+
+def _message(record: logging.LogRecord) -> str:
+    error = record.exc_info[1] if record.exc_info else None
+    return record.getMessage() if error is None else f"{record.getMessage()}: {kinds(error)} ({places(error)})"
+
+
+def _of_request() -> dict[str, str]:
+    record = current_request()
+    if record is None:
+        return {}
+    ids = record.trace_ids
+    return {"request_id": record.request_id} | ({} if ids is None else {"trace_id": ids[0], "span_id": ids[1]})
+
+
+class QueuedLines(logging.Handler):
+    """Lines are made at once and written by a thread of their own: who reads them slowly holds up no request.
+
+    Where too many wait, further ones are dropped, and the log says how many.
+    """
+
+    def __init__(self, stream: TextIO, formatter: logging.Formatter, *, max_waiting: int = _MAX_WAITING) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(max_waiting)
+        self._num_dropped = 0
+        self._writer = threading.Thread(target=self._write, name="log", daemon=True)
+        self._writer.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._num_dropped += 1
+
+    def close(self) -> None:
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=LOG_FLUSH_S)
+            self._writer.join(LOG_FLUSH_S)
+        super().close()
+
+    def _write(self) -> None:
+        with suppress(OSError, ValueError):  # who read it is gone, or it is closed
+            while (line := self._lines.get()) is not None:
+                self._stream.write(line + "\n")
+                if self._num_dropped:
+                    num, self._num_dropped = self._num_dropped, 0
+                    self._stream.write(self.format(_dropped(num)) + "\n")
+                if self._lines.empty():
+                    self._stream.flush()
+
+
+def _dropped(num: int) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {"name": "mlcd.service", "levelno": logging.WARNING, "levelname": "WARNING", "msg": f"{num} lines were dropped"}
+    )
+
+
+def kinds(error: BaseException | None) -> str:
+    """Of the error and of its causes, outermost first."""
+    found = []
+    while error is not None:
+        found.append(type(error).__name__)
+        error = error.__cause__
+    return " from ".join(found)
+
+
+def places(error: BaseException) -> str:
+    """Modules and lines that the error came through, outermost first, with those of its cause."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    cause = error.__cause__
+    behind = "" if cause is None else f" from {type(cause).__name__} {places(cause)}"
+    return " > ".join(found[-_PLACES:]) + behind

@@ -1,0 +1,307 @@
+"""Prometheus metrics of a server: of one process, or of several that are counted together.
+
+Those of collections are told by name, or summed up for a scraper that may not know the names.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Summary,
+    disable_created_metrics,
+    generate_latest,
+    values,
+)
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from service.timings import METRICS_POLL_S
+
+if TYPE_CHECKING:  # faiss comes with it
+    from mlcd.collections.collection import Collection, Description
+
+_SECOND_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_IMAGE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_FIRST_ERROR: Final = 400  # of HTTP's statuses
+
+disable_created_metrics()  # a second series for every one, which only one process alone would have
+_MAX_NAMED: Final = 100  # clients name them: the number of series must not grow with what clients do
+_COUNTED: Final = {
+    "items": "Items that can be found.",
+    "indexed": "Items that its index was made of.",
+    "unindexed": "Items that every search scans beside the index.",
+}
+_RECALL: Final = "Recall@10 that the audit of its index measured; none where searches are exact."
+
+
+def count_together(directory: Path, slot: int) -> None:
+    """Keep this process's numbers in files of `directory`, which all processes of a server have in common.
+
+    slot: distinct among the processes that run at one time; one that is started again for another goes on with its
+    counters. Before the first Metrics is made.
+    """
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)  # noqa: TID251 - how the library is told
+    values.ValueClass = values.MultiProcessValue(process_identifier=lambda: slot)
+
+
+class Metrics:
+    """Names start with `mlcd_`; units are base units. docs/how-to/observe.md says what each is good for."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        fingerprint: str,
+        engine: str,
+        precision: str,
+        preprocess: str,
+        together: Path | None = None,
+    ) -> None:
+        """together: the directory given to `count_together`; None counts this process alone."""
+        self._registry = CollectorRegistry()
+        self._together = together
+        self._asked: dict[Gauge, Callable[[], float]] = {}
+        self._requests = self._counter("mlcd_requests_total", "Requests answered.", "route", "status")
+        self._durations = self._seconds("mlcd_request_duration_seconds", "Time to answer.", "route")
+        self._answers = self._summary(
+            "mlcd_inference_request_seconds", "Time to answer a request with images.", "outcome"
+        )
+        self._stages = self._summary(
+            "mlcd_inference_stage_seconds", "Time of a request with images in one stage.", "stage"
+        )
+        self._latest = self._gauge(
+            "mlcd_last_inference_timestamp_seconds", "When the latest inference ended.", mode="max"
+        )
+        self._images = self._counter("mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome")
+        self._decodes = self._seconds(
+            "mlcd_decode_duration_seconds", "Time to decode one image, queueing included.", "format"
+        )
+        self._fetches = self._seconds(
+            "mlcd_fetch_duration_seconds",
+            "Time to fetch one image by its URL, waiting and redirects included.",
+            "outcome",
+        )
+        self._waits = self._seconds("mlcd_queue_wait_seconds", "Wait of a batch's first image for the engine.")
+        self._depths = self._gauge("mlcd_queue_depth", "Images that wait for a decoder, or for the engine.", "stage")
+        self._cache = self._counter("mlcd_cache_requests_total", "Images looked up in a cache.", "tier", "result")
+        self._cache_writes = self._counter("mlcd_cache_writes_total", "Vectors to be written to Redis.", "result")
+        self._cache_bytes = self._gauge("mlcd_cache_bytes", "What vectors kept in server processes take.")
+        self._cache_up = self._gauge("mlcd_cache_up", "Server processes that use the cache in Redis.")
+        self._batches = Histogram(
+            "mlcd_batch_size", "Images per inference.", buckets=_IMAGE_BUCKETS, registry=self._registry
+        )
+        self._inferences = self._seconds(
+            "mlcd_inference_duration_seconds", "Time of one inference.", "model", "backend"
+        ).labels(model, engine)
+        self._lookups = self._seconds("mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode")
+        self._searches = self._seconds("mlcd_index_search_duration_seconds", "Time to search a collection.")
+        self._collections: Callable[[], Mapping[str, Collection]] = dict
+        # Of the queue, which every process looks at: to be counted once.
+        self._jobs = self._gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
+        self._job_depth = self._gauge("mlcd_job_depth", "Pieces of jobs that wait for a worker.", mode="livemax")
+        self._job_wait = self._gauge(
+            "mlcd_job_oldest_wait_seconds", "How long the oldest queued job has waited.", mode="livemax"
+        )
+        self._job_queue_up = self._gauge("mlcd_job_queue_up", "Server processes that reach the queue of batch jobs.")
+        self._job_workers = self._gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
+        self._rejections = self._counter("mlcd_rejected_total", "Images or requests refused.", "reason")
+        self._drops = self._counter("mlcd_dropped_total", "Admitted images not encoded.", "reason")
+        self._held = self._gauge("mlcd_held", "What requests being answered hold: images, pixels, bytes.", "of")
+        self._engines_up = self._gauge("mlcd_engine_up", "Engines that can take batches, one per server process.")
+        self._restarts = self._counter("mlcd_engine_restarts_total", "Times the engine's process was replaced.")
+        self._threads = self._gauge("mlcd_threads", "Threads that may compute at one time.", "of")
+        self._lags = self._seconds("mlcd_event_loop_lag_seconds", "How late the event loop wakes a timer.")
+        self._processes = self._gauge("mlcd_processes", "Server processes that are up.")
+        self._processes.set(1)
+        labels = ("model", "fingerprint", "preprocess", "engine", "precision")
+        self._info = self._gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
+        self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
+
+    def serve(self, *, model: str, fingerprint: str, engine: str, precision: str, preprocess: str) -> None:
+        """From now on another version of the model, by the same engine. For a process that is counted alone."""
+        self._info.clear()
+        self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, str(status)).inc()
+        self._durations.labels(route).observe(seconds)
+
+    def inference_request(self, status: int, seconds: float, stages: Mapping[str, tuple[float, float]]) -> None:
+        """Counts a request with images. stages: start and end of each that it went through."""
+        self._answers.labels("success" if status < _FIRST_ERROR else "fail").observe(seconds)
+        for stage, (started, ended) in stages.items():
+            self._stages.labels(stage).observe(ended - started)
+
+    def images(self, *, embedded: int, rejected: int) -> None:
+        self._images.labels("embedded").inc(embedded)
+        self._images.labels("rejected").inc(rejected)
+
+    def decoded(self, image_format: str, seconds: float) -> None:
+        self._decodes.labels(image_format).observe(seconds)
+
+    def fetch(self, outcome: str, seconds: float) -> None:
+        self._fetches.labels(outcome).observe(seconds)
+
+    def batch(self, size: int, inference_s: float, wait_s: float) -> None:
+        self._batches.observe(size)
+        self._waits.observe(wait_s)
+        self.inferred(inference_s)
+
+    def inferred(self, seconds: float) -> None:
+        """For `batch`, and for an engine that makes its own batches."""
+        self._inferences.observe(seconds)
+        self._latest.set_to_current_time()
+
+    def cache_looked_up(self, tier: str, result: str, num: int) -> None:
+        """tier: memory, redis, in_flight. result: hit, miss, damaged (Redis holds something else), error."""
+        self._cache.labels(tier, result).inc(num)
+
+    def cache_written(self, result: str, num: int) -> None:
+        """result: written, error, dropped (too many wait, or Redis does not answer), full (by the operator's bound)."""
+        self._cache_writes.labels(result).inc(num)
+
+    def cache_holds(self, num_bytes: int) -> None:
+        self._cache_bytes.set(num_bytes)
+
+    def cache_up(self, up: bool) -> None:  # noqa: FBT001 - told by `Circuit`
+        self._cache_up.set(up)
+
+    @contextmanager
+    def looking_up(self, mode: str) -> Iterator[None]:
+        """The wait for a free thread included."""
+        with self._lookups.labels(mode).time():
+            yield
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """The wait for a free thread included."""
+        with self._searches.time():
+            yield
+
+    def collections(self, opened: Callable[[], Mapping[str, "Collection"]]) -> None:
+        """opened: asked when the metrics are read, by name."""
+        self._collections = opened
+
+    def jobs(self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int) -> None:
+        """jobs: of every state."""
+        for state, num in jobs.items():
+            self._jobs.labels(state).set(num)
+        self._job_depth.set(depth)
+        self._job_wait.set(oldest_wait_s)
+        self._job_workers.set(num_workers)
+
+    def job_queue_up(self, *, up: bool) -> None:
+        self._job_queue_up.set(up)
+
+    def rejected(self, reason: str) -> None:
+        self._rejections.labels(reason).inc()
+
+    def dropped(self, reason: str) -> None:
+        self._drops.labels(reason).inc()
+
+    def held(self, of: str, amount: int) -> None:
+        self._held.labels(of).set(amount)
+
+    def threads(self, of: str, num: int) -> None:
+        self._threads.labels(of).set(num)
+
+    def engine_up(self, up: Callable[[], bool]) -> None:
+        """up: asked when the metrics of this process are read, and ten times a second for the others; the latest."""
+        self._asked[self._engines_up] = up
+
+    def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
+        """depth: asked as `engine_up` is."""
+        self._asked[self._depths.labels(stage)] = depth
+
+    def engine_restarted(self) -> None:
+        self._restarts.inc()
+
+    async def watch(self) -> None:
+        """Measure the event loop, and ask what is to be asked, until cancelled."""
+        while True:
+            due = time.perf_counter() + METRICS_POLL_S
+            await asyncio.sleep(METRICS_POLL_S)
+            self._lags.observe(max(0.0, time.perf_counter() - due))
+            self._ask()
+
+    def exposition(self, *, names: bool = False) -> bytes:
+        """Writes the metrics of all processes that are counted together, each of which has the same collections.
+
+        names: of collections may be told.
+        """
+        self._ask()
+        of_collections = CollectionMetrics(self._collections(), names=names)
+        return generate_latest(self.counted()) + generate_latest(of_collections)
+
+    def counted(self) -> CollectorRegistry:
+        """Returns what all processes that are counted together have counted."""
+        if self._together is None:
+            return self._registry
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(self._together))
+        return registry
+
+    def _ask(self) -> None:
+        for gauge, ask in self._asked.items():
+            gauge.set(ask())
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(name, meaning, labels, registry=self._registry)
+
+    def _seconds(self, name: str, meaning: str, *labels: str) -> Histogram:
+        return Histogram(name, meaning, labels, buckets=_SECOND_BUCKETS, registry=self._registry)
+
+    def _summary(self, name: str, meaning: str, *labels: str) -> Summary:
+        return Summary(name, meaning, labels, registry=self._registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str, mode: str = "livesum") -> Gauge:
+        """mode: how the values of several processes become one; without one, each would have a line of its own."""
+        return Gauge(name, meaning, labels, registry=self._registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+
+
+class CollectionMetrics(Collector):
+    """Gauges of what `opened` holds at the time of a scrape."""
+
+    def __init__(self, opened: Mapping[str, "Collection"], *, names: bool) -> None:
+        """names: tell of each of the first hundred by its name; else their sums, and the worst recall."""
+        self._opened, self._names = opened, names
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield GaugeMetricFamily("mlcd_collections", "Collections that are open.", value=len(self._opened))
+        if self._names:
+            yield from _by_name({name: one.describe() for name, one in islice(self._opened.items(), _MAX_NAMED)})
+        else:
+            yield from _together([one.describe() for one in self._opened.values()])
+
+
+def _by_name(described: Mapping[str, "Description"]) -> Iterator[GaugeMetricFamily]:
+    for what, meaning in _COUNTED.items():
+        family = GaugeMetricFamily(f"mlcd_collection_{what}", meaning, labels=["collection"])
+        for name, one in described.items():
+            family.add_metric([name], getattr(one, what))
+        yield family
+    recall = GaugeMetricFamily("mlcd_collection_recall", _RECALL, labels=["collection"])
+    for name, one in described.items():
+        if one.recall is not None:
+            recall.add_metric([name], one.recall["measured"])
+    yield recall
+
+
+def _together(described: list["Description"]) -> Iterator[GaugeMetricFamily]:
+    for what, meaning in _COUNTED.items():
+        total = sum(getattr(one, what) for one in described)
+        yield GaugeMetricFamily(f"mlcd_collection_{what}", meaning, value=total)
+    recalls = [one.recall["measured"] for one in described if one.recall is not None]
+    if recalls:
+        yield GaugeMetricFamily("mlcd_collection_recall", _RECALL, value=min(recalls))

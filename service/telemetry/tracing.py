@@ -1,0 +1,82 @@
+"""Spans of requests for a collector: OpenTelemetry, OTLP over HTTP. Imported only where one is configured."""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from mlcd.version import __version__
+from service.telemetry.request import RequestRecord
+from service.timings import TRACE_CLOSE_S, TRACE_EXPORT_S
+
+_SERVER_FAULT: Final = 500
+_INFERENCE: Final = "inference"
+
+
+class RequestTracer:
+    """Gives requests their spans, and sends those off by a thread of its own; what cannot be sent is dropped."""
+
+    def __init__(self, endpoint: str, *, sample: float, model: str) -> None:
+        """endpoint: of the collector, without the path; sample: share of the requests whose caller has not decided."""
+        resource = Resource.create({"service.name": "mlcd", "service.version": __version__})
+        self._provider = TracerProvider(
+            sampler=ParentBasedTraceIdRatio(sample), resource=resource, shutdown_on_exit=False
+        )
+        exporter = OTLPSpanExporter(endpoint.rstrip("/") + "/v1/traces", timeout=TRACE_EXPORT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("mlcd.service", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+        # OpenTelemetry's own names for an embedding, experimental still.
+        self._of_inference = {"gen_ai.operation.name": "embeddings", "gen_ai.request.model": model}
+        # Spans have the time of day, stages that of time.perf_counter.
+        self._epoch_s = time.time() - time.perf_counter()
+
+    def begin(self, record: RequestRecord) -> Span:
+        """As a part of the trace that `record` came with; from here on it names this span."""
+        span = self._tracer.start_span("request", self._propagator.extract(record.trace_headers), SpanKind.SERVER)
+        record.trace_headers = {}
+        self._propagator.inject(record.trace_headers, set_span_in_context(span))
+        return span
+
+    def end(self, span: Span, record: RequestRecord, *, method: str, route: str, status: int, fingerprint: str) -> None:
+        """fingerprint: of the model that answered."""
+        if span.is_recording():
+            self._add_stages(set_span_in_context(span), record.stages)
+            span.update_name(f"{method} {route}")
+            span.set_attributes(
+                {
+                    "http.request.method": method,
+                    "http.route": route,
+                    "http.response.status_code": status,
+                    "mlcd.request_id": record.request_id,
+                    "mlcd.fingerprint": fingerprint,
+                    **({} if record.num_images is None else {"mlcd.images": record.num_images}),
+                }
+            )
+            if status >= _SERVER_FAULT:
+                span.set_status(StatusCode.ERROR)
+        span.end()
+
+    def close(self) -> None:
+        """Send what is left, within two seconds."""
+        closing = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
+        closing.start()
+        closing.join(TRACE_CLOSE_S)
+
+    def _add_stages(self, parent: Context, stages: Mapping[str, tuple[float, float]]) -> None:
+        for stage, (started, ended) in stages.items():
+            attributes = self._of_inference if stage == _INFERENCE else None
+            child = self._tracer.start_span(stage, parent, attributes=attributes, start_time=self._epoch_ns(started))
+            child.end(self._epoch_ns(ended))
+
+    def _epoch_ns(self, at: float) -> int:
+        return int((self._epoch_s + at) * 1e9)

@@ -1,0 +1,1 @@
+"""`mlcd worker`: does the work of batch jobs."""

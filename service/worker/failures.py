@@ -1,0 +1,86 @@
+"""What can end a piece early, and what of it the job tells: safe to show."""
+
+import sys
+from typing import Final
+
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
+from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
+from service.errors import OutsideRoots
+from service.jobs.job import Problem, Stage, printable
+from service.jobs.roots import OtherRoots, PlaceMoved
+from service.telemetry.logs import kinds
+
+_AGAIN: Final = "retry the job when that is mended"
+_OURS: Final = ("mlcd.", "service.")
+_PLACES: Final = 6
+
+
+class Stopped(Exception):
+    """The piece is to be left as it is."""
+
+
+class EngineDown(Exception):
+    """The engine fails on a blank image, too, or is busy with others' work: the piece is not at fault."""
+
+
+class OtherCenters(ConfigInvalid):
+    """The job was submitted for other centers than a worker has."""
+
+    name = "other-centers"
+
+
+_ABOUT_THE_JOB: Final = (InputChanged, NotRemoved, OtherCenters, OtherRoots, PlaceMoved, OtherSettings, OutputGone)
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Paths of the job's own input and output are known to who asked for it; the rest is for the log.
+
+    Printable, whatever the files are called.
+    """
+    problem = _problem_of(error)
+    return Problem(problem.code, printable(problem.message), problem.remedy and printable(problem.remedy))
+
+
+def reason_of(error: BaseException) -> str:
+    """For the log: what an error of ours says, and of any other its kind alone."""
+    return printable(str(error)) if isinstance(error, MlcdError) else kinds(error)
+
+
+def _problem_of(error: BaseException) -> Problem:
+    if isinstance(error, DiskFull):
+        return Problem("disk-full", error.message, "free space, then retry the job")
+    if isinstance(error, _ABOUT_THE_JOB):
+        return Problem(error.name, error.message, error.remedy)
+    if isinstance(error, ConfigInvalid | ArtifactInvalid):
+        return Problem("worker-misconfigured", "a worker cannot do this job; its log says why", _AGAIN)
+    if isinstance(error, MlcdError):
+        return Problem(error.name, error.message, error.remedy or _AGAIN)
+    return Problem("internal-error", "a worker failed on this piece; its log says where", _AGAIN)
+
+
+def stalled(seconds: float) -> Problem:
+    """A worker has got no further for so long."""
+    return Problem("stalled", f"a worker hung on this shard for {seconds:g} s and ended; its log says where", _AGAIN)
+
+
+def is_misfit(error: BaseException) -> bool:
+    """Whether it is this worker alone that cannot do the job."""
+    return isinstance(error, OtherCenters | OtherRoots | OtherSettings)
+
+
+def is_fatal(error: BaseException, stage: Stage) -> bool:
+    """Whether all other pieces of the job would fail alike."""
+    if isinstance(error, DiskFull | InputChanged | OutputGone | PlaceMoved | ConfigInvalid):
+        return True
+    return stage != "shard" and isinstance(error, InvalidInput | NotFound | OutsideRoots)
+
+
+def place_of(thread: int | None) -> str:
+    """Modules and lines of our own that it is in now, outermost first."""
+    found, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "?"))
+        if name.startswith(_OURS):
+            found.append(f"{name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " > ".join(reversed(found[:_PLACES]))

@@ -1,0 +1,151 @@
+"""One piece of a job, done: in a thread of its own, which stops between images when it is told to."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlcd.errors import Overloaded, Unavailable
+from mlcd.pipelines.shard import Equipment, Recipe, Shards, discard, open_shards
+from mlcd.types import Fingerprint
+from service.jobs.job import MAX_ATTEMPTS, Work
+from service.jobs.roots import Roots
+from service.worker.failures import EngineDown, OtherCenters, Stopped
+
+
+@dataclass
+class Watch:
+    """Between the thread that computes and the one that talks to the queue.
+
+    until_s: of the lease, by the monotonic clock. done: images of the piece so far. moved_s: when the last of them was
+    done; None while there are none to come: listing and publishing take their time. thread: the one that computes.
+    """
+
+    until_s: float
+    done: int = 0
+    stop: bool = False
+    moved_s: float | None = None
+    thread: int | None = None
+    _num: int = 0
+
+    @contextmanager
+    def images(self, num: int) -> Iterator[None]:
+        """So many are to be done now."""
+        self.moved_s, self._num = time.monotonic(), num
+        try:
+            yield
+        finally:
+            self.moved_s = None
+
+    def stalls(self, limit_s: float) -> bool:
+        """Whether no image was done for so long, though there are some to be done."""
+        moved_s = self.moved_s
+        return moved_s is not None and time.monotonic() - moved_s > limit_s
+
+    def told(self, done: int, errors: int) -> None:
+        """Of every image. Raises Stopped, too, where the lease could not be renewed in time."""
+        del errors
+        self.done = max(self.done, done)
+        if self.moved_s is not None:
+            self.moved_s = time.monotonic() if done < self._num else None
+        if self.stop or time.monotonic() > self.until_s:
+            raise Stopped
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """sizes: of the shards that were planned, damaged_files: of the input. failed_items: of the shard that was made."""
+
+    sizes: list[int] | None = None
+    damaged_files: int = 0
+    failed_items: int = 0
+
+
+class Pieces:
+    """Does them with what this process has opened. For one thread."""
+
+    def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int) -> None:
+        self._equipment, self._roots, self._shard_images = equipment, roots, shard_images
+        self._opened: tuple[str, Shards] | None = None
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self._equipment.encoder.fingerprint
+
+    def perform(self, work: Work, watch: Watch) -> Outcome:
+        """Raises Stopped, EngineDown where the piece is not at fault, and what `mlcd.pipelines.shard` raises."""
+        watch.thread = threading.get_ident()
+        try:
+            return self._performed(work, watch)
+        except Exception as error:
+            self._opened = None
+            is_busy = isinstance(error, Overloaded)  # with the requests of servers
+            if is_busy or (type(error) is Unavailable and not self._engine_works(watch)):
+                raise EngineDown from error
+            raise
+
+    def _performed(self, work: Work, watch: Watch) -> Outcome:
+        recipe = self._recipe(work)
+        self._roots.check_places(recipe.source, recipe.out)
+        if work.stage == "discard":
+            self._opened = None
+            discard(recipe)
+            return Outcome()
+        shards = self._shards(work, recipe)
+        watch.told(0, 0)
+        if work.stage == "plan":
+            shards.plan()
+            return Outcome(sizes=shards.sizes, damaged_files=shards.damaged_files)
+        if work.stage == "publish":
+            shards.publish(watch.told)
+            return Outcome()
+        assert work.shard is not None
+        with watch.images(shards.sizes[work.shard]):
+            is_last_try = work.attempt >= MAX_ATTEMPTS
+            return Outcome(failed_items=shards.make(work.shard, watch.told, is_last_try=is_last_try))
+
+    def _recipe(self, work: Work) -> Recipe:
+        spec = work.spec
+        return Recipe(
+            spec.kind,
+            spec.input,
+            spec.output,
+            work.job_id,
+            top=spec.top,
+            threshold=spec.threshold,
+            embeddings=spec.embeddings,
+            part_entries=self._shard_images,
+        )
+
+    def _shards(self, work: Work, recipe: Recipe) -> Shards:
+        """Listed once for a job, as long as nothing goes wrong; one listing in memory."""
+        if self._opened is None or self._opened[0] != work.job_id or work.stage == "plan":
+            self._opened = None
+            self._check_centers(work)
+            self._roots.check_archives(recipe.source)
+            shards = open_shards(recipe, self._equipment, check_files=self._roots.check_files)
+            if work.stage != "plan":
+                shards.check()
+            self._opened = work.job_id, shards
+        return self._opened[1]
+
+    def _check_centers(self, work: Work) -> None:
+        centers = self._equipment.centers
+        if work.spec.kind == "label" and (centers is None or centers.centers.digest != work.spec.centers):
+            raise OtherCenters(
+                "this worker has other centers than the job's ids refer to",
+                remedy="start one with those centers, or submit the job again",
+            )
+
+    def _engine_works(self, watch: Watch) -> bool:
+        encoder = self._equipment.encoder
+        side = encoder.preprocess.crop
+        try:
+            with watch.images(1):
+                encoder.encode(np.zeros((1, 3, side, side), np.uint8))
+        except Unavailable:
+            return False
+        return True

@@ -1,0 +1,96 @@
+"""Of processes of their own: signals are for a whole process."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+OPENING = """
+import asyncio, json, os, signal, subprocess, sys, time
+from service.inference.engine.process import EngineProcess
+from service.inference.engine.served import Opening
+from service.host.signals import canceled_by_a_signal
+
+start = subprocess.Popen.__init__
+
+def start_and_be_told(self, *arguments, **options):
+    start(self, *arguments, **options)
+    signal.raise_signal(signal.SIGTERM)  # before asyncio watches over what was started
+
+subprocess.Popen.__init__ = start_and_be_told
+
+async def main():
+    with canceled_by_a_signal(within_s=30):
+        await EngineProcess.open(Opening("fake:latency_ms=20000", engine="fake", max_batch=4))
+        raise AssertionError("not canceled")
+
+asyncio.run(main())
+print("closed")
+"""
+BUSY = """
+import asyncio, signal, time
+from service.host.signals import canceled_by_a_signal
+
+async def main():
+    with canceled_by_a_signal(within_s=0.5):
+        print("busy", flush=True)
+        time.sleep(60)
+
+asyncio.run(main())
+"""
+DEAF = """
+import signal
+from service.host.signals import end_at_once
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it stays alive, as the first process of a container does
+end_at_once(signal.SIGTERM)
+"""
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_a_signal_while_the_engine_starts_cancels_its_opening():
+    started = time.monotonic()
+    result = run(OPENING)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "closed\n", "")
+    assert time.monotonic() - started < 15  # not the 20 s of a batch
+
+
+@pytest.mark.parametrize(("signals", "status"), [(1, 1), (2, -signal.SIGTERM)])
+def test_what_keeps_the_loop_does_not_keep_the_process(signals, status):
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "busy\n"
+        started = time.monotonic()
+        for _ in range(signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.25)
+        assert process.wait(timeout=20) == status
+        assert time.monotonic() - started < 10
+
+
+def test_the_first_process_of_a_container_ends_too():
+    assert run(DEAF).returncode == 128 + signal.SIGTERM
+
+
+ECHO = """
+import signal, time
+from service.host.signals import StopSignals
+
+signals = StopSignals(last=lambda: print("last", flush=True))
+begins = []
+signal.signal(signal.SIGINT, lambda number, _: begins.append(signals.begins(number)))
+for _ in range(3):
+    signal.raise_signal(signal.SIGINT)
+print(signals.begun, begins, flush=True)
+time.sleep(0.2)
+signal.raise_signal(signal.SIGINT)
+print("goes on", flush=True)
+"""
+
+
+def test_what_follows_at_once_is_an_echo_and_what_follows_later_ends_the_process():
+    result = run(ECHO)
+    assert (result.returncode, result.stdout) == (-signal.SIGINT, "True [True, False, False]\nlast\n"), result.stderr

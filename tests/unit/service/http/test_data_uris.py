@@ -1,0 +1,54 @@
+import base64
+
+import pytest
+
+from mlcd.errors import ImageRejected
+from service.fetch.urls import ImageUrl
+from service.http.data_uris import image_from_field, image_from_uri
+
+TEXT = base64.b64encode(b"\x00\xffimage").decode()
+
+
+@pytest.mark.parametrize("head", ["data:image/png;base64", "DATA:image/png;charset=x;BASE64", "data:;base64"])
+def test_a_data_uri_becomes_its_bytes(head):
+    assert image_from_uri(f"{head},{TEXT}") == b"\x00\xffimage"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a text", "not texts"),
+        ("/etc/passwd", "not texts"),
+        ("file:///etc/passwd", "not texts"),
+        (f"data:image/png,{TEXT}", "does not say base64"),
+        ("data:image/png;base64", "does not say base64"),
+        ("data:image/png;base64,A", "not valid base64"),
+        (f"data:image/png;base64,{TEXT}\n", "not valid base64"),
+        (f"data:image/png;base64, {TEXT}", "not valid base64"),
+        ("data:image/png;base64,\ud800é", "not valid base64"),
+        (TEXT, "not texts"),
+        (7, "must be a data-URI"),
+        (None, "must be a data-URI"),
+    ],
+)
+def test_anything_else_is_refused_without_a_word_of_it(value, message):
+    refused = image_from_uri(value)
+    assert isinstance(refused, ImageRejected)
+    assert refused.reason == "unreadable"
+    assert message in str(refused)
+    assert "passwd" not in str(refused)
+    assert TEXT not in str(refused)
+
+
+@pytest.mark.parametrize("url", ["HTTP://example.com/x.png", "https://example.com/x.png", "http://["])
+def test_a_url_stays_one_unread_and_unseen(url):
+    for read in (image_from_uri, image_from_field):
+        assert read(url) == ImageUrl(url)
+    assert "http" not in repr(read(url)).lower()
+
+
+def test_plain_base64_is_an_image_where_the_field_says_so():
+    assert image_from_field(TEXT) == b"\x00\xffimage"
+    assert image_from_field(f"data:;base64,{TEXT}") == b"\x00\xffimage"
+    assert "base64" in str(image_from_field("/etc/passwd.png"))
+    assert isinstance(image_from_field(["x"]), ImageRejected)

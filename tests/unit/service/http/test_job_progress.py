@@ -1,0 +1,71 @@
+"""What an index job tells after its images: how far its collection and its index are."""
+
+import pytest
+
+from service.http.dialects.own.job_wire import JobProgress
+from service.jobs.job import JobSpec, Record
+from service.jobs.transitions import cancel, complete, cut, extend, give
+
+
+def with_all_images_done(kind):
+    """A job of 5 and 3 images at 100 s, and its last piece, given out."""
+    record = Record("1", JobSpec(kind, "/in", "/out", "f" * 64), "queued", 0.0)
+    record, work = given(record)
+    record = cut(record, work, [5, 3], now_s=10)
+    for shard in range(2):
+        record, work = given(record, now_s=10 + shard)
+        assert (progress(record).stage, progress(record).done) == ("shard", (0, 5)[shard])
+        record = complete(record, work, now_s=20 + shard)
+    return given(record, now_s=100)
+
+
+def given(record, now_s=0.0):
+    return give(record, "worker", lease=f"{now_s}", now_s=now_s, lease_s=30, images_of=lambda shard: (5, 3)[shard])
+
+
+def progress(record):
+    return JobProgress.of(record.job)
+
+
+def told(record, work, done, now_s=101.0):
+    record, goes_on = extend(record, work, now_s=now_s, lease_s=30, done=done)
+    assert goes_on
+    return record
+
+
+def test_images_are_collected_and_then_indexed():
+    record, work = with_all_images_done("index")
+    found = []
+    for done in (0, 3, 8, 13, 16, 99):
+        record = told(record, work, done)
+        now = progress(record)
+        found.append((now.collected, now.indexed))
+        assert (now.stage, now.done, now.images, now.eta_s) == ("publish", 8, 8, None)
+    assert found == [(0, 0), (3, 0), (8, 0), (8, 5), (8, 8), (8, 8)]
+    record = complete(record, work, now_s=110)
+    assert (record.state, progress(record).collected, progress(record).indexed) == ("succeeded", 8, 8)
+
+
+def test_the_pace_is_of_the_images_and_stays_when_they_are_done():
+    record, work = with_all_images_done("index")
+    pace = progress(record).images_per_s
+    assert progress(told(record, work, 3, now_s=1000)).images_per_s == pace > 0
+
+
+def test_what_a_lost_worker_has_collected_is_counted_again():
+    record, work = with_all_images_done("index")
+    record, _ = given(told(record, work, 7), now_s=200)
+    assert (progress(record).stage, progress(record).collected) == ("publish", 0)
+
+
+def test_a_canceled_index_holds_nothing():
+    record, work = with_all_images_done("index")
+    record = cancel(told(record, work, 7), now_s=102)
+    assert (progress(record).stage, progress(record).collected) == ("discard", 0)
+
+
+@pytest.mark.parametrize("kind", ["label", "embed"])
+def test_other_kinds_collect_nothing(kind):
+    record, work = with_all_images_done(kind)
+    now = progress(told(record, work, 5))
+    assert (now.stage, now.done, now.collected, now.indexed) == ("publish", 8, None, None)

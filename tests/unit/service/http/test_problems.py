@@ -1,0 +1,206 @@
+import asyncio
+import json
+import logging
+
+import pytest
+from fastapi import Request
+from pydantic import ValidationError
+
+import mlcd.errors
+import service.errors
+from mlcd.errors import ImageRejected, MlcdError, NotFound
+from service.errors import RecordDamaged, StrictBatch, TooLarge, Unsupported
+from service.http import problems
+from service.http.app import create_app
+from service.http.dialects.cohere import EmbedRequest
+from service.http.dialects.kserve.wire import InferRequest
+from service.http.dialects.openai import EmbeddingsRequest
+from service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
+
+APP = create_app(None)
+SECRET = "SECRET-OF-THE-CLIENT"
+
+
+def request(path):
+    state = {"request_id": "r7"}
+    return Request({"type": "http", "app": APP, "path": path, "headers": [], "state": state, "query_string": b""})
+
+
+def answer(path, error, handle=handle_mlcd_error):
+    response = asyncio.run(handle(request(path), error))
+    return response.status_code, response.media_type, json.loads(response.body)
+
+
+def subclasses(cls):
+    return {cls, *(below for child in cls.__subclasses__() for below in subclasses(child))}
+
+
+NAMES = {
+    "MlcdError": ("internal-error", 500),
+    "InvalidInput": ("cannot-be-processed", 422),
+    "ImageRejected": ("cannot-be-processed", 422),
+    "NotFound": ("not-found", 404),
+    "Conflict": ("conflict", 409),
+    "Unavailable": ("unavailable", 503),
+    "Overloaded": ("too-many-requests", 429),
+    "DiskFull": ("unavailable", 503),
+    "TooManyOpenFiles": ("unavailable", 503),
+    "DeadlineExceeded": ("deadline-exceeded", 504),
+    "ArtifactInvalid": ("internal-error", 500),
+    "ConfigInvalid": ("internal-error", 500),
+    "Diverged": ("internal-error", 500),
+    "BadRequest": ("malformed-request", 400),
+    "TooLarge": ("too-large", 413),
+    "TooSlow": ("request-timeout", 408),
+    "Misdirected": ("misdirected-request", 421),
+    "ForeignOrigin": ("forbidden", 403),
+    "NotAcceptable": ("not-acceptable", 406),
+    "Unsupported": ("unsupported-media-type", 415),
+    "Unauthorized": ("unauthorized", 401),
+    "Forbidden": ("forbidden", 403),
+    "OutsideRoots": ("forbidden", 403),
+    "RecordDamaged": ("job-damaged", 500),
+    "RateExceeded": ("too-many-requests", 429),
+    "StrictBatch": ("cannot-be-processed", 422),
+}
+
+
+def test_every_error_has_a_stable_name_and_that_a_status():
+    known = {cls for cls in subclasses(MlcdError) if cls.__module__ in (mlcd.errors.__name__, service.errors.__name__)}
+    assert {cls.__name__: (cls.name, STATUS[cls.name]) for cls in known} == NAMES
+    assert set(STATUS.values()) <= set(problems.TITLES)
+
+
+def test_the_name_of_an_answer_is_that_of_its_error():
+    for name, (of_error, status) in NAMES.items():
+        if name not in ("RecordDamaged", "ImageRejected", "StrictBatch"):
+            assert problems.name_of(status) == of_error
+
+
+def test_each_dialect_speaks_its_own_shape():
+    error = NotFound("there is no such model", remedy="use m")
+    text = "there is no such model: use m"
+    openai = {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": "not-found"}}
+    for path in ("/v1/embeddings", "/embeddings", "/v1/models", "/v1/models/x"):
+        assert answer(path, error) == (404, "application/json", openai)
+    assert answer("/v2/embed", error) == (404, "application/json", {"id": "r7", "message": text})
+    for path in ("/v2", "/v2/models/x/infer", "/v2/embedx", "/v2/nothing"):
+        assert answer(path, error) == (404, "application/json", {"error": text})
+    own = {
+        "type": "urn:mlcd:problem:not-found",
+        "title": "Not found",
+        "status": 404,
+        "detail": text,
+        "instance": "/v1/labels",
+        "request_id": "r7",
+    }
+    assert answer("/v1/labels", error) == (404, "application/problem+json", own)
+    assert answer("/embeddingsx", error)[1] == "application/problem+json"
+
+
+def test_of_the_servers_own_faults_a_client_is_told_of_a_damaged_job_alone():
+    _, _, problem = answer("/v1/jobs/1", RecordDamaged())
+    assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:job-damaged")
+    assert problem["detail"] == "the job queue holds something that is no job: DELETE of that job removes it"
+    _, _, problem = answer("/v1/jobs/1", mlcd.errors.ArtifactInvalid(f"{SECRET} is damaged"))
+    assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:internal-error")
+    assert SECRET not in problem["detail"]
+
+
+def test_limit_and_index_are_named_where_they_apply():
+    _, _, problem = answer("/v1/labels", TooLarge("too many", limit="max_images"))
+    assert (problem["status"], problem["limit"]) == (413, "max_images")
+    rejected = ImageRejected("too-many-pixels", "9 pixels")
+    strict = StrictBatch.first_of({5: rejected, 3: rejected}, param="input[{index}]")
+    _, _, problem = answer("/v1/images/embed", strict)
+    assert (problem["status"], problem["index"], problem["limit"]) == (413, 3, "max_pixels")
+    assert problem["type"] == "urn:mlcd:problem:too-many-pixels"
+    assert answer("/v1/embeddings", strict)[2]["error"]["param"] == "input[3]"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (TooLarge("too many", limit="max_images"), 413, "too-large"),
+        (Unsupported("this route takes JSON"), 415, "unsupported-media-type"),
+        (StrictBatch(3, ImageRejected("unsupported-format", "none"), param="input[3]"), 415, "unsupported-format"),
+        (StrictBatch(3, ImageRejected("too-many-pixels", "9 pixels"), param="input[3]"), 413, "too-many-pixels"),
+    ],
+)
+def test_clients_that_have_no_class_of_error_for_a_status_get_one_that_they_have(error, status, code):
+    for path in ("/v1/embeddings", "/embeddings"):
+        answered, _, body = answer(path, error)
+        assert (answered, body["error"]["code"]) == (400, code)
+        assert body["error"]["param"] == getattr(error, "param", None)
+    assert answer("/v2/embed", error)[0] == 400
+    assert answer("/v2/models/m/infer", error)[0] == answer("/v1/labels", error)[0] == status
+    assert answer("/v1/labels", error)[2]["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("model", "content"),
+    [
+        (EmbeddingsRequest, {"model": "m", "input": "x", SECRET + " {0} %s": 1}),
+        (EmbeddingsRequest, {"model": "m", "input": 7, "messages": SECRET}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "encoding_format": SECRET}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "modality": [SECRET]}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "dimensions": SECRET}),
+        (EmbeddingsRequest, {"model": "m", "input": "x", "dimensions": -1}),
+        (EmbeddingsRequest, {"model": {SECRET: 1}, "input": "x"}),
+        (EmbedRequest, {"model": "m", "embedding_types": []}),
+        (EmbedRequest, {"model": "m", "embedding_types": [SECRET]}),
+        (InferRequest, {"inputs": [{"name": SECRET, "shape": [SECRET], "datatype": "BYTES"}]}),
+        (InferRequest, {"inputs": [], "id": SECRET * 100}),
+        (InferRequest, {"inputs": [SECRET]}),
+        (InferRequest, {"inputs": [{"name": "image", "shape": [-1], "datatype": "BYTES"}] * 2}),
+    ],
+)
+def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(content)
+    found = bad_field(caught.value.errors())
+    assert SECRET not in str(found)
+    assert not any(mark in str(found) for mark in ("{", "pydantic", "Input should"))
+    assert str(found).count(" ") >= 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "param"),
+    [
+        ({}, "model is required", "model"),
+        ({"model": "m", "input": 7}, "input is not what it can be", "input"),
+        ({"model": "m", "modality": ["audio"]}, "modality is not what it can be", "modality"),
+        ({"model": "m", "dimensions": 0}, "dimensions must be at least 1", "dimensions"),
+        (
+            {"model": "m", "encoding_format": "x"},
+            "encoding_format must be one of 'float' or 'base64'",
+            "encoding_format",
+        ),
+        ({"model": "m", "inputs": 1}, "inputs is not known here", "inputs"),
+        ({"model": "m", "in puts": 1}, "a field is not what it can be", None),
+    ],
+)
+def test_a_refusal_says_which_field_and_what_is_wrong_with_it(content, message, param):
+    with pytest.raises(ValidationError) as caught:
+        EmbeddingsRequest.model_validate(content)
+    found = bad_field(caught.value.errors())
+    assert (str(found), found.param) == (message, param)
+
+
+def test_what_nobody_expected_is_logged_by_place_and_not_by_text(caplog):
+    def fail():
+        try:
+            {}[SECRET]
+        except KeyError as error:
+            raise RuntimeError(SECRET) from error
+
+    try:
+        fail()
+    except RuntimeError as error:
+        with caplog.at_level(logging.ERROR):
+            status, _, problem = answer("/v1/labels", error, handle_unexpected)
+    assert status == 500
+    assert SECRET not in json.dumps(problem) + caplog.text
+    assert "request r7 failed: RuntimeError" in caplog.text
+    assert f"{__name__}:" in caplog.text
+    assert "KeyError" in caplog.text

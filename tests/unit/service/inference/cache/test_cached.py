@@ -1,0 +1,172 @@
+import asyncio
+import io
+import math
+from itertools import chain
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlcd.errors import ImageRejected, MlcdError, Overloaded, Unavailable
+from mlcd.types import unit_rows
+from service.inference.engine.process import Inference
+from tests.unit.service.cached import cached
+from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, new_pipeline, run, sample
+
+
+class UnitEngine(LocalEngine):
+    """Rows of unit norm, as every engine gives; `sick` gives NaN."""
+
+    sick = False
+
+    async def encode(self, images):
+        inference = await super().encode(images)
+        rows = unit_rows(inference.rows + np.array([1, 2, 3]))
+        return Inference(np.full_like(rows, np.nan) if self.sick else rows, inference.seconds)
+
+
+def png(value):
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), (value, value, value)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def scenario_of(work, *, latency_s=0.0, max_batch=8, dtype="float32", memory_bytes=10**6, **options):
+    """Run work(pipeline, engine, metrics) on a cached pipeline."""
+
+    async def scenario():
+        engine, metrics = UnitEngine(latency_s), new_metrics()
+        async with new_batcher(engine, metrics, max_batch=max_batch) as batcher:
+            pipeline = new_pipeline(engine, batcher, metrics, admission=new_admission(metrics, **options))
+            await work(cached(pipeline, metrics, dtype=dtype, memory_bytes=memory_bytes), engine, metrics)
+
+    run(scenario())
+
+
+def ask(pipe, *images):
+    return asyncio.ensure_future(pipe.encode(images, deadline=math.inf))
+
+
+def counted(metrics, tier, result="hit"):
+    return sample(metrics, f'mlcd_cache_requests_total{{result="{result}",tier="{tier}"}}')
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_hit_has_the_bytes_of_the_miss_and_costs_no_inference(dtype):
+    async def work(pipe, engine, metrics):
+        first, second = await ask(pipe, png(7), png(9)), await ask(pipe, png(9), png(7))
+        assert second.embeddings.tobytes() == first.embeddings[::-1].tobytes()
+        assert np.linalg.norm(first.embeddings.astype(np.float64), axis=1) == pytest.approx(1, abs=1e-6)
+        assert first.rounded == second.rounded == (None if dtype == "float32" else dtype)
+        exact = unit_rows(np.array([[8.0, 9, 10], [10, 11, 12]]))
+        assert (first.embeddings.tobytes() == exact.tobytes()) == (dtype == "float32")
+        assert sorted(pixel for batch in engine.batches for pixel in batch) == [7, 9]  # decoded in either order
+        assert first.timings.inference_s == engine.latency_s > 0 == second.timings.inference_s
+        assert second.timings.server_timing().startswith("cache;dur=")
+        assert (counted(metrics, "memory"), counted(metrics, "memory", "miss")) == (2, 2)
+
+    scenario_of(work, dtype=dtype, latency_s=0.01)
+
+
+def test_a_hit_needs_neither_engine_nor_room():
+    async def work(pipe, engine, _):
+        known = await ask(pipe, png(1))
+        busy = ask(pipe, png(2), png(3))
+        await asyncio.sleep(0.01)
+        assert (await ask(pipe, png(1))).embeddings.tobytes() == known.embeddings.tobytes()
+        with pytest.raises(Overloaded):
+            await ask(pipe, png(1), png(4))
+        await busy
+        engine.end()
+        assert (await ask(pipe, png(1))).embeddings.tobytes() == known.embeddings.tobytes()
+        with pytest.raises(Unavailable):
+            await ask(pipe, png(1), png(4))
+
+    scenario_of(work, latency_s=0.1, max_images=2)
+
+
+def test_copies_in_one_request_are_computed_once_and_answered_each():
+    async def work(pipe, engine, metrics):
+        given = [png(5), b"", png(5), b"", ImageRejected("unreadable", "no data-URI"), png(6), png(5)]
+        encoded = await ask(pipe, *given)
+        assert sorted(chain(*engine.batches)) == [5, 6]
+        assert encoded.rows == [0, 2, 5, 6]
+        assert encoded.embeddings[0].tobytes() == encoded.embeddings[1].tobytes() == encoded.embeddings[3].tobytes()
+        assert {index: error.reason for index, error in encoded.errors.items()} == {
+            1: "empty",
+            3: "empty",
+            4: "unreadable",
+        }
+        assert sample(metrics, 'mlcd_rejected_total{reason="empty"}') == 2
+        assert sample(metrics, 'mlcd_rejected_total{reason="unreadable"}') == 1
+        assert counted(metrics, "in_flight") == 3
+        await ask(pipe, png(5), png(5))
+        assert (counted(metrics, "memory"), counted(metrics, "memory", "miss")) == (2, 6)
+
+    scenario_of(work)
+
+
+def test_one_of_several_requests_computes_and_none_waits_for_the_others_images():
+    async def work(pipe, engine, metrics):
+        large = ask(pipe, *[png(value) for value in range(8)])
+        await asyncio.sleep(0.01)
+        alone = await ask(pipe, png(0))
+        assert not large.done()
+        assert alone.embeddings.tobytes() == (await large).embeddings[0].tobytes()
+        assert sorted(chain(*engine.batches)) == list(range(8))
+        assert counted(metrics, "in_flight") == 1
+
+    scenario_of(work, latency_s=0.03, max_batch=1)
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 10**6])
+def test_who_waits_for_a_request_that_is_gone_is_answered_all_the_same(memory_bytes):
+    async def work(pipe, engine, metrics):
+        leader = ask(pipe, png(1))
+        await asyncio.sleep(0.01)
+        waiting = [ask(pipe, png(1)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        leader.cancel()
+        found = {(await one).embeddings.tobytes() for one in waiting}
+        assert found == {unit_rows(np.array([[2.0, 3, 4]])).tobytes()}
+        assert len(engine.batches) <= 2  # what was at the engine already, and once more
+        assert counted(metrics, "in_flight") == 2
+
+    scenario_of(work, latency_s=0.05, memory_bytes=memory_bytes)
+
+
+def test_a_failure_reaches_all_and_is_not_remembered():
+    async def work(pipe, engine, _):
+        engine.failing = True
+        outcomes = await asyncio.gather(*[ask(pipe, png(1)) for _ in range(3)], return_exceptions=True)
+        assert all(isinstance(outcome, MlcdError) for outcome in outcomes)
+        engine.failing = False
+        assert (await ask(pipe, png(1))).rows == [0]
+
+    scenario_of(work, latency_s=0.01)
+
+
+def test_a_rejection_and_a_vector_that_is_none_are_not_remembered():
+    async def work(pipe, engine, metrics):
+        for num in (1, 2):
+            assert (await ask(pipe, png(1)[:-30])).errors[0].reason == "undecodable"
+            assert counted(metrics, "memory", "miss") == num
+        engine.sick = True
+        assert np.isnan((await ask(pipe, png(1))).embeddings).all()
+        engine.sick = False
+        assert np.isfinite((await ask(pipe, png(1))).embeddings).all()
+        assert counted(metrics, "memory") == 0
+
+    scenario_of(work)
+
+
+def test_large_bodies_are_hashed_off_the_event_loop():
+    async def work(pipe, _, metrics):
+        large = png(1) + bytes(2**20)  # what follows a PNG's end is ignored
+        first = await ask(pipe, large, png(1))
+        assert first.embeddings[0].tobytes() == first.embeddings[1].tobytes()
+        await ask(pipe, large)
+        assert counted(metrics, "memory") == 1
+        assert counted(metrics, "in_flight") == 0
+
+    scenario_of(work)

@@ -1,0 +1,104 @@
+import asyncio
+import math
+
+import pytest
+
+from mlcd.errors import Overloaded
+from service.inference.admission import DrainRate, bounded_retry_s
+from service.inference.fair import FairQueue
+from tests.unit.service.engines import new_admission, run
+
+
+def test_images_that_would_be_late_are_refused_and_the_first_ones_never_are():
+    async def scenario():
+        admission = new_admission()
+        now = asyncio.get_running_loop().time()
+        with admission.images(10, deadline=now + 10):  # ten images in a twentieth of a second and more
+            await asyncio.sleep(0.05)
+        with admission.images(50, deadline=now + 0.001):  # nobody is ahead: it is tried
+            with pytest.raises(Overloaded):
+                admission.images(40, deadline=asyncio.get_running_loop().time() + 0.1).__enter__()
+            with admission.images(1, deadline=math.inf):
+                assert not admission.full
+        with admission.images(100, deadline=math.inf):
+            assert admission.full
+
+    run(scenario())
+
+
+def test_a_client_is_told_to_come_back_when_half_is_done():
+    async def scenario():
+        admission = new_admission()
+        assert admission.retry_after_s == 1
+        with admission.images(1, deadline=math.inf):
+            await asyncio.sleep(0.1)
+        with admission.images(100, deadline=math.inf):  # ten seconds' worth
+            assert 4 <= admission.retry_after_s <= 8
+
+    run(scenario())
+
+
+def test_the_rate_is_of_the_time_in_which_there_was_work_and_of_late():
+    rate = DrainRate()
+    assert rate.seconds_for(10, 0.0) == 0
+    for start in (0.0, 100.0):  # an idle time between does not count
+        rate.working(start)
+        rate.finished(10, start + 1, idle=True)
+    assert rate.seconds_for(10, 101.0) == pytest.approx(1)
+    rate.working(200.0)
+    for second in range(1, 30):
+        rate.finished(100, 200.0 + second, idle=False)
+    assert rate.seconds_for(100, 230.0) == pytest.approx(1, rel=0.01)
+
+
+def test_the_first_image_of_a_slow_batch_says_nothing_of_the_rate():
+    rate = DrainRate()
+    rate.working(0.0)
+    for number in range(32):  # one batch of four seconds, whose answers come one by one
+        rate.finished(1, 4 + number / 1000, idle=False)
+        assert rate.seconds_for(31, 4 + number / 1000) == 0
+    assert rate.seconds_for(31, 4.5) == pytest.approx(4, rel=0.05)
+    for number in range(32):
+        rate.finished(1, 8 + number / 1000, idle=False)
+        assert rate.seconds_for(32, 8 + number / 1000) == pytest.approx(4, rel=0.05)
+
+
+def test_retry_after_is_whole_seconds_from_1_to_30():
+    assert [bounded_retry_s(seconds) for seconds in (0, 0.2, 1.2, 29.5, 900)] == [1, 1, 2, 30, 30]
+
+
+def test_a_fair_queue_serves_requests_in_turn_and_each_in_order():
+    queue = FairQueue()
+    for number in range(4):
+        queue.put("a", f"a{number}")
+    queue.put("b", "b0")
+    assert (len(queue), queue.take()) == (5, "a0")
+    queue.put("c", "c0")
+    assert [queue.take() for _ in range(len(queue))] == ["b0", "a1", "c0", "a2", "a3"]
+
+
+def test_room_is_told_as_admission_gives_it():
+    """A refusal before the body must refuse what would be refused after it, and nothing else."""
+
+    async def scenario():
+        admission = new_admission()
+        now = asyncio.get_running_loop().time()
+        assert admission.has_room(100, deadline=now - 1)  # nobody is ahead
+        assert not admission.has_room(101, deadline=math.inf)
+        with admission.images(10, deadline=now + 10):
+            await asyncio.sleep(0.05)
+        with admission.images(50, deadline=math.inf):
+            seen = set()
+            for num in (1, 30, 51):
+                for time_left in (0.01, 0.3, 5.0):
+                    deadline = asyncio.get_running_loop().time() + time_left
+                    room = admission.has_room(num, deadline=deadline)
+                    try:
+                        with admission.images(num, deadline=deadline):
+                            assert room
+                    except Overloaded:
+                        assert not room
+                    seen.add(room)
+            assert seen == {True, False}
+
+    run(scenario())

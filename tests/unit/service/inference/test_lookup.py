@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from mlcd.artifacts.centers import Centers
+from mlcd.clustering.nearest import nearest_centers
+from mlcd.collections.collection import Collection
+from mlcd.collections.items import Item
+from mlcd.errors import ConfigInvalid
+from mlcd.types import unit_rows
+from service.inference.lookup import Lookup
+
+
+def random_centers(num, seed=0, mean=None, audit_rows=None):
+    vectors = unit_rows(np.random.default_rng(seed).standard_normal((num, 16)))
+    return Centers(vectors, np.ones(num, np.int64), "f" * 64, mean=mean, audit_rows=audit_rows)
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    made = []
+
+    def make(rows):
+        path = tmp_path / str(len(made))
+        made.append(Collection.create(path, fingerprint="f" * 64, dimension=rows.shape[1], background=False))
+        made[-1].add([Item(str(i), row) for i, row in enumerate(rows)])
+        return made[-1]
+
+    yield make
+    for collection in made:
+        collection.close()
+
+
+def near(centers, num, seed=1):
+    generator = np.random.default_rng(seed)
+    chosen = centers.vectors[generator.integers(0, len(centers.vectors), num)]
+    return unit_rows(chosen + 0.3 * generator.standard_normal(chosen.shape).astype(np.float32))
+
+
+def test_exact_is_the_exact_scan_after_the_mean_is_taken_away():
+    mean = np.full(16, 0.05, np.float32)
+    centers = random_centers(50, mean=mean)
+    rows = near(centers, 7)
+    found = Lookup(centers).nearest(rows, 99)
+    assert (found.ids == nearest_centers(unit_rows(rows - mean), centers.vectors, 50).ids).all()
+    assert Lookup(centers).modes == ["exact"]
+
+
+def test_the_audit_of_the_approximation_is_true_of_other_rows(indexed):
+    centers = random_centers(1500)
+    lookup = Lookup(centers)
+    lookup.approximate([indexed(near(centers, 2500))])
+    assert lookup.modes == ["exact", "approximate"]
+    audit = lookup.approximation.audit
+    assert audit["low"] >= 0.98
+    assert audit["low"] <= audit["recall"] <= audit["high"]
+    assert (audit["rows"], audit["top"], audit["source"]) == (1250, 8, "collections")
+    others = near(centers, 1000, seed=2)
+    exact = lookup.nearest(others, 8).ids
+    found = lookup.nearest(others, 8, mode="approximate").ids
+    recall = np.mean([len(set(a) & set(b)) / 8 for a, b in zip(exact, found, strict=True)])
+    assert abs(recall - audit["recall"]) < 0.01
+
+
+def test_the_audit_is_made_on_rows_shipped_with_the_centers_where_there_are_some(indexed):
+    rows = near(random_centers(1500), 2100)
+    centers = random_centers(1500, audit_rows=rows.astype(np.float16))
+    lookup = Lookup(centers)
+    lookup.approximate([indexed(near(centers, 1000))])
+    audit = lookup.approximation.audit
+    assert (audit["rows"], audit["source"]) == (1050, "centers")
+    probes = audit["probes"]
+    exact = lookup.scan.nearest(rows[1::2], 8).ids
+    found = lookup.approximation.scan.nearest(rows[1::2], 8, probes=probes).ids
+    recall = np.mean([len(set(a) & set(b)) / 8 for a, b in zip(exact, found, strict=True)])
+    assert recall == pytest.approx(audit["recall"], abs=1e-3)  # they are in half precision
+
+
+def test_what_cannot_be_approximated_or_audited_is_refused(indexed):
+    few = near(random_centers(9), 999).astype(np.float16)
+    for centers in (random_centers(1500), random_centers(1500, audit_rows=few)):
+        with pytest.raises(ConfigInvalid, match=r"on 1000 rows or more.* 0 indexed images .*leave MLCD_APPROXIMATE"):
+            Lookup(centers).approximate([])
+    with pytest.raises(ConfigInvalid, match=r"1000 rows or more.* 999 indexed images"):
+        Lookup(random_centers(1500)).approximate([indexed(near(random_centers(9), 999))])
+    with pytest.raises(ConfigInvalid, match=r"900 centers are too few .* leave MLCD_APPROXIMATE out"):
+        Lookup(random_centers(900)).approximate([indexed(near(random_centers(9), 1000))])

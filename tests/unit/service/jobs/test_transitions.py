@@ -1,0 +1,328 @@
+"""What a job may do, against a plain model that knows of each shard where it is, by random sequences of events."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mlcd.errors import Conflict
+from service.jobs.job import FINISHED, MAX_ATTEMPTS, JobSpec, Problem, Record, record_from_json, record_to_json
+from service.jobs.transitions import cancel, complete, cut, extend, fail, give, give_back, is_over, retry
+from service.timings import LONGEST_PAUSE_S
+
+SPEC = JobSpec("label", "/in", "/out", "f" * 64)
+PROBLEM, MISFIT = Problem("broken", "…"), Problem("misfit", "…")
+PAUSES_S = (4.0, 16.0, 60.0)
+"""After the first, the second, and every later failure."""
+LEASE_S = 10.0
+PICK = st.integers(0, 1000)
+
+
+@dataclass
+class Piece:
+    """where: waits, leased, done, failed."""
+
+    where: str = "waits"
+    attempts: int = 0
+    rests_until_s: float = 0.0
+
+
+@dataclass
+class Model:
+    stage: str | None = "plan"
+    state: str = "queued"
+    touched: bool = False
+    left: bool = False
+    """By a worker that could not do a piece of it, since which nobody has got on with it."""
+    pieces: list[Piece] = field(default_factory=lambda: [Piece()])
+
+
+class Held:
+    """A lease in the hands of a worker, which it keeps when it has ended, too."""
+
+    def __init__(self, work, piece, until_s):
+        self.work, self.piece, self.until_s = work, piece, until_s
+
+
+class Jobs(RuleBasedStateMachine):
+    @initialize(sizes=st.lists(st.integers(0, 5), max_size=4))
+    def submit(self, sizes):
+        self.sizes, self.now_s, self.number = sizes, 1000.0, 0
+        self.record = Record("j", SPEC, "queued", self.now_s)
+        self.model, self.held, self.ended = Model(), [], []
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, PAUSES_S[0], LEASE_S, 5 * LEASE_S]))
+    def wait(self, seconds):
+        self.now_s += seconds
+
+    @rule()
+    def claim(self):
+        self.number += 1
+        record, work = give(
+            self.record,
+            "w",
+            lease=str(self.number),
+            now_s=self.now_s,
+            lease_s=LEASE_S,
+            images_of=self.sizes.__getitem__,
+        )
+        self.keep(record)
+        # Whoever asks finds what has been lost.
+        for held in [held for held in self.held if held.until_s <= self.now_s]:
+            self.held.remove(held)
+            self.ended.append(held)
+            if held.work.stage == self.model.stage and self.model.state != "failed":
+                self.strike(held.piece)
+        free = [
+            number
+            for number, piece in enumerate(self.model.pieces)
+            if piece.where == "waits" and piece.rests_until_s <= self.now_s
+        ]
+        blocked = self.model.stage == "discard" and self.held
+        if self.model.stage is None or self.model.state == "failed" or not free or blocked:
+            assert work is None
+            return
+        assert work is not None
+        piece = 0 if work.shard is None else work.shard
+        assert (work.stage, piece in free) == (self.model.stage, True)
+        self.model.pieces[piece].where = "leased"
+        self.model.pieces[piece].attempts += 1
+        assert work.attempt == self.model.pieces[piece].attempts
+        assert work.attempt <= MAX_ATTEMPTS or work.stage == "discard"
+        self.model.touched = True
+        if self.model.stage != "discard":
+            self.model.state = "running"
+        self.held.append(Held(work, piece, self.now_s + LEASE_S))
+
+    @precondition(lambda self: self.held)
+    @rule(pick=PICK, done=st.integers(0, 9))
+    def renew(self, pick, done):
+        held = self.held[pick % len(self.held)]
+        record, goes_on = extend(self.record, held.work, now_s=self.now_s, lease_s=LEASE_S, done=done)
+        self.keep(record)
+        assert goes_on == (held.work.stage == self.model.stage and self.model.state != "failed")
+        if goes_on:
+            held.until_s = self.now_s + LEASE_S
+
+    @precondition(lambda self: self.held)
+    @rule(pick=PICK, how=st.sampled_from(["completed", "failed", "fatal", "released", "refused"]))
+    def report(self, pick, how):
+        held = self.held.pop(pick % len(self.held))
+        self.ended.append(held)
+        self.keep(self.said(held.work, how))
+        if held.work.stage != self.model.stage:
+            return
+        piece = self.model.pieces[held.piece]
+        if how in ("released", "refused"):
+            piece.where, piece.attempts, piece.rests_until_s = "waits", piece.attempts - 1, 0.0
+            self.model.left |= how == "refused" and self.model.state == "running"
+        elif how == "fatal" and held.work.stage != "discard":
+            piece.where, self.model.state = "waits", "failed"
+        elif how in ("failed", "fatal"):
+            self.strike(held.piece, PAUSES_S[min(piece.attempts, 3) - 1])
+            if held.work.stage == "discard":
+                assert self.record.problem == PROBLEM
+        elif held.work.stage == "plan":
+            self.model.stage, self.model.pieces, self.model.left = "shard", [Piece() for _ in self.sizes], False
+        else:
+            piece.where, piece.attempts, self.model.left = "done", 0, False
+        self.advance()
+
+    @precondition(lambda self: self.ended)
+    @rule(pick=PICK, how=st.sampled_from(["completed", "failed", "fatal", "released", "refused", "renewed"]))
+    def report_too_late(self, pick, how):
+        work = self.ended[pick % len(self.ended)].work
+        assert self.said(work, how) == self.record
+
+    @rule()
+    def cancel(self):
+        if self.model.state in ("succeeded", "failed"):
+            with pytest.raises(Conflict):
+                cancel(self.record, now_s=self.now_s)
+            return
+        self.keep(cancel(self.record, now_s=self.now_s))
+        if self.model.state != "canceled" and self.model.stage != "discard":
+            self.model.stage = "discard" if self.model.touched else None
+            self.model.pieces = [Piece()]
+        self.model.state, self.model.left = "canceled", False
+
+    @rule()
+    def retry(self):
+        if self.model.state not in ("failed", "canceled"):
+            with pytest.raises(Conflict):
+                retry(self.record, now_s=self.now_s)
+            return
+        self.keep(retry(self.record, now_s=self.now_s))
+        self.model.left = False
+        if self.model.state == "canceled":
+            self.model.state = "queued"
+            self.model.pieces[0].rests_until_s = 0.0
+            if self.model.stage is None:
+                self.anew()
+            return
+        self.model.state = "queued"
+        for piece in self.model.pieces:
+            piece.where = "waits" if piece.where == "failed" else piece.where
+            piece.attempts = piece.attempts if piece.where == "leased" else 0
+            piece.rests_until_s = 0.0
+        self.advance()
+
+    @invariant()
+    def every_shard_is_where_the_model_has_it(self):
+        assert (self.record.state, self.record.stage) == (self.model.state, self.model.stage)
+        if self.model.stage is None:
+            return
+        waits = [*range(self.record.fresh, self.record.pieces), *self.record.again]
+        leased = [lease.piece for lease in self.record.leases.values() if lease.stage == self.record.stage]
+        where = dict.fromkeys(waits, "waits") | dict.fromkeys(leased, "leased")
+        where |= dict.fromkeys(self.record.failed, "failed")
+        assert len(where) == len(waits) + len(leased) + len(self.record.failed)
+        assert [where.get(number, "done") for number in range(self.record.pieces)] == [
+            piece.where for piece in self.model.pieces
+        ]
+
+    @invariant()
+    def a_claim_is_worth_its_while_when_it_is_due(self):
+        due_s = self.record.due_s
+        if due_s is None:
+            assert self.model.stage is None or self.model.state == "failed"
+            return
+        moments = [held.until_s for held in self.held]
+        if self.model.stage != "discard" or not self.held:
+            moments += [piece.rests_until_s for piece in self.model.pieces if piece.where == "waits"]
+        assert (due_s <= self.now_s) == (min(moments) <= self.now_s)
+
+    @invariant()
+    def it_is_over_when_nothing_is_left_to_be_done_and_nobody_is_at_it(self):
+        ended = self.model.state in FINISHED and self.model.stage != "discard"
+        if self.record.ended_s is not None:
+            over = is_over(self.record, now_s=self.now_s, ended_s=self.record.ended_s)
+            assert over == (ended and all(held.until_s <= self.now_s for held in self.held))
+            assert not is_over(self.record, now_s=self.now_s, ended_s=self.record.ended_s - 1)
+        else:
+            assert not ended
+
+    @invariant()
+    def it_says_that_it_was_left(self):
+        assert (self.record.refusal == MISFIT) == self.model.left
+        if self.model.left:
+            assert self.record.job.problem == (self.record.problem or MISFIT)
+
+    @invariant()
+    def what_is_shown_is_what_was_done(self):
+        job = self.record.job
+        if self.model.stage == "shard":
+            done = [size for size, piece in zip(self.sizes, self.model.pieces, strict=True) if piece.where == "done"]
+            assert (job.shards_done, self.record.done) == (len(done), sum(done))
+            assert self.record.done <= job.done <= job.images == sum(self.sizes)
+        if self.model.state == "succeeded":
+            assert (job.done, job.shards_done, job.problem) == (sum(self.sizes), len(self.sizes), None)
+        assert (job.ended_s is None) == (job.state in ("queued", "running"))
+        assert (job.problem is None) or job.state in ("running", "failed") or job.stage == "discard"
+
+    def teardown(self):
+        """Whatever has happened, the job can be brought to its end."""
+        if not hasattr(self, "record"):
+            return
+        self.now_s += 10 * LEASE_S
+        for _ in range(3 * MAX_ATTEMPTS * 10):
+            if self.record.state in ("failed", "canceled"):
+                self.keep(retry(self.record, now_s=self.now_s))
+            self.number += 1
+            self.now_s += LONGEST_PAUSE_S
+            record, work = give(
+                self.record,
+                "w",
+                lease=str(self.number),
+                now_s=self.now_s,
+                lease_s=LEASE_S,
+                images_of=self.sizes.__getitem__,
+            )
+            self.keep(record if work is None else self.said(work, "completed", record))
+            if self.record.state == "succeeded":
+                return
+        raise AssertionError(self.record)
+
+    def said(self, work, how, record=None):
+        record = self.record if record is None else record
+        if how == "completed" and work.stage == "plan":
+            return cut(record, work, self.sizes, now_s=self.now_s)
+        if how == "completed":
+            return complete(record, work, now_s=self.now_s, failed_items=1)
+        if how == "released":
+            return give_back(record, work)
+        if how == "refused":
+            return give_back(record, work, refusal=MISFIT)
+        if how == "renewed":
+            return extend(record, work, now_s=self.now_s, lease_s=LEASE_S, done=1)[0]
+        return fail(record, work, PROBLEM, now_s=self.now_s, fatal=how == "fatal")
+
+    def keep(self, record):
+        self.record = record_from_json(record_to_json(record))
+        assert self.record == record
+
+    def strike(self, number, pause_s=0.0):
+        piece = self.model.pieces[number]
+        piece.rests_until_s = self.now_s + pause_s if pause_s else 0.0
+        again = piece.attempts < MAX_ATTEMPTS or self.model.stage == "discard"
+        piece.where = "waits" if again else "failed"
+        self.advance()
+
+    def advance(self):
+        where = {piece.where for piece in self.model.pieces}
+        if self.model.stage is None or where & {"waits", "leased"}:
+            return
+        if self.model.stage == "discard":
+            if self.model.state == "queued":
+                self.anew()
+            else:
+                self.model.stage = None
+        elif "failed" in where:
+            self.model.state = "failed"
+        elif self.model.stage == "shard":
+            self.model.stage, self.model.pieces = "publish", [Piece()]
+        else:
+            self.model.state, self.model.stage = "succeeded", None
+
+    def anew(self):
+        self.model = Model()
+
+
+TestJobs = Jobs.TestCase
+TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_what_a_canceled_job_has_left_is_tried_for_ever():
+    record = cancel(give(Record("j", SPEC, "queued", 0.0), "w", lease="", **giving(0.0))[0], now_s=0.0)
+    now_s = LEASE_S
+    pauses = []
+    for number in range(2000):
+        record, work = give(record, "w", lease=str(number), **giving(now_s))
+        record = fail(record, work, PROBLEM, now_s=now_s)
+        assert (record.stage, record.job.problem) == ("discard", PROBLEM)
+        pauses.append(record.due_s - now_s)
+        now_s = record.due_s
+    assert (pauses[:4], set(pauses[4:])) == ([4.0, 16.0, 60.0, 60.0], {LONGEST_PAUSE_S})
+    record, work = give(record, "w", lease="last", **giving(now_s))
+    record = complete(record, work, now_s=now_s)
+    assert (record.state, record.stage, record.job.problem) == ("canceled", None, None)
+
+
+def giving(now_s):
+    return {"now_s": now_s, "lease_s": LEASE_S, "images_of": lambda _: 1}
+
+
+def test_the_pace_leaves_out_the_time_without_workers():
+    def given(record, number, now_s):
+        return give(record, "w", lease=str(number), now_s=now_s, lease_s=LEASE_S, images_of=lambda _: 1000)
+
+    record, plan = given(Record("j", SPEC, "queued", 0.0), 0, 5.0)
+    record = cut(record, plan, [1000, 1000], now_s=10.0)
+    paces = []
+    for number, started_s in enumerate((12.0, 5000.0)):
+        record, work = given(record, number + 1, started_s)
+        record = complete(record, work, now_s=started_s + 8)
+        paces.append(record.job.images_per_s)
+    assert paces == [125.0, 125.0]

@@ -1,0 +1,194 @@
+"""Images a minute, for each key by itself."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from mlcd.errors import ConfigInvalid, InvalidInput
+from service.errors import RateExceeded
+from service.keys import rates
+from service.keys.file import Key
+from service.keys.rates import Rates, RequestAccount, open_rates
+from tests.unit.service.cached import redis_server
+from tests.unit.service.engines import new_metrics, run, sample
+
+
+def looped(scenario):
+    @functools.wraps(scenario)
+    def call(*arguments, **named):
+        return run(scenario(*arguments, **named))
+
+    return call
+
+
+def key(number=1, rate=10):
+    return Key(id=f"{number:08x}", name="x", sha256="0" * 64, scopes=["embed"], rate=rate, created=datetime.now(UTC))
+
+
+async def accepted(rates, who, *requests):
+    found = []
+    for num in requests:
+        try:
+            await rates.take(who, num)
+            found.append(num)
+        except RateExceeded:
+            pass
+    return found
+
+
+@looped
+async def test_as_many_images_as_the_rate_and_no_more():
+    metrics = new_metrics()
+    rates = Rates(metrics=metrics)
+    assert await accepted(rates, key(), 4, 4, 4, 2, 1) == [4, 4, 2]
+    assert sample(metrics, 'mlcd_rejected_total{reason="rate"}') == 2
+    assert await accepted(rates, key(2), 10, 1) == [10]
+    for free in (None, key(3, rate=None)):
+        assert await accepted(rates, free, 1000, 1000) == [1000, 1000]
+
+
+@looped
+async def test_a_request_that_could_never_pass_is_told_so():
+    rates = Rates(metrics=new_metrics())
+    with pytest.raises(InvalidInput, match="11 images in one request, and the API key may send 10 a minute"):
+        await rates.take(key(), 11)
+    assert await accepted(rates, key(), 10) == [10]
+
+
+@looped
+async def test_after_the_seconds_it_says_a_request_passes_and_not_before(monkeypatch):
+    """With the clock of the library moved; whatever was sent before, in this minute or the last."""
+    start = 1_800_000_000.0
+    now = start
+    monkeypatch.setattr("limits.aio.storage.memory.time.time", lambda: now)
+    for first_at, first, second_at, second, asked in [
+        (0, 8, 1, 2, 3),
+        (5, 10, 6, 0, 10),
+        (30, 6, 70, 6, 5),
+        (59, 10, 61, 0, 4),
+        (10, 3, 65, 8, 1),
+    ]:
+        rates = Rates(metrics=new_metrics())
+        now = start + first_at
+        await rates.take(key(), first)
+        now = start + second_at
+        with contextlib.suppress(RateExceeded):
+            await rates.take(key(), second)
+        with pytest.raises(RateExceeded) as caught:
+            await rates.take(key(), asked)
+        stated = int(caught.value.headers["Retry-After"])
+        now = start + second_at + stated - 1.02
+        assert await accepted(rates, key(), asked) == []
+        now = start + second_at + stated
+        assert await accepted(rates, key(), asked) == [asked]
+
+
+def account(rates, who, taken):
+    return RequestAccount(rates, who, taken=taken, pixels_per_image=100)
+
+
+@looped
+async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
+    rates = Rates(metrics=new_metrics())
+    await rates.take(key(), 3)
+    await account(rates, key(), 3).charge([0, 1, 100, 101, 200, 201, 1, 350])  # 0 0 0 1 1 2 0 3
+    with pytest.raises(InvalidInput, match="one request counts as 11 images, and the API key may send 10 a minute"):
+        await account(rates, key(), 2).charge([1000])
+    assert await accepted(rates, key(), 1) == []
+    for free in (None, key(3, rate=None)):
+        await account(rates, free, 1).charge([10**9])
+    assert account(rates, key(), 1).owner == account(rates, key(), 1).owner != account(rates, key(2), 1).owner
+    assert account(rates, None, 1).owner != account(rates, None, 1).owner
+
+
+@looped
+async def test_after_the_seconds_it_says_the_whole_request_passes(monkeypatch):
+    now = 1_800_000_000.0
+    monkeypatch.setattr("limits.aio.storage.memory.time.time", lambda: now)
+    rates = Rates(metrics=new_metrics())
+    await rates.take(key(), 7)
+    now += 20
+    await rates.take(key(), 2)
+    with pytest.raises(RateExceeded) as caught:
+        await account(rates, key(), 2).charge([501, 1])
+    now += int(caught.value.headers["Retry-After"])
+    await rates.take(key(), 2)
+    await account(rates, key(), 2).charge([501, 1])
+
+
+@pytest.mark.redis
+def test_servers_with_one_redis_count_together(tmp_path):
+    @looped
+    async def check():
+        async with (
+            open_rates(server.url, metrics=new_metrics()) as one,
+            open_rates(server.url, metrics=new_metrics()) as other,
+        ):
+            assert await accepted(one, key(), 6) == [6]
+            assert await accepted(other, key(), 6, 4, 1) == [4]
+            with pytest.raises(RateExceeded) as caught:
+                await other.take(key(), 1)
+            assert 1 <= int(caught.value.headers["Retry-After"]) <= 120
+            assert await accepted(one, key(2), 10) == [10]
+
+    with redis_server(tmp_path) as server:
+        check()
+        assert b"00000001" in server.ask("KEYS", "*")
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("fault", ["stopped", "frozen", "full"])
+def test_without_redis_each_server_counts_for_itself_and_comes_back(tmp_path, fault, monkeypatch, caplog):
+    monkeypatch.setattr(rates, "RATE_REDIS_REST_S", 0.3)
+
+    @looped
+    async def check():
+        async with open_rates(server.url, metrics=new_metrics()) as rates:
+            assert await accepted(rates, key(), 6) == [6]
+            if fault == "stopped":
+                server.stop()
+            elif fault == "frozen":
+                server.freeze()
+            else:
+                server.ask("CONFIG", "SET", "maxmemory", "1")
+            started = time.monotonic()
+            # One that is full still knows what was sent before.
+            assert await accepted(rates, key(), 6, 4, 1) == ([4, 1] if fault == "full" else [6, 4])
+            assert await accepted(rates, key(2), *[1] * 20) == [1] * 10
+            assert time.monotonic() - started < 3
+            if fault == "stopped":
+                server.start()
+            elif fault == "frozen":
+                server.thaw()
+            else:
+                server.ask("CONFIG", "SET", "maxmemory", "0")
+            await asyncio.sleep(0.4)
+            held = 0 if fault == "stopped" else 6
+            assert await accepted(rates, key(), *[1] * 12) == [1] * (10 - held)
+
+    with redis_server(tmp_path) as server, caplog.at_level(logging.WARNING):
+        check()
+    told = [record.message for record in caplog.records if "the Redis of the rates" in record.message]
+    assert [("answers again" in line) for line in told] == [False, True]
+
+
+@looped
+async def test_a_redis_that_is_not_there_at_start_fails_nothing():
+    async with open_rates("redis://127.0.0.1:1/0", metrics=new_metrics()) as rates:
+        assert await accepted(rates, key(), 6, 6) == [6]
+
+
+def test_a_url_of_something_else_is_refused_and_not_repeated():
+    async def open_it():
+        async with open_rates("http://user:SECRET@host", metrics=new_metrics()):
+            pass
+
+    with pytest.raises(ConfigInvalid, match="MLCD_REDIS_URL") as caught:
+        asyncio.run(open_it())
+    assert "SECRET" not in str(caught.value)
+    assert caught.value.__cause__ is None

@@ -1,0 +1,102 @@
+import io
+import json
+import logging
+import os
+import time
+
+import pytest
+
+from service.settings import Log
+from service.telemetry.logs import JsonLines, PlainLines, QueuedLines, configure_logs
+from service.telemetry.request import RequestRecord, begin_request
+
+
+def raised(message):
+    try:
+        try:
+            int(message)
+        except ValueError as error:
+            raise RuntimeError(message) from error
+    except RuntimeError as error:
+        return error
+
+
+def record(message="hello", *, error=None, **extra):
+    return logging.getLogger("mlcd.test").makeRecord(
+        "mlcd.test", logging.ERROR, __file__, 1, message, (), error and (type(error), error, None), extra=extra
+    )
+
+
+@pytest.mark.parametrize("lines", [JsonLines(), PlainLines()])
+def test_of_an_error_a_line_holds_its_kind_and_not_its_text(lines):
+    line = lines.format(record("it failed", error=raised("SECRET")))
+    assert "it failed: RuntimeError from ValueError (" in line
+    assert "test_logs" in line
+    assert "SECRET" not in line
+    assert "\n" not in line
+
+
+def test_a_line_is_one_json_object_with_the_request_that_it_belongs_to():
+    def inside():
+        begin_request(RequestRecord("r1", {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}))
+        return json.loads(JsonLines().format(record(fields={"status": 200, "odd": {1}})))
+
+    import contextvars
+
+    found = contextvars.copy_context().run(inside)
+    assert (found["request_id"], found["trace_id"], found["span_id"]) == ("r1", "a" * 32, "b" * 16)
+    assert (found["message"], found["level"], found["status"], found["pid"]) == ("hello", "error", 200, os.getpid())
+    assert "request_id" not in json.loads(JsonLines().format(record()))
+
+
+class Stuck(io.StringIO):
+    """Takes nothing until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = True
+
+    def write(self, text):
+        while self.held:
+            time.sleep(0.001)
+        return super().write(text)
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody_and_learns_what_it_missed():
+    stream = Stuck()
+    lines = QueuedLines(stream, PlainLines(), max_waiting=5)
+    started = time.monotonic()
+    for number in range(50):
+        lines.handle(record(f"line {number}"))
+    assert time.monotonic() - started < 2
+    stream.held = False
+    lines.close()
+    text = stream.getvalue()
+    assert "line 0" in text
+    assert "line 49" not in text
+    (told,) = [line for line in text.splitlines() if "lines were dropped" in line]
+    assert 44 <= int(told.split()[-4]) <= 45
+
+
+@pytest.fixture
+def root():
+    logger, ours = logging.getLogger(), logging.getLogger("mlcd")
+    before = logger.handlers[:], logger.level, ours.level
+    logger.handlers = []
+    yield logger
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers = before[0]
+    logger.setLevel(before[1])
+    ours.setLevel(before[2])
+
+
+def test_libraries_are_heard_from_warnings_on_and_ours_as_the_level_says(root):
+    stream = io.StringIO()
+    configure_logs(Log(level="info"), stream)
+    logging.getLogger("uvicorn.error").info("not this")
+    logging.getLogger("uvicorn.error").warning("library")
+    logging.getLogger("mlcd.access").debug("nor this")
+    logging.getLogger("mlcd.access").info("ours")
+    root.handlers[0].close()
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["library", "ours"]

@@ -1,0 +1,116 @@
+"""What a canceled job has left, in this process on a real queue: seen until it is gone, and gone in the end."""
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mlcd.artifacts.manifest import draft_path
+from mlcd.errors import Conflict
+from mlcd.pipelines.shard import Equipment
+from service.inference.engine.fake import FakeEncoder
+from service.jobs.job import JobSpec
+from service.jobs.roots import Roots
+from service.worker.failures import problem_of
+from service.worker.loop import Worker
+from service.worker.task import Pieces, Watch
+from tests.conftest import write_digits
+
+MODEL = "fake:"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    for name in ("AFTER_FAILURE_S", "WORKER_IDLE_S"):
+        monkeypatch.setattr(f"service.worker.loop.{name}", 0.02)
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 0.1)
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    return Pieces(Equipment(FakeEncoder(MODEL), None, num_threads=2), Roots([str(tmp_path)]), shard_images=8)
+
+
+@pytest.fixture
+def job(queue, pieces, tmp_path):
+    """One that was begun and canceled."""
+    images = write_digits(tmp_path / "images", 10)
+    spec = JobSpec("embed", str(images), str(tmp_path / "out"), FakeEncoder(MODEL).fingerprint)
+    job_id = queue.submit(spec)[0].id
+    plan = queue.claim("by hand", [spec.fingerprint], lease_s=60)
+    queue.planned(plan, pieces.perform(plan, Watch(until_s=time.monotonic() + 60)).sizes)
+    queue.cancel(job_id)
+    return job_id
+
+
+@contextlib.contextmanager
+def somebody_in(path):
+    """As `mlcd embed` that goes on with it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def working(queue, pieces):
+    with ThreadPoolExecutor(1) as computing:
+        yield Worker(queue, pieces, computing, name="worker", lease_s=30.0, stall_s=60.0)
+
+
+@pytest.mark.timeout(60)
+def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, pieces, job, tmp_path, caplog):
+    seen = []
+
+    def leave_after_many_failures(worker):
+        with somebody_in(draft_path(tmp_path / "out")):
+            while len(caplog.records) < 5:
+                time.sleep(0.01)
+            seen.append(queue.get(job))
+        while queue.get(job).stage is not None:
+            time.sleep(0.01)
+        worker._told_to_stop(0, None)
+
+    with working(queue, pieces) as worker:
+        leaving = threading.Thread(target=leave_after_many_failures, args=(worker,))
+        leaving.start()
+        worker.run(drain=False)
+        worker.last_resort.cancel()
+        leaving.join()
+    assert (seen[0].state, seen[0].stage, seen[0].problem.code) == ("canceled", "discard", "conflict")
+    assert f"another process is writing {draft_path(tmp_path / 'out')}" in seen[0].problem.message
+    assert "discard failed: another process is writing" in caplog.records[0].message
+    assert not draft_path(tmp_path / "out").exists()
+    assert queue.get(job).problem is None
+
+
+@pytest.mark.timeout(60)
+def test_who_drains_leaves_what_cannot_be_cleared_away(queue, pieces, job, tmp_path, caplog):
+    with somebody_in(draft_path(tmp_path / "out")), working(queue, pieces) as worker:
+        worker.run(drain=True)
+    assert len(caplog.records) == 3
+    assert queue.get(job).stage == "discard"
+    assert draft_path(tmp_path / "out").is_dir()
+    with working(queue, pieces) as worker:
+        worker.run(drain=True)
+    assert not draft_path(tmp_path / "out").exists()
+
+
+def test_the_code_says_what_stays(queue, pieces, job, tmp_path, monkeypatch):
+    def refuse(path, *_, **__):
+        raise PermissionError(13, "refused", path)
+
+    monkeypatch.setattr("mlcd.pipelines.ownership.lock_directory", refuse)
+    piece = queue.claim("w", [pieces.fingerprint], lease_s=60)
+    with pytest.raises(Exception, match=r"cannot be removed") as raised:
+        pieces.perform(piece, Watch(until_s=time.monotonic() + 60))
+    assert not isinstance(raised.value, Conflict)
+    told = problem_of(raised.value)
+    assert (told.code, str(draft_path(tmp_path / "out")) in told.message) == ("not-removed", True)
