@@ -69,7 +69,7 @@ def _kind(kind: click.ParamType) -> str:
 
 def rest_document() -> str:
     """The OpenAPI document without its prose, a line for each parameter, body, response and schema."""
-    from service.app import create_app
+    from service.http.app import create_app
 
     document = _without_prose(create_app(None).openapi())
     lines = [f"{name} {_compact(schema)}" for name, schema in sorted(document["components"]["schemas"].items())]
