@@ -27,6 +27,7 @@ from PIL import Image, ImageOps
 
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.images.transform import PreprocessSpec
 
 DEFAULT_FOLDER = Path("../shared/data/caltech101_20")
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=24)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    encoder = open_encoder(options.model, num_threads=1) if options.model else None
+    encoder = open_encoder(options.model, EncoderOptions(num_threads=1)) if options.model else None
     spec = encoder.preprocess if encoder else PreprocessSpec(resize_shortest=224, crop=224)
     print(f"shortest side {spec.resize_shortest}, crop {spec.crop}")
     with tempfile.TemporaryDirectory() as out:

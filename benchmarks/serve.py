@@ -51,6 +51,7 @@ from sklearn.datasets import load_sample_images
 from mlcd.cores import available_cores, cpu_features, cpuset_cores
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.images.sources import open_source
 from mlcd.pipelines.encoded import BATCH, encode_entries
 
@@ -101,7 +102,7 @@ class Figures:
 
 def work(model: str, precision: Any, folder: str) -> None:
     """Answer what is asked on standard input with lines of JSON: images per second, or milliseconds per image."""
-    encoder = open_encoder(model, precision=precision)
+    encoder = open_encoder(model, EncoderOptions(precision=precision))
     source = open_source(folder)
     data = [source.read(entry) for entry in source.entries[:BATCH]]
     pixels = np.stack([encoder.preprocess.prepare(one) for one in data])

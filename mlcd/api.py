@@ -26,6 +26,7 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder, EngineName, Precision
 from mlcd.encoders.batches import MAX_BATCH
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid, ImageRejected, InvalidInput
 from mlcd.images.decode import DEFAULT_LIMITS, ExifPolicy
 from mlcd.images.quiet import silence_decoders
@@ -189,7 +190,10 @@ def load_model(
     silence_decoders()
     spec = resolve_model(os.fspath(model))
     return Model(
-        open_encoder(spec, precision=precision, engine=engine, num_threads=num_threads, exif=exif, decode=decode)
+        open_encoder(
+            spec,
+            EncoderOptions(precision=precision, engine=engine, num_threads=num_threads, exif=exif, decode=decode),
+        )
     )
 
 

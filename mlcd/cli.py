@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import click
 
 from mlcd.encoders.base import EngineName, Precision
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import MlcdError
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
@@ -77,6 +79,28 @@ def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds how a model is opened, and passes it as `encoder`."""
+
+    @click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
+    @click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), default="auto", show_default=True)
+    @click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
+    @click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any,
+        precision: Precision,
+        engine: EngineName,
+        exif: ExifPolicy | None,
+        decode: DecodeMode | None,
+        **kwargs: Any,
+    ) -> None:
+        options = EncoderOptions(precision=precision, engine=engine, exif=exif, decode=decode)
+        command(*args, encoder=options, **kwargs)
+
+    return wrapped
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mlcd")
 def cli() -> None:
@@ -91,20 +115,14 @@ def cli() -> None:
     required=True,
     help="A model artifact, other weights as `mlcd export` takes them, an .onnx file with its JSON, hog or pixels.",
 )
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
-@click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), default="auto", show_default=True)
-@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
-@click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
+@encoder_options
 @click.option("--append", is_flag=True, help="Add to the embeddings at OUT the images that they do not have.")
 @reporter_option
 def embed(
     images: tuple[str, ...],
     out: Path,
     model: str,
-    precision: Precision,
-    engine: EngineName,
-    exif: ExifPolicy | None,
-    decode: DecodeMode | None,
+    encoder: EncoderOptions,
     append: bool,
     reporter: Reporter,
 ) -> None:
@@ -127,13 +145,8 @@ def embed(
 
     silence_decoders()
     source = open_source(images[0])
-    encoder = open_encoder(
-        resolve_model(model, _announce), precision=precision, engine=engine, exif=exif, decode=decode
-    )
-    try:
-        artifact = (embed_more if append and out.exists() else run)(source, encoder, out, reporter)
-    finally:
-        encoder.close()
+    with closing(open_encoder(resolve_model(model, _announce), encoder)) as opened:
+        artifact = (embed_more if append and out.exists() else run)(source, opened, out, reporter)
     facts = artifact.summary
     _finish(
         reporter,
@@ -258,10 +271,7 @@ def name(centers: Path, file: Path, reporter: Reporter) -> None:
 @click.option("--probes", type=click.IntRange(1), help="Of --mode approximate; default: what an audit asks for.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the work.")
 @click.option("--model", help="For IMAGES: what embeds them, as in `mlcd embed`; it must be that of the centers.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Of the model.  [default: fp32]")
-@click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), help="Of the model.  [default: auto]")
-@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
-@click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
+@encoder_options
 @click.option("--append", is_flag=True, help="Add to the labels at OUT those of rows that EMBEDDINGS have gained.")
 @reporter_option
 def label(
@@ -274,10 +284,7 @@ def label(
     probes: int | None,
     workers: int,
     model: str | None,
-    precision: Precision | None,
-    engine: EngineName | None,
-    exif: ExifPolicy | None,
-    decode: DecodeMode | None,
+    encoder: EncoderOptions,
     append: bool,
     reporter: Reporter,
 ) -> None:
@@ -293,7 +300,7 @@ def label(
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
-    if model is None and (precision or engine or exif or decode):
+    if model is None and encoder != EncoderOptions():
         raise click.UsageError("--precision, --engine, --exif and --decode are for a --model, which only images need")
     options = LabelOptions(
         source,
@@ -303,10 +310,7 @@ def label(
         mode=mode,
         probes=probes,
         model=None if model is None else resolve_model(model, _announce),
-        precision=precision or "fp32",
-        engine=engine or "auto",
-        exif=exif,
-        decode=decode,
+        encoder=encoder,
     )
     if append and out.exists():
         artifact = label_more(options, out, reporter)

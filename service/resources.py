@@ -221,11 +221,7 @@ def _opened_engine(
     opening = Opening(
         model,
         max_batch=settings.max_batch,
-        precision=settings.precision,
-        engine=settings.engine,
-        num_threads=threads.engine,
-        exif=settings.exif,
-        decode=settings.decode,
+        encoder=settings.encoder_options(threads.engine),
         log=settings.log,
     )
     return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)

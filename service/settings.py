@@ -7,13 +7,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mlcd.encoders.base import EngineName
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
@@ -276,6 +277,19 @@ class Settings(BaseSettings):
     cache: Cache = Cache()
     triton: Triton = Triton()
     jobs: Jobs = Jobs()
+
+    def encoder_options(self, num_threads: int) -> EncoderOptions:
+        """Returns how a model is opened in a process of this machine, with so many threads.
+
+        Triton opens its models itself, and the fake engine has none: `auto` stands for both.
+        """
+        return EncoderOptions(
+            precision=self.precision,
+            engine="auto" if self.engine in ("triton", "fake") else cast(EngineName, self.engine),
+            num_threads=num_threads,
+            exif=self.exif,
+            decode=self.decode,
+        )
 
     @model_validator(mode="after")
     def _fake_is_meant(self) -> Self:

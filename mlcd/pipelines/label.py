@@ -5,9 +5,9 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import pyarrow.parquet as pq
 
@@ -18,11 +18,9 @@ from mlcd.artifacts.labels import NAMES, part_name, write_part
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import EngineName, Precision
+from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid
-from mlcd.images.decode import ExifPolicy
 from mlcd.images.sources import open_source
-from mlcd.images.transform import DecodeMode
 from mlcd.pipelines.claims import Claims
 from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source, merge_errors, no_usable_image, write_errors
 from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
@@ -39,8 +37,9 @@ class LabelOptions:
     """What is asked for, in plain values: the workers are told the same.
 
     source: an embeddings artifact, or images; these need a `model`. mode: approximate looks at the centers in some
-    cells only, `probes` of them, or as many as an audit finds necessary. embeddings: a column more. part_rows,
-    part_entries: what is done, and committed, at once.
+    cells only, `probes` of them, or as many as an audit finds necessary. encoder: how the model is opened; its number
+    of threads is settled by the workers. embeddings: a column more. part_rows, part_entries: what is done, and
+    committed, at once.
     """
 
     source: str
@@ -50,13 +49,15 @@ class LabelOptions:
     mode: Literal["exact", "approximate"] = "exact"
     probes: int | None = None
     model: str | None = None
-    precision: Precision = "fp32"
-    engine: EngineName = "auto"
-    exif: ExifPolicy | None = None
-    decode: DecodeMode | None = None
+    encoder: EncoderOptions = DEFAULTS
     embeddings: bool = False
     part_rows: int = PART_ROWS
     part_entries: int = PART_ENTRIES
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Reads what `asdict` made of the options."""
+        return cls(**{**fields, "encoder": EncoderOptions(**fields["encoder"])})
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not -1.0 <= self.threshold <= 1.0:
@@ -172,14 +173,7 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
         )
     source = open_source(options.source)
     check_source(source, out)
-    encoder = open_encoder(
-        options.model,
-        precision=options.precision,
-        engine=options.engine,
-        num_threads=num_threads,
-        exif=options.exif,
-        decode=options.decode,
-    )
+    encoder = open_encoder(options.model, replace(options.encoder, num_threads=num_threads))
     return ImagesInput(source, encoder, part_entries=options.part_entries, num_threads=num_threads)
 
 

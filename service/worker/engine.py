@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder, EngineName
+from mlcd.encoders.base import Encoder
 from mlcd.errors import Overloaded
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.shard import CenterSet, Equipment
@@ -54,14 +54,7 @@ def open_equipment(settings: Settings, announce: Callable[[str], None]) -> Itera
 def _open_encoder(settings: Settings, folder: str, threads: ThreadBudget) -> Encoder:
     if settings.engine == "fake":
         return FakeEncoder(folder)
-    return open_encoder(
-        folder,
-        precision=settings.precision,
-        engine=cast(EngineName, settings.engine),
-        num_threads=threads.engine,
-        exif=settings.exif,
-        decode=settings.decode,
-    )
+    return open_encoder(folder, settings.encoder_options(threads.engine))
 
 
 def _open_centers(settings: Settings, folder: str, encoder: Encoder) -> CenterSet | None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mlcd.encoders import open_encoder
 from mlcd.encoders.batches import MAX_BATCH
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound, Unavailable
 from mlcd.images.decode import decode
 
@@ -44,7 +45,7 @@ def encoder(request, tmp_path):
     if request.param == "external":
         opened = open_encoder(str(external_onnx(tmp_path)))
     elif request.param in ("openvino", "torch"):
-        opened = open_encoder(str(request.getfixturevalue("journey") / "model"), engine=request.param)
+        opened = open_encoder(str(request.getfixturevalue("journey") / "model"), EncoderOptions(engine=request.param))
         assert opened.engine == request.param
     else:
         opened = open_encoder(request.param)
@@ -115,7 +116,7 @@ def test_close_may_be_called_twice(encoder):
 
 @pytest.mark.parametrize("engine", ["openvino", "torch"])
 def test_a_closed_engine_says_so(journey, engine):
-    encoder = open_encoder(str(journey / "model"), engine=engine)
+    encoder = open_encoder(str(journey / "model"), EncoderOptions(engine=engine))
     batch = images(encoder, 1)
     encoder.close()
     with pytest.raises(Unavailable, match="closed"):
@@ -123,7 +124,9 @@ def test_a_closed_engine_says_so(journey, engine):
 
 
 def test_both_engines_give_the_same_rows(journey):
-    openvino, torch = (open_encoder(str(journey / "model"), engine=engine) for engine in ("openvino", "torch"))
+    openvino, torch = (
+        open_encoder(str(journey / "model"), EncoderOptions(engine=engine)) for engine in ("openvino", "torch")
+    )
     assert openvino.fingerprint == torch.fingerprint
     batch = images(torch, 40)
     assert openvino.encode(batch) == pytest.approx(torch.encode(batch), abs=1e-4)

@@ -179,7 +179,8 @@ import sys
 import numpy as np
 import tritonclient.grpc as grpc
 from mlcd.encoders import open_encoder
-encoder = open_encoder("/srv/mlcd/model", engine="openvino")
+from mlcd.encoders.options import EncoderOptions
+encoder = open_encoder("/srv/mlcd/model", EncoderOptions(engine="openvino"))
 crop = encoder.preprocess.crop
 pixels = np.random.default_rng(0).integers(0, 256, (4, 3, crop, crop), dtype=np.uint8)
 given = grpc.InferInput("image_u8", list(pixels.shape), "UINT8")

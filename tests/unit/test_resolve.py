@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
@@ -180,13 +181,13 @@ def test_another_preprocessing_has_the_fingerprint_of_its_own_export(weights, tm
     ignoring = export.export_model(
         str(weights), tmp_path / "ignoring", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT
     )
-    encoder = open_encoder(str(tmp_path / "plain"), exif="ignore")
+    encoder = open_encoder(str(tmp_path / "plain"), EncoderOptions(exif="ignore"))
     assert encoder.preprocess.exif == "ignore"
     assert encoder.fingerprint == ignoring.fingerprint
-    fast = open_encoder(str(tmp_path / "plain"), decode="fast")
+    fast = open_encoder(str(tmp_path / "plain"), EncoderOptions(decode="fast"))
     assert len({fast.fingerprint, encoder.fingerprint, open_encoder(str(tmp_path / "plain")).fingerprint}) == 3
-    assert open_encoder("hog", exif="apply").fingerprint == open_encoder("hog").fingerprint
-    assert open_encoder("hog", exif="ignore").fingerprint != open_encoder("hog").fingerprint
+    assert open_encoder("hog", EncoderOptions(exif="apply")).fingerprint == open_encoder("hog").fingerprint
+    assert open_encoder("hog", EncoderOptions(exif="ignore")).fingerprint != open_encoder("hog").fingerprint
 
 
 def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):

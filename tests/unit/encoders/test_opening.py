@@ -10,6 +10,7 @@ import mlcd.encoders
 from mlcd.encoders import choose_engine, open_encoder
 from mlcd.encoders import openvino as openvino_engine
 from mlcd.encoders.batches import MAX_BATCH, encode_in_parts
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 
 
@@ -49,13 +50,13 @@ def test_without_openvino_a_cpu_takes_torch(tmp_path, monkeypatch):
 )
 def test_a_wrong_combination_is_refused(spec, engine, remedy):
     with pytest.raises(ConfigInvalid, match=remedy):
-        open_encoder(spec, engine=engine)
+        open_encoder(spec, EncoderOptions(engine=engine))
 
 
 def test_bf16_is_refused_where_the_cpu_has_none(journey, monkeypatch):
     monkeypatch.setattr(openvino_engine, "capabilities", lambda: ["FP32"])
     with pytest.raises(ConfigInvalid, match="use precision fp32"):
-        open_encoder(str(journey / "model"), engine="openvino", precision="bf16")
+        open_encoder(str(journey / "model"), EncoderOptions(engine="openvino", precision="bf16"))
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(0, 3), (1, 1)])
@@ -72,7 +73,7 @@ def test_openvino_is_told_its_threads(journey, monkeypatch, asked, expected):
 
     # On the one Core: a second one that ends would leave signals without their stack.
     monkeypatch.setattr(openvino_engine.ov.Core, "compile_model", recording)
-    open_encoder(str(journey / "model"), engine="openvino", num_threads=asked).close()
+    open_encoder(str(journey / "model"), EncoderOptions(engine="openvino", num_threads=asked)).close()
     assert told["INFERENCE_NUM_THREADS"] == expected
 
 
@@ -82,7 +83,7 @@ def test_opening_warms_up_with_one_image_and_a_few(journey, monkeypatch):
     monkeypatch.setattr(
         openvino_engine.OpenVinoEncoder, "_run", lambda self, images: (sizes.append(len(images)), run(self, images))[1]
     )
-    open_encoder(str(journey / "model"), engine="openvino").close()
+    open_encoder(str(journey / "model"), EncoderOptions(engine="openvino")).close()
     assert sizes == [1, 4]
 
 
@@ -111,10 +112,11 @@ def test_everything_but_the_torch_engine_opens_without_torch(journey):
         "torch",
         f"""
 from mlcd.encoders import choose_engine, open_encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 print(choose_engine().engine, open_encoder("pixels").engine, open_encoder({model!r}).engine)
 try:
-    open_encoder({model!r}, engine="torch")
+    open_encoder({model!r}, EncoderOptions(engine="torch"))
 except ConfigInvalid as error:
     print(error.remedy)
 """,

@@ -23,7 +23,7 @@ subprocess.Popen.__init__ = start_and_be_told
 
 async def main():
     with canceled_by_a_signal(within_s=30):
-        await EngineProcess.open(Opening("fake:latency_ms=20000", engine="fake", max_batch=4))
+        await EngineProcess.open(Opening("fake:latency_ms=20000", max_batch=4))
         raise AssertionError("not canceled")
 
 asyncio.run(main())

@@ -22,8 +22,7 @@ from tests.unit.service.engines import run, until
 
 
 def engine(spec="fake:latency_ms=1", *, batch_timeout_s=10.0, **options):
-    given = {"engine": "fake" if spec.startswith("fake:") else "auto", "max_batch": 4} | options
-    return SupervisedEngine(Opening(spec, **given), batch_timeout_s=batch_timeout_s)
+    return SupervisedEngine(Opening(spec, **{"max_batch": 4} | options), batch_timeout_s=batch_timeout_s)
 
 
 def pictures(num, value=7, side=32):
@@ -172,7 +171,7 @@ from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.served import Opening
 
 async def main():
-    engine = SupervisedEngine(Opening("fake:latency_ms=1", 1, engine="fake"), batch_timeout_s=1)
+    engine = SupervisedEngine(Opening("fake:latency_ms=1", 1), batch_timeout_s=1)
     await engine.__aenter__()
     print(engine.pid, flush=True)
     await asyncio.sleep(60)
