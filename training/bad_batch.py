@@ -50,7 +50,9 @@ def bad_state_path(run: Path, step: int) -> Path:
 
 def clear_bad_batch(run: Path, step: int) -> None:
     """Remove what an earlier attempt kept of that step: it may have been on more processes than this one."""
-    for leftover in (run / FOLDER).glob(f"*{checkpoint_name(step)}-rank*"):  # drafts begin with a dot
+    for leftover in (run / FOLDER).glob(
+        f"*{checkpoint_name(step)}-rank*"
+    ):  # drafts begin with a dot
         shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -64,7 +66,11 @@ def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
             f"labels.{index}": part.labels,
             f"positions.{index}": torch.from_numpy(part.positions),
         }
-    norms = {"loss": meters.loss, "grad_norm": meters.grad_norm, "center_grad_norm": meters.center_grad_norm}
+    norms = {
+        "loss": meters.loss,
+        "grad_norm": meters.grad_norm,
+        "center_grad_norm": meters.center_grad_norm,
+    }
     # As words: JSON has no NaN.
     facts = {"step": batch.step, "keys": [part.keys for part in batch.parts]}
     facts |= {name: str(value.item()) for name, value in norms.items()}
@@ -80,21 +86,32 @@ def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
     """The step, and its micro-batches over all the processes whose parts lie beside `path`. Raises ArtifactInvalid."""
     name = _NAME.fullmatch(path.name)
     if name is None or not path.is_dir():
-        raise ArtifactInvalid(f"{path} is no saved batch", remedy="give RUN/bad_batches/step_N-rank0")
-    folders = sorted(path.parent.glob(f"step_{name[1]}-rank*"), key=lambda folder: int(folder.name.split("rank")[1]))
+        raise ArtifactInvalid(
+            f"{path} is no saved batch", remedy="give RUN/bad_batches/step_N-rank0"
+        )
+    folders = sorted(
+        path.parent.glob(f"step_{name[1]}-rank*"),
+        key=lambda folder: int(folder.name.split("rank")[1]),
+    )
     try:
         stored = [load_file(folder / _BATCH) for folder in folders]
         if any(key.startswith("aspects.") for key in stored[0]):
-            raise ArtifactInvalid(f"{path} holds pictures, not crops", remedy="replay it with the version that kept it")
+            raise ArtifactInvalid(
+                f"{path} holds pictures, not crops",
+                remedy="replay it with the version that kept it",
+            )
         step = int(json.loads((folders[0] / _FACTS).read_text())["step"])
         num_parts = sum(key.startswith("images.") for key in stored[0])
         return step, [_joined(stored, index) for index in range(num_parts)]
     except (OSError, ValueError, KeyError, IndexError, SafetensorError) as error:
-        raise ArtifactInvalid(f"{path} cannot be read", remedy="give RUN/bad_batches/step_N-rank0") from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read", remedy="give RUN/bad_batches/step_N-rank0"
+        ) from error
 
 
 def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
     images, labels, positions = (
-        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored]) for kind in ("images", "labels", "positions")
+        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored])
+        for kind in ("images", "labels", "positions")
     )
     return BadPart(images, labels, positions.numpy())

@@ -28,12 +28,29 @@ _LAST_WORD_S = 2.0
 @click.command()
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
-@click.option("--resume", metavar="RUN", help="Go on with an interrupted run; what decides its result stays.")
-@click.option("--replay", metavar="BATCH", help="With --resume: study a batch of RUN/bad_batches; trains nothing.")
-@click.option("--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic, time and disk; train nothing.")
-@click.option("--processes", type=click.IntRange(1), help="With --plan: how many devices.  [default: 1]")
-@click.option("--classes", type=click.IntRange(2), help="With --plan: of centers.  [default: of data.labels]")
-@click.option("--samples", type=click.IntRange(1), help="With --plan: of images.  [default: of data.labels]")
+@click.option(
+    "--resume", metavar="RUN", help="Go on with an interrupted run; what decides its result stays."
+)
+@click.option(
+    "--replay",
+    metavar="BATCH",
+    help="With --resume: study a batch of RUN/bad_batches; trains nothing.",
+)
+@click.option(
+    "--plan",
+    "only_plan",
+    is_flag=True,
+    help="Tell memory, arithmetic, time and disk; train nothing.",
+)
+@click.option(
+    "--processes", type=click.IntRange(1), help="With --plan: how many devices.  [default: 1]"
+)
+@click.option(
+    "--classes", type=click.IntRange(2), help="With --plan: of centers.  [default: of data.labels]"
+)
+@click.option(
+    "--samples", type=click.IntRange(1), help="With --plan: of images.  [default: of data.labels]"
+)
 @click.option(
     "--peak-tflops",
     type=click.FloatRange(0, min_open=True),
@@ -89,7 +106,9 @@ def train(
                 return
             run = run_training(_config(recipe, overrides, resume), reporter)
     except Preempted as stop:
-        where = "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
+        where = (
+            "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
+        )
         reporter.result(
             {"interrupted": True, "step": stop.step},
             f"interrupted {where}: the same command, or mlcd train --resume, goes on",
@@ -145,7 +164,9 @@ def _only_plans(
     given = {name: value for name, value in options.items() if value is not None}
     if not only_plan:
         if given:
-            raise click.UsageError("--processes, --classes, --samples, --peak-tflops and --mfu belong to --plan")
+            raise click.UsageError(
+                "--processes, --classes, --samples, --peak-tflops and --mfu belong to --plan"
+            )
         return False
     if recipe is None or resume is not None:
         raise click.UsageError("--plan needs a RECIPE")
@@ -171,10 +192,18 @@ def _common_options(command: _Command) -> _Command:
     """What every kind of evaluation takes."""
     decorators: list[Callable[[_Command], _Command]] = [
         click.argument("checkpoints", nargs=-1, metavar="[CHECKPOINT]..."),
-        click.option("--images", help="Images to encode; default: those that the run was trained on."),
-        click.option("--train", help="What is known: images, embeddings, or a .txt file of keys, one a line."),
+        click.option(
+            "--images", help="Images to encode; default: those that the run was trained on."
+        ),
+        click.option(
+            "--train", help="What is known: images, embeddings, or a .txt file of keys, one a line."
+        ),
         click.option("--test", help="With --train: what is tested on, of the same kind."),
-        click.option("--seen", is_flag=True, help="Count test images that a run has seen, and do not refuse them."),
+        click.option(
+            "--seen",
+            is_flag=True,
+            help="Count test images that a run has seen, and do not refuse them.",
+        ),
         click.option(
             "--features",
             type=click.Choice(["embedding", "pooled"]),
@@ -196,7 +225,10 @@ _hold_out = click.option(
     help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what the folders say]",
 )
 _metric = click.option(
-    "--metric", type=click.Choice(["accuracy", "mean-per-class"]), default="accuracy", show_default=True
+    "--metric",
+    type=click.Choice(["accuracy", "mean-per-class"]),
+    default="accuracy",
+    show_default=True,
 )
 
 
@@ -223,7 +255,13 @@ def evaluate_knn(
 
 
 @evaluate.command("clusters")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the clustering.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the clustering.",
+)
 @_common_options
 def evaluate_clusters(
     checkpoints: tuple[str, ...],
@@ -291,7 +329,9 @@ def _measure(
         time.sleep(_LAST_WORD_S)
         raise click.exceptions.Exit(_FAILED) from None
     lines = [result_line(result) for result in results]
-    reporter.result({"results": results}, "\n".join([*lines, *dict.fromkeys(map(protocol_line, results))]))
+    reporter.result(
+        {"results": results}, "\n".join([*lines, *dict.fromkeys(map(protocol_line, results))])
+    )
 
 
 def _sides(train: str | None, test: str | None) -> "Sides | None":
@@ -308,8 +348,12 @@ def _represented(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Pa
     """Returns the subject of the evaluation: two embeddings artifacts, one on each side, are it themselves."""
     if sides is not None and sides.kind == "embeddings":
         if checkpoints:
-            raise click.UsageError("embeddings on both sides are evaluated themselves: leave out CHECKPOINT")
+            raise click.UsageError(
+                "embeddings on both sides are evaluated themselves: leave out CHECKPOINT"
+            )
         return [Path(sides.test)]
     if not checkpoints:
-        raise click.UsageError("give a CHECKPOINT, a run or embeddings, or embeddings with --train and --test")
+        raise click.UsageError(
+            "give a CHECKPOINT, a run or embeddings, or embeddings with --train and --test"
+        )
     return [Path(path) for path in checkpoints]

@@ -97,7 +97,11 @@ class DataConfig(_Section):
         if self.mix and single != (None, None):
             raise ValueError("give data.images and data.labels, or data.mix, not both")
         if not self.mix and None in single:
-            missing = [name for name, given in zip(("images", "labels"), single, strict=True) if given is None]
+            missing = [
+                name
+                for name, given in zip(("images", "labels"), single, strict=True)
+                if given is None
+            ]
             raise PydanticCustomError("missing", "not set", {"names": missing})
         return self
 
@@ -181,7 +185,9 @@ class LossConfig(_Section):
         if self.margin_kind == "none" and "margin" in self.model_fields_set:
             raise ValueError("loss.margin has no effect with loss.margin_kind=none")
         if self.drawn_from is not None and self.drawn_from <= self.num_labels:
-            raise ValueError(f"loss.drawn_from must be more than the {self.num_labels} labels per image")
+            raise ValueError(
+                f"loss.drawn_from must be more than the {self.num_labels} labels per image"
+            )
         return self
 
     @property
@@ -196,9 +202,14 @@ class LossConfig(_Section):
 
     def head(self, num_classes: int, seed: int) -> HeadConfig:
         """With the defaults that follow the number of classes filled in."""
-        fields = self.model_dump(exclude={"labels_per_image", "drawn_from", "scale", "negative_ratio"})
+        fields = self.model_dump(
+            exclude={"labels_per_image", "drawn_from", "scale", "negative_ratio"}
+        )
         return HeadConfig(
-            **fields, scale=self.resolved_scale(num_classes), negative_ratio=self.resolved_ratio(num_classes), seed=seed
+            **fields,
+            scale=self.resolved_scale(num_classes),
+            negative_ratio=self.resolved_ratio(num_classes),
+            seed=seed,
         )
 
     def resolved_scale(self, num_classes: int) -> float:
@@ -355,14 +366,27 @@ class RunConfig(_Section):
 
         Without optim.max_skips: a run that met it goes on with more.
         """
-        data: dict[str, Any] = {"images": True, "labels": True, "centers": True, "memory_gib": True, "workers": True}
+        data: dict[str, Any] = {
+            "images": True,
+            "labels": True,
+            "centers": True,
+            "memory_gib": True,
+            "workers": True,
+        }
         data |= {"prefetch_steps": True, "mix": {"__all__": {"images", "labels"}}}
-        excluded: dict[str, Any] = {"out": True, "data": data, "evaluation": True, "telemetry": True}
+        excluded: dict[str, Any] = {
+            "out": True,
+            "data": data,
+            "evaluation": True,
+            "telemetry": True,
+        }
         excluded |= {"optim": {"max_skips": True}}
         return {**self.model_dump(mode="json", exclude=excluded), "arithmetic": ARITHMETIC}
 
 
-def load_config(recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None) -> RunConfig:
+def load_config(
+    recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None
+) -> RunConfig:
     """The recipe (a path, or the name of a built-in one) with `a.b=c` applied.
 
     fallback: of sections, and of keys of the top level, what stands in where neither names it; for no data.mix.
@@ -376,11 +400,15 @@ def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     return _with_overrides(config.model_dump(mode="json"), overrides, {})
 
 
-def _with_overrides(fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]) -> RunConfig:
+def _with_overrides(
+    fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]
+) -> RunConfig:
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator or not name:
-            raise ConfigInvalid(f"{override!r} is not an override", remedy="write it as section.key=value")
+            raise ConfigInvalid(
+                f"{override!r} is not an override", remedy="write it as section.key=value"
+            )
         _assign(fields, name.split("."), _parsed(name, value), override)
     return validate_config(_filled(fields, fallback))
 
@@ -405,7 +433,11 @@ def _parsed(name: str, value: str) -> object:
 
 def validate_config(fields: dict[str, Any]) -> RunConfig:
     """The fields as a configuration. Raises ConfigInvalid naming an unknown key, else all that is missing."""
-    required = (name for name, field in RunConfig.model_fields.items() if field.is_required() and name != "out")
+    required = (
+        name
+        for name, field in RunConfig.model_fields.items()
+        if field.is_required() and name != "out"
+    )
     sections: dict[str, Any] = {name: {} for name in required}
     try:
         return RunConfig.model_validate({**sections, **fields})
@@ -415,7 +447,9 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
             if found["type"] == "extra_forbidden":
                 name = _dotted(found["loc"])
                 raise ConfigInvalid(f"unknown key {name}", remedy=_suggestion(name)) from error
-        if missing := [name for found in errors if found["type"] == "missing" for name in _missing(found)]:
+        if missing := [
+            name for found in errors if found["type"] == "missing" for name in _missing(found)
+        ]:
             are = "is" if len(missing) == 1 else "are"
             remedy = f"add {' '.join(f'{name}=VALUE' for name in missing)}"
             raise ConfigInvalid(f"{', '.join(missing)} {are} not set", remedy=remedy) from error
@@ -434,7 +468,11 @@ def _dotted(place: Sequence[int | str]) -> str:
 def _missing(found: Mapping[str, Any]) -> list[str]:
     """The keys that an error of type missing is about: a section may tell which of its own."""
     names = found.get("ctx", {}).get("names")
-    return [_dotted(found["loc"])] if names is None else [_dotted((*found["loc"], name)) for name in names]
+    return (
+        [_dotted(found["loc"])]
+        if names is None
+        else [_dotted((*found["loc"], name)) for name in names]
+    )
 
 
 def _suggestion(name: str) -> str:
@@ -444,7 +482,9 @@ def _suggestion(name: str) -> str:
     if (other := _OTHER_NAMES.get(word.lower())) is not None:
         return f"did you mean {other}?"
     by_word: dict[str, str] = {}
-    for key in sorted(known, key=lambda key: not key.startswith(f"{section}.")):  # its own section's first
+    for key in sorted(
+        known, key=lambda key: not key.startswith(f"{section}.")
+    ):  # its own section's first
         by_word.setdefault(key.rpartition(".")[2], key)
     if close := difflib.get_close_matches(word, by_word, n=1):
         return f"did you mean {by_word[close[0]]}?"
@@ -456,7 +496,9 @@ def _suggestion(name: str) -> str:
 
 def built_in_recipes() -> list[str]:
     folder = resources.files("training") / "recipes"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return sorted(
+        item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml")
+    )
 
 
 def _read_recipe(recipe: str) -> dict[str, Any]:
@@ -468,7 +510,9 @@ def _read_recipe(recipe: str) -> dict[str, Any]:
         fields = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(built_in_recipes())
-        raise ConfigInvalid(f"there is no recipe {recipe}", remedy=f"give a YAML file or one of {names}") from error
+        raise ConfigInvalid(
+            f"there is no recipe {recipe}", remedy=f"give a YAML file or one of {names}"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigInvalid(f"{recipe} is not YAML") from error
     if not isinstance(fields, dict):

@@ -34,10 +34,16 @@ def class_examples(dataset: Dataset) -> Examples:
             starts[-1] += len(ids)
     classes, places = np.nonzero(nearest.rows >= 0)
     keys, trained = _samples(dataset, nearest.rows[classes, places], starts)
-    return Examples.of(keys.filter(pa.array(trained)), np.bincount(classes[trained], minlength=len(nearest.rows)), None)
+    return Examples.of(
+        keys.filter(pa.array(trained)),
+        np.bincount(classes[trained], minlength=len(nearest.rows)),
+        None,
+    )
 
 
-def _samples(dataset: Dataset, rows: NDArray[np.int64], starts: list[int]) -> tuple[pa.Array, NDArray[np.bool_]]:
+def _samples(
+    dataset: Dataset, rows: NDArray[np.int64], starts: list[int]
+) -> tuple[pa.Array, NDArray[np.bool_]]:
     """(keys, which of them are trained on) of labeled rows, numbered over all tables; starts: of each, and the end."""
     order = np.argsort(rows, kind="stable")
     bounds = np.searchsorted(rows[order], starts)

@@ -67,19 +67,28 @@ def train(
         closing(store),
         processes.watched(place),
         Loader(
-            dataset, config, rank=world.rank, size=world.size, start_step=state.step, local_size=processes.local_size
+            dataset,
+            config,
+            rank=world.rank,
+            size=world.size,
+            start_step=state.step,
+            local_size=processes.local_size,
         ) as loader,
     ):
         for batch, agreement in _agreed(loader, processes, store, signals, config):
             place[0] = f"step {batch.step}"
-            meters = _step(state, batch, agreement, config, run=run, store=store, processes=processes)
+            meters = _step(
+                state, batch, agreement, config, run=run, store=store, processes=processes
+            )
             finished = state.step == config.schedule.steps
             _log_keys(journal, state, batch)
             journal.throughput.add(sum(len(part.keys) for part in batch.parts), batch.wait_s)
             if meters is not None and (state.step % config.log_every == 0 or finished):
                 _log(journal, state, meters, world.size)
             if config.evaluation.every_steps and state.step % config.evaluation.every_steps == 0:
-                measured = evaluate_model(state.backbone.replica(), config, world=world, images=evaluation)
+                measured = evaluate_model(
+                    state.backbone.replica(), config, world=world, images=evaluation
+                )
                 journal.record({"step": state.step, **measured})
             journal.meter.advance(1)
             if finished or store.is_due(state.step) or agreement.stop:
@@ -113,7 +122,11 @@ class _Agreement:
 
 
 def _agreed(
-    loader: Loader, processes: Processes, store: CheckpointStore, signals: Signals, config: RunConfig
+    loader: Loader,
+    processes: Processes,
+    store: CheckpointStore,
+    signals: Signals,
+    config: RunConfig,
 ) -> Iterator[tuple[StepBatches, _Agreement]]:
     """Each step's batch with what one sum over all processes tells about it; on the host, so that no GPU waits."""
     steps = iter(loader)
@@ -154,21 +167,33 @@ def _step(
     """One step of `state`; None where it was left out because it was not finite. Raises Diverged after too many."""
     labels = [part.labels.to(processes.device) for part in batch.parts]
     try:
-        meters = train_step(state, on_device(batch.parts, processes.device), labels, agreement.shares, config)
+        meters = train_step(
+            state, on_device(batch.parts, processes.device), labels, agreement.shares, config
+        )
     except NotFinite as error:
         meters = None
         _keep(state, batch, error.meters, run=run, store=store, processes=processes)
         state.skipped_steps += 1
         if state.skipped_steps > config.optim.max_skips:
             # All processes know it: one tells.
-            raise _diverged(run, batch.step, error.meters) if processes.world.rank == 0 else Elsewhere() from error
+            raise (
+                _diverged(run, batch.step, error.meters)
+                if processes.world.rank == 0
+                else Elsewhere()
+            ) from error
     state.step += 1
     state.skipped_samples += config.schedule.batch_size - agreement.num_samples
     return meters
 
 
 def _keep(
-    state: TrainState, batch: StepBatches, meters: Meters, *, run: Path, store: CheckpointStore, processes: Processes
+    state: TrainState,
+    batch: StepBatches,
+    meters: Meters,
+    *,
+    run: Path,
+    store: CheckpointStore,
+    processes: Processes,
 ) -> None:
     """Save the batch, every process its part, and the state that met it, beside the checkpoints of the run."""
     with processes.together():
@@ -195,7 +220,11 @@ def _log(journal: Journal, state: TrainState, meters: Meters, num_processes: int
     counters = {"skipped_samples": state.skipped_samples, "skipped_steps": state.skipped_steps}
     record = {"step": state.step, **numbers, **rates, **counters}
     journal.record(record)
-    shown = {"loss": numbers["loss"], "positive": numbers.get("positive_cosine"), "img_s": rates["images_per_s"]}
+    shown = {
+        "loss": numbers["loss"],
+        "positive": numbers.get("positive_cosine"),
+        "img_s": rates["images_per_s"],
+    }
     journal.meter.advance(0, **shown)
 
 

@@ -53,7 +53,11 @@ def num_parameters(config: RunConfig) -> int:
 
 def checkpoint_bytes(config: RunConfig, num_classes: int) -> int:
     """Of one checkpoint, of all processes: the tensors; headers and manifests are some kilobytes more."""
-    item, parameters, dimension = _item_bytes(config), num_parameters(config), config.model.embedding_dim
+    item, parameters, dimension = (
+        _item_bytes(config),
+        num_parameters(config),
+        config.model.embedding_dim,
+    )
     weights = 4 * parameters  # what export reads is in float32
     unit_centers = num_classes * (4 * dimension + _INDEX_BYTES)  # and their sizes
     return weights + unit_centers + 3 * item * parameters + _center_state(config, num_classes)
@@ -66,7 +70,9 @@ def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
     classes with the rows that they are made from.
     """
     item = _item_bytes(config)
-    part = 3 * item * _owned_parameters(config, world_size) + center_bytes(config, num_classes, world_size)
+    part = 3 * item * _owned_parameters(config, world_size) + center_bytes(
+        config, num_classes, world_size
+    )
     all_centers = num_classes * config.model.embedding_dim * (4 + item)
     return part + max(part, all_centers)
 
@@ -111,7 +117,10 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     sparse = config.loss.center_update == "sparse"
     gradient_rows = min(touched * config.compute.accumulation, rows) if sparse else rows
     entries = max(at_once, min(CHUNK_ENTRIES, at_once * rows))
-    embeddings = _EMBEDDING_COPIES * at_once * dimension + at_once * config.loss.num_labels * _INDEX_BYTES // item
+    embeddings = (
+        _EMBEDDING_COPIES * at_once * dimension
+        + at_once * config.loss.num_labels * _INDEX_BYTES // item
+    )
     return Memory(
         backbone=backbone_bytes(config, world_size),
         backbone_copies=_backbone_copies(config, world_size),
@@ -158,7 +167,9 @@ def _owned_parameters(config: RunConfig, world_size: int) -> int:
     if config.compute.backbone == "ddp":
         return num_parameters(config)
     # FSDP2 shards each tensor over its first dimension.
-    return sum(-(-shape[0] // world_size) * shape[1:].numel() for shape in _shapes(config.model.vit()))
+    return sum(
+        -(-shape[0] // world_size) * shape[1:].numel() for shape in _shapes(config.model.vit())
+    )
 
 
 def _shapes(vit: ViTConfig) -> list[torch.Size]:

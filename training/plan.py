@@ -95,9 +95,14 @@ class TrainingPlan:
 
     def __str__(self) -> str:
         memory, peak = self.memory, self.device.peak_tflops
-        where = "in one process" if self.processes == 1 else f"in each of {self.processes} processes"
+        where = (
+            "in one process" if self.processes == 1 else f"in each of {self.processes} processes"
+        )
         rows = [
-            ("model", f"{self.parameters / 1e6:.1f} M weights, {self.num_classes} centers of {self.embedding_dim}"),
+            (
+                "model",
+                f"{self.parameters / 1e6:.1f} M weights, {self.num_classes} centers of {self.embedding_dim}",
+            ),
             ("memory", f"{_size(memory.total)} {where}, at the worst moment"),
             ("", f"{_size(memory.backbone):>9}  weights, gradients and moments"),
             ("", f"{_size(memory.backbone_copies):>9}  copies of weights and gradients"),
@@ -115,8 +120,14 @@ class TrainingPlan:
                 f"{self.flops_per_image / 1e9:.4g} GFLOP an image, {100 * self.head_share:.1f} % by the centers",
             ),
             ("", f"{self.flops_per_step:.3g} FLOP a step, {self.flops:.3g} in all"),
-            ("time", f"{timedelta(seconds=ceil(self.seconds))}, {self.images_per_s:.4g} images a second"),
-            ("", f"at {100 * self.device.utilization:.0f} % of {peak:.3g} TFLOP/s a process, {self.device.source}"),
+            (
+                "time",
+                f"{timedelta(seconds=ceil(self.seconds))}, {self.images_per_s:.4g} images a second",
+            ),
+            (
+                "",
+                f"at {100 * self.device.utilization:.0f} % of {peak:.3g} TFLOP/s a process, {self.device.source}",
+            ),
             (
                 "checkpoint",
                 f"{_size(self.checkpoint_bytes)}, {self.checkpoints} kept: {_size(self.disk_bytes)} of disk",
@@ -185,23 +196,33 @@ def plan_recipe(
     return plan_training(config, classes, samples, world_size, device)
 
 
-def _device_profile(config: RunConfig, peak_tflops: float | None, utilization: float) -> DeviceProfile:
+def _device_profile(
+    config: RunConfig, peak_tflops: float | None, utilization: float
+) -> DeviceProfile:
     if peak_tflops is not None:
         return DeviceProfile(peak_tflops, "given", utilization)
     use_cuda = config.device != "cpu" and torch.cuda.is_available()
-    measured = measured_peak_tflops(torch.device("cuda" if use_cuda else "cpu"), config.compute.precision)
+    measured = measured_peak_tflops(
+        torch.device("cuda" if use_cuda else "cpu"), config.compute.precision
+    )
     return DeviceProfile(measured, "measured here", utilization)
 
 
-def plan_inputs(config: RunConfig, num_classes: int | None, num_samples: int | None) -> tuple[int, int]:
+def plan_inputs(
+    config: RunConfig, num_classes: int | None, num_samples: int | None
+) -> tuple[int, int]:
     """(classes, samples): as given, else of the labels artifacts, less the share that is held out."""
     if num_classes is not None and num_samples is not None:
         return num_classes, num_samples
     if config.data.labels == _UNKNOWN:
-        raise ConfigInvalid("data.labels is not set", remedy="set it, or give both --classes and --samples")
+        raise ConfigInvalid(
+            "data.labels is not set", remedy="set it, or give both --classes and --samples"
+        )
     tables = [LabelTable.open(Path(source.labels)) for source in config.data.sources]
     rows = sum(int(table.artifact.summary["images"]) for table in tables)
-    return num_classes or tables[0].num_centers, num_samples or round(rows * (1.0 - config.data.hold_out))
+    return num_classes or tables[0].num_centers, num_samples or round(
+        rows * (1.0 - config.data.hold_out)
+    )
 
 
 def kept_checkpoints(config: RunConfig) -> list[int]:
@@ -213,4 +234,6 @@ def kept_checkpoints(config: RunConfig) -> list[int]:
 
 
 def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.4g} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.3g} MiB"
+    return (
+        f"{size_bytes / 2**30:.4g} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.3g} MiB"
+    )

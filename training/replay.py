@@ -72,7 +72,9 @@ def replay(run: Path, batch: Path) -> Replay:
         labels = [part.labels.to(processes.device) for part in parts]
         with _first_not_finite(state) as found:
             loss, _ = backward(state, images, labels, shares)
-        first_gradient = next((name for name, each in _backwards(state) if not _is_finite(each.grad)), None)
+        first_gradient = next(
+            (name for name, each in _backwards(state) if not _is_finite(each.grad)), None
+        )
         trunk = list(state.model.trunk.parameters())
         norms = clip_global_norm(trunk, [state.centers.weight], float("inf"), processes.world)
     return Replay(
@@ -80,7 +82,11 @@ def replay(run: Path, batch: Path) -> Replay:
         loss=loss.item(),
         grad_norm=norms[0].item(),
         center_grad_norm=norms[1].item(),
-        not_finite=[name for name, parameter in reversed(list(_backwards(state))) if not _is_finite(parameter)],
+        not_finite=[
+            name
+            for name, parameter in reversed(list(_backwards(state)))
+            if not _is_finite(parameter)
+        ],
         first_output=found[0] if found else None,
         first_gradient=first_gradient,
     )
@@ -99,8 +105,14 @@ def _first_not_finite(state: TrainState) -> Iterator[list[str]]:
 
         return module.register_forward_hook(look)
 
-    named = [(f"trunk.{name}".rstrip("."), module) for name, module in state.model.trunk.named_modules()]
-    handles = [watch(module, name) for name, module in (*named, ("centers", state.centers)) if not _is_list(module)]
+    named = [
+        (f"trunk.{name}".rstrip("."), module) for name, module in state.model.trunk.named_modules()
+    ]
+    handles = [
+        watch(module, name)
+        for name, module in (*named, ("centers", state.centers))
+        if not _is_list(module)
+    ]
     try:
         yield found
     finally:
