@@ -1,4 +1,4 @@
-"""`mlcd train` and `mlcd evaluate`."""
+"""The commands `mlcd train` and `mlcd evaluate`."""
 
 import time
 from collections.abc import Callable
@@ -77,9 +77,10 @@ def train(
 ) -> None:
     """Train a ViT on images and their labels.
 
-    RECIPE is a YAML file or the name of a built-in recipe; a.b=c sets a key of it, for example
-    data.images=DIR data.labels=LABELS out=RUN. Several processes, on one machine or many, train together by
-    `torchrun --nproc-per-node N -m mlcd train …`; an interrupted run goes on with any number of them.
+    RECIPE is a YAML file or the name of a built-in recipe. a.b=c sets one of its keys, for example
+    data.images=DIR data.labels=LABELS out=RUN. Several processes, on one machine or many, train
+    together by `torchrun --nproc-per-node N -m mlcd train …`. An interrupted run can be resumed
+    with any number of processes.
 
     Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first; after the latter two the exit status is 0.
     """
@@ -93,7 +94,8 @@ def train(
     if _only_plans(only_plan, recipe, overrides, resume, plan_options, reporter):
         return
     try:
-        with preemptible():  # torch alone takes seconds to import
+        # Importing torch alone takes seconds.
+        with preemptible():
             from training.replay import replay as run_replay
             from training.run import run_training
 
@@ -119,7 +121,8 @@ def train(
             raise
         raise click.exceptions.Exit(_INTERRUPTED) from None
     except Elsewhere:
-        # torchrun stops all processes once one has ended: the one that tells why goes first.
+        # torchrun stops all processes once one has ended, so the one that reports the error ends
+        # first.
         time.sleep(_LAST_WORD_S)
         raise click.exceptions.Exit(_FAILED) from None
     final = run.summary["final"]
@@ -131,7 +134,7 @@ def train(
 def _overrides(
     recipe: str | None, overrides: tuple[str, ...], resume: str | None, replay: str | None
 ) -> tuple[str, ...]:
-    """With --resume there is no recipe: all words are overrides."""
+    """Returns the overrides; with --resume there is no recipe, so every argument is an override."""
     if resume is not None and recipe is not None:
         overrides = (recipe, *overrides)
     elif resume is None and recipe is None:
@@ -160,7 +163,7 @@ def _only_plans(
     options: dict[str, Any],
     reporter: Reporter,
 ) -> bool:
-    """Whether the plan was all that was asked for; then it has been told."""
+    """Reports the plan if --plan was given, and returns whether it was."""
     given = {name: value for name, value in options.items() if value is not None}
     if not only_plan:
         if given:
@@ -181,7 +184,8 @@ def _only_plans(
 def evaluate() -> None:
     """Measure representations: checkpoints, runs or embeddings artifacts.
 
-    Several processes share the work by `torchrun --nproc-per-node N -m mlcd evaluate ...`; the numbers are the same.
+    Several processes share the work by `torchrun --nproc-per-node N -m mlcd evaluate ...`; the
+    results are the same.
     """
 
 
@@ -189,7 +193,7 @@ _Command = Callable[..., None]
 
 
 def _common_options(command: _Command) -> _Command:
-    """What every kind of evaluation takes."""
+    """Adds the arguments and options that every kind of evaluation takes."""
     decorators: list[Callable[[_Command], _Command]] = [
         click.argument("checkpoints", nargs=-1, metavar="[CHECKPOINT]..."),
         click.option(
@@ -245,9 +249,9 @@ def evaluate_knn(
     neighbors: int,
     **common: Any,
 ) -> None:
-    """Weighted vote (cosine, T = 0.07) of held-out images' neighbors among the others.
+    """Classify held-out images by a weighted vote of their neighbors (cosine, T = 0.07).
 
-    With --hold-out 0 every image is asked for, and all others vote.
+    With --hold-out 0 every image is classified by the vote of all others.
     """
     from training.evaluation.report import KnnProtocol
 
@@ -269,7 +273,10 @@ def evaluate_clusters(
     seed: int,
     **common: Any,
 ) -> None:
-    """Purity and normalized mutual information of k-means with as many clusters as classes, over all images."""
+    """Compare k-means clusters with the classes of all images.
+
+    There are as many clusters as classes. The results are purity and normalized mutual information.
+    """
     from training.evaluation.report import ClustersProtocol
 
     _measure(ClustersProtocol(features, seed), checkpoints, **common)
@@ -288,8 +295,9 @@ def evaluate_linear_probe(
 ) -> None:
     """CLIP's linear probe: logistic regression on fixed features.
 
-    Its C is searched from coarse to fine on validation images, a fifth of those that are not held out; the model that
-    is tested is fitted again on all that are not held out. CLIP's protocol takes --features pooled.
+    C is searched from coarse to fine on validation images, a fifth of those that are not held out.
+    The tested model is fitted again on all images that are not held out. CLIP's protocol takes
+    --features pooled.
     """
     from training.evaluation.report import ProbeProtocol
 
@@ -325,7 +333,8 @@ def _measure(
                 device=processes.device,
             )
     except Elsewhere:
-        # torchrun stops all processes once one has ended: the one that tells why goes first.
+        # torchrun stops all processes once one has ended, so the one that reports the error ends
+        # first.
         time.sleep(_LAST_WORD_S)
         raise click.exceptions.Exit(_FAILED) from None
     lines = [result_line(result) for result in results]
@@ -345,7 +354,10 @@ def _sides(train: str | None, test: str | None) -> "Sides | None":
 
 
 def _represented(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Path]:
-    """Returns the subject of the evaluation: two embeddings artifacts, one on each side, are it themselves."""
+    """Returns the paths to evaluate.
+
+    With an embeddings artifact on each side, that is the test artifact itself.
+    """
     if sides is not None and sides.kind == "embeddings":
         if checkpoints:
             raise click.UsageError(

@@ -1,4 +1,4 @@
-"""The loop, in the order time flows: batch, step, log, evaluate, checkpoint."""
+"""The training loop, in order of time: batch, step, log, evaluate, checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,14 +26,18 @@ from training.telemetry.throughput import Throughput
 
 
 class Log(Protocol):
-    """Takes the numbers of a step."""
+    """A log that takes the numbers of a step."""
 
     def append(self, record: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Where a run tells about itself. records: metrics.jsonl and the like, on process 0 only. keys: where asked for."""
+    """The logs of a run.
+
+    records: metrics.jsonl and the like, on process 0 only. keys: the log of keys, if it was asked
+    for.
+    """
 
     records: tuple[Log, ...]
     keys: Log | None
@@ -56,14 +60,16 @@ def train(
     journal: Journal,
     evaluation: PreparedImages | None,
 ) -> None:
-    """Bring `state` from its step to the last one of the schedule. evaluation: what `check_evaluation` gave.
+    """Trains `state` from its step to the last one of the schedule.
 
-    Raises Diverged, Interrupted and Preempted on all processes at the same step.
+    evaluation: the result of `check_evaluation`. Raises Diverged, Interrupted and Preempted on all
+    processes at the same step.
     """
     place = [f"step {state.step}"]
     world = processes.world
+    # Signals are outermost: torchrun stops the others when one fails, and they have to report it.
     with (
-        received_signals() as signals,  # outermost: torchrun stops the others when one fails, and they have to tell
+        received_signals() as signals,
         closing(store),
         processes.watched(place),
         Loader(
@@ -102,7 +108,10 @@ def train(
 
 @dataclass(frozen=True)
 class _Agreement:
-    """What all processes know of a step. counts: samples of all processes, of each micro-batch."""
+    """The facts about a step that all processes agree on.
+
+    counts: the samples of all processes in each micro-batch.
+    """
 
     counts: tuple[int, ...]
     interrupted: bool
@@ -128,7 +137,10 @@ def _agreed(
     signals: Signals,
     config: RunConfig,
 ) -> Iterator[tuple[StepBatches, _Agreement]]:
-    """Each step's batch with what one sum over all processes tells about it; on the host, so that no GPU waits."""
+    """Yields each step's batch with what one sum over all processes says about it.
+
+    The sum is on the host, so that no GPU waits.
+    """
     steps = iter(loader)
     while True:
         failure: MlcdError | None = None
@@ -164,7 +176,10 @@ def _step(
     store: CheckpointStore,
     processes: Processes,
 ) -> Meters | None:
-    """One step of `state`; None where it was left out because it was not finite. Raises Diverged after too many."""
+    """Takes one step of `state`. Returns None if it was skipped because it was not finite.
+
+    Raises Diverged after too many skips.
+    """
     labels = [part.labels.to(processes.device) for part in batch.parts]
     try:
         meters = train_step(
@@ -175,7 +190,7 @@ def _step(
         _keep(state, batch, error.meters, run=run, store=store, processes=processes)
         state.skipped_steps += 1
         if state.skipped_steps > config.optim.max_skips:
-            # All processes know it: one tells.
+            # All processes know it, and one reports it.
             raise (
                 _diverged(run, batch.step, error.meters)
                 if processes.world.rank == 0
@@ -195,7 +210,9 @@ def _keep(
     store: CheckpointStore,
     processes: Processes,
 ) -> None:
-    """Save the batch, every process its part, and the state that met it, beside the checkpoints of the run."""
+    """Saves the batch, each process its part, and the state before it, beside the run's
+    checkpoints.
+    """
     with processes.together():
         if processes.world.rank == 0:
             clear_bad_batch(run, batch.step)
