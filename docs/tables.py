@@ -52,8 +52,13 @@ def settings_page() -> str:
 
 def recipes_page() -> str:
     """Every key, the sections in the order of the class, those of the top level first."""
-    plain = {name: field for name, field in RunConfig.model_fields.items() if nested_model(field) is None}
-    sections = [_RECIPES_HEAD, "\n".join(_table((name, (), field) for name, field in plain.items()))]
+    plain = {
+        name: field for name, field in RunConfig.model_fields.items() if nested_model(field) is None
+    }
+    sections = [
+        _RECIPES_HEAD,
+        "\n".join(_table((name, (), field) for name, field in plain.items())),
+    ]
     for name, field in RunConfig.model_fields.items():
         if (model := nested_model(field)) is not None:
             sections.append(_section(name, f"{name}.", model))
@@ -79,7 +84,11 @@ def _meaning(field: FieldInfo) -> str:
     described = " ".join((field.description or "").split()).removesuffix(".")
     choices = _choices(field.annotation)
     named = f"`{'`, `'.join(choices)}`" if choices else ""
-    return ": ".join(part for part in (named, described) if part).replace("|", "\\|").replace("*", "\\*")
+    return (
+        ": ".join(part for part in (named, described) if part)
+        .replace("|", "\\|")
+        .replace("*", "\\*")
+    )
 
 
 def _choices(annotation: Any) -> list[str]:

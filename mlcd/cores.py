@@ -39,5 +39,7 @@ def cpu_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return frozenset()
-    flags = next((line.partition(":")[2].upper().split() for line in lines if line.startswith("flags")), [])
+    flags = next(
+        (line.partition(":")[2].upper().split() for line in lines if line.startswith("flags")), []
+    )
     return frozenset(_FEATURES).intersection(flags)

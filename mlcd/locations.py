@@ -18,6 +18,7 @@ def local_path(location: Location) -> Path:
     """Returns the path. Raises ConfigInvalid for a URL, which would become a folder that is called `s3:`."""
     if is_url(location):
         raise ConfigInvalid(
-            f"{location} is a URL, and only images can be read from one", remedy="give a directory here"
+            f"{location} is a URL, and only images can be read from one",
+            remedy="give a directory here",
         )
     return Path(location)

@@ -31,7 +31,9 @@ class Meter(Protocol):
 class Stages(Protocol):
     """Opens one meter per stage of the work. What a meter raises ends it."""
 
-    def stage(self, name: str, total: int | None, *, done: int = 0) -> AbstractContextManager[Meter]: ...
+    def stage(
+        self, name: str, total: int | None, *, done: int = 0
+    ) -> AbstractContextManager[Meter]: ...
 
 
 class Reporter:

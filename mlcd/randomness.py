@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_FEISTEL_ROUNDS: Final = 8  # 4 are enough against any statistical test of few positions; hashing is cheap
+_FEISTEL_ROUNDS: Final = (
+    8  # 4 are enough against any statistical test of few positions; hashing is cheap
+)
 
 
 class Stream(IntEnum):
@@ -70,7 +72,9 @@ def permuted(positions: NDArray[np.integer], num: int, *counters: int) -> NDArra
     return reached
 
 
-def _feistel(x: NDArray[np.int64], left_base: int, right_base: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _feistel(
+    x: NDArray[np.int64], left_base: int, right_base: int, keys: NDArray[np.uint64]
+) -> NDArray[np.int64]:
     """A permutation of range(left_base * right_base)."""
     left, right = np.divmod(x, right_base)
     with np.errstate(over="ignore"):

@@ -54,7 +54,9 @@ class Neighbors:
 def model_name(name: object) -> str:
     """`name` where it can name a model in URLs, headers and Triton's folders; raises ConfigInvalid."""
     if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
-        raise ConfigInvalid(f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore")
+        raise ConfigInvalid(
+            f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore"
+        )
     return name
 
 
@@ -69,5 +71,8 @@ def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
     usable = np.isfinite(norms[:, 0]) & (norms[:, 0] > 0)
     if not usable.all():
         row = int(np.flatnonzero(~usable)[0])
-        raise InvalidInput(f"row {row} has no direction (norm {norms[row, 0]})", remedy="remove NaN, Inf and zero rows")
+        raise InvalidInput(
+            f"row {row} has no direction (norm {norms[row, 0]})",
+            remedy="remove NaN, Inf and zero rows",
+        )
     return np.ascontiguousarray((rows / norms).astype(np.float32))

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TIMEOUT: Final = timedelta(minutes=30)  # the longest that one process waits for another
-_LAST_WORD_S: Final = 2.0  # a failure ends all connections: who notices that waits so long for the reason
+_LAST_WORD_S: Final = (
+    2.0  # a failure ends all connections: who notices that waits so long for the reason
+)
 _FAILURES: Final = "mlcd/failures"
 _Integers = TypeVar("_Integers", np.int64, np.int32)
 
@@ -136,7 +138,9 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        raise ConfigInvalid("several processes need torch", remedy="pip install 'mlcd[train]'") from error
+        raise ConfigInvalid(
+            "several processes need torch", remedy="pip install 'mlcd[train]'"
+        ) from error
     if cuda is None:
         cuda = torch.cuda.is_available()
     if cuda:
@@ -166,13 +170,17 @@ def one_voice(world: World) -> Iterator[None]:
     except MlcdError as error:
         if store.add(_FAILURES, 1) == 1:
             raise
-        time.sleep(_LAST_WORD_S)  # torchrun stops all processes once one has ended: the one that tells why goes first
+        time.sleep(
+            _LAST_WORD_S
+        )  # torchrun stops all processes once one has ended: the one that tells why goes first
         raise Elsewhere from error
     except RuntimeError as error:
         if "Connection" not in str(error) and "gloo" not in str(error) and "NCCL" not in str(error):
             raise
         time.sleep(_LAST_WORD_S)
         if store.add(_FAILURES, 1) == 1:
-            raise Unavailable("a process is gone", remedy="the same command goes on from its checkpoint") from error
+            raise Unavailable(
+                "a process is gone", remedy="the same command goes on from its checkpoint"
+            ) from error
         time.sleep(_LAST_WORD_S)
         raise Elsewhere from error

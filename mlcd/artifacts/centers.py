@@ -46,13 +46,21 @@ class Centers:
     def __post_init__(self) -> None:
         num, dimension = self.vectors.shape
         if len(self.sizes) != num or (self.names is not None and len(self.names) != num):
-            raise ArtifactInvalid(f"{num} centers, {len(self.sizes)} sizes: the center set is not consistent")
+            raise ArtifactInvalid(
+                f"{num} centers, {len(self.sizes)} sizes: the center set is not consistent"
+            )
         if self.mean is not None and self.mean.shape != (dimension,):
-            raise ArtifactInvalid(f"the mean has shape {self.mean.shape}, the centers dimension {dimension}")
+            raise ArtifactInvalid(
+                f"the mean has shape {self.mean.shape}, the centers dimension {dimension}"
+            )
         if self.examples is not None and len(self.examples) != num:
-            raise ArtifactInvalid(f"{num} centers, examples of {len(self.examples)}: the center set is not consistent")
+            raise ArtifactInvalid(
+                f"{num} centers, examples of {len(self.examples)}: the center set is not consistent"
+            )
         if self.audit_rows is not None and self.audit_rows.shape[1:] != (dimension,):
-            raise ArtifactInvalid(f"audit rows {list(self.audit_rows.shape)}, but centers of dimension {dimension}")
+            raise ArtifactInvalid(
+                f"audit rows {list(self.audit_rows.shape)}, but centers of dimension {dimension}"
+            )
 
     def align(self, embeddings: Embeddings) -> Embeddings:
         """Unit embeddings as these centers want them: the mean subtracted, where there is one."""
@@ -100,7 +108,9 @@ class Centers:
             names=names,
             mean=load("mean.npy").astype(np.float32) if "mean.npy" in artifact.files else None,
             examples=Examples.open(artifact.file(EXAMPLES)) if EXAMPLES in artifact.files else None,
-            audit_rows=load(AUDIT_ROWS).astype(np.float16) if AUDIT_ROWS in artifact.files else None,
+            audit_rows=load(AUDIT_ROWS).astype(np.float16)
+            if AUDIT_ROWS in artifact.files
+            else None,
             digest=artifact.digest,
         )
 

@@ -13,12 +13,16 @@ from typing import Final
 from mlcd.errors import DiskFull, InvalidInput, TooManyOpenFiles
 
 # The last is numpy's ndarray.tofile.
-_NO_SPACE: Final = re.compile(r"No space left on device|File too large|\d+ requested and \d+ written")
+_NO_SPACE: Final = re.compile(
+    r"No space left on device|File too large|\d+ requested and \d+ written"
+)
 
 
 # Those of faiss are words only.
 _TOO_MANY_FILES: Final = re.compile(r"Too many open files")
-_SPARE_FILES: Final = 8  # fewer free descriptors are none: other threads open and close files meanwhile
+_SPARE_FILES: Final = (
+    8  # fewer free descriptors are none: other threads open and close files meanwhile
+)
 
 
 @contextmanager
@@ -29,9 +33,13 @@ def translated_os_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         refuse_too_many_files(error)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InvalidInput(f"{place} cannot be written: no permission", remedy="give a writable output") from error
+            raise InvalidInput(
+                f"{place} cannot be written: no permission", remedy="give a writable output"
+            ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
-            raise InvalidInput(f"{place} cannot be made a directory", remedy="give another output") from error
+            raise InvalidInput(
+                f"{place} cannot be made a directory", remedy="give another output"
+            ) from error
         raise
 
 
@@ -39,7 +47,8 @@ def refuse_full_disk(error: BaseException, place: Path) -> None:
     """Raise DiskFull from an error that says that there is no space, or no more than a limit on file sizes."""
     if _is_disk_full(error):
         raise DiskFull(
-            f"the disk is full while writing {place}", remedy="free space and run the same command again"
+            f"the disk is full while writing {place}",
+            remedy="free space and run the same command again",
         ) from error
 
 

@@ -25,7 +25,12 @@ from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 ERRORS = "errors.jsonl"
 KEY_SCHEMA = pa.schema(
-    [("key", pa.string()), ("class_name", pa.string()), ("sha256", pa.binary(32)), ("split", pa.float64())]
+    [
+        ("key", pa.string()),
+        ("class_name", pa.string()),
+        ("sha256", pa.binary(32)),
+        ("split", pa.float64()),
+    ]
 )
 
 
@@ -70,7 +75,10 @@ class EmbeddingsArtifact:
     def _check_rows(self) -> None:
         for part in range(self.num_parts):
             try:
-                rows, keys = len(self._map(part)), pq.read_metadata(self.artifact.path / keys_name(part)).num_rows
+                rows, keys = (
+                    len(self._map(part)),
+                    pq.read_metadata(self.artifact.path / keys_name(part)).num_rows,
+                )
             except (ValueError, OSError, EOFError, pa.ArrowException) as error:
                 raise ArtifactInvalid(
                     f"{self.artifact.path / part_name(part)} or its keys are damaged",
@@ -95,7 +103,9 @@ class EmbeddingsArtifact:
 
     def skipped(self) -> list[dict[str, str]]:
         """Returns key, reason and detail of each sample that has no row."""
-        return [json.loads(line) for line in self.errors_file.read_text(encoding="utf-8").splitlines()]
+        return [
+            json.loads(line) for line in self.errors_file.read_text(encoding="utf-8").splitlines()
+        ]
 
     @cached_property
     def num_parts(self) -> int:
@@ -118,7 +128,9 @@ class EmbeddingsArtifact:
         parts = [keys_name(part) for part in range(self.num_parts)]
         for part in parts:
             self._verify(part)
-        return pa.concat_tables([pq.read_table(self.artifact.path / part, columns=[name]) for part in parts])[name]
+        return pa.concat_tables(
+            [pq.read_table(self.artifact.path / part, columns=[name]) for part in parts]
+        )[name]
 
     @cached_property
     def keys(self) -> list[SampleKey]:
@@ -135,7 +147,9 @@ class EmbeddingsArtifact:
             if len(wanted):
                 self._verify(keys_name(part))
                 keys = pq.read_table(self.artifact.path / keys_name(part), columns=["key"])["key"]
-                found.append(keys.cast(pa.large_string()).take(pa.array(wanted - start)).combine_chunks())
+                found.append(
+                    keys.cast(pa.large_string()).take(pa.array(wanted - start)).combine_chunks()
+                )
             start = stop
         return pa.concat_arrays(found).take(pa.array(np.argsort(order, kind="stable")))
 
@@ -206,5 +220,7 @@ class EmbeddingsArtifact:
         return np.concatenate([block for _, block in self.blocks()])
 
     def _map(self, part: int) -> NDArray[np.floating]:
-        rows: NDArray[np.floating] = np.load(self.artifact.path / part_name(part), mmap_mode="r", allow_pickle=False)
+        rows: NDArray[np.floating] = np.load(
+            self.artifact.path / part_name(part), mmap_mode="r", allow_pickle=False
+        )
         return rows

@@ -54,7 +54,11 @@ def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
     if artifact.digest == digest:
         return artifact
     first_part = first_part_after(artifact, digest)
-    return None if first_part is None else _earlier_state(artifact, _EARLIER.format(first_part), digest)
+    return (
+        None
+        if first_part is None
+        else _earlier_state(artifact, _EARLIER.format(first_part), digest)
+    )
 
 
 def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
@@ -63,25 +67,36 @@ def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
     earlier = read_manifest(artifact.path, name)
     same = all(artifact.files.get(file) == entry for file, entry in earlier.files.items())
     if earlier.digest != digest or not same:
-        raise ArtifactInvalid(f"{artifact.path / name} is not what it was", remedy="make the artifact again")
+        raise ArtifactInvalid(
+            f"{artifact.path / name} is not what it was", remedy="make the artifact again"
+        )
     return earlier
 
 
 @contextmanager
-def open_addition(artifact: Artifact, parents: tuple[Parent, ...], first_part: int) -> Iterator["Addition"]:
+def open_addition(
+    artifact: Artifact, parents: tuple[Parent, ...], first_part: int
+) -> Iterator["Addition"]:
     """Opens a draft beside the artifact for what is added to it, from part `first_part` on.
 
     A draft of the same addition is gone on with, that of any other is worth nothing. Raises Conflict where another
     process is at it, or was a moment ago.
     """
-    request = Request(artifact.kind, {"to": artifact.digest, "first_part": first_part}, parents, artifact.fingerprint)
+    request = Request(
+        artifact.kind,
+        {"to": artifact.digest, "first_part": first_part},
+        parents,
+        artifact.fingerprint,
+    )
     draft = Draft(artifact.path, request)
     if draft.begun() not in (None, request.identity()):
         draft = Draft(artifact.path, request, fresh=True)
     with draft:
         if open_artifact(artifact.path, verify_files=False).digest != artifact.digest:
             shutil.rmtree(draft.path)
-            raise Conflict(f"{artifact.path} has grown meanwhile", remedy="run the same command again")
+            raise Conflict(
+                f"{artifact.path} has grown meanwhile", remedy="run the same command again"
+            )
         for leftover in artifact.path.glob(".*.tmp"):  # of one that was killed in its last step
             leftover.unlink()
         yield Addition(artifact, draft, parents, first_part)
@@ -90,7 +105,9 @@ def open_addition(artifact: Artifact, parents: tuple[Parent, ...], first_part: i
 class Addition:
     """New parts of a finished artifact, in a draft until `publish`."""
 
-    def __init__(self, artifact: Artifact, draft: Draft, parents: tuple[Parent, ...], first_part: int) -> None:
+    def __init__(
+        self, artifact: Artifact, draft: Draft, parents: tuple[Parent, ...], first_part: int
+    ) -> None:
         self.draft = draft
         self._artifact, self._parents, self._first_part = artifact, parents, first_part
 

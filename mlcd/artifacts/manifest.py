@@ -90,7 +90,9 @@ class Artifact:
     def file(self, name: str) -> Path:
         """The path of a listed file; ArtifactInvalid where the manifest has none of that name."""
         if name not in self.files and name not in self.logs:
-            raise ArtifactInvalid(f"{self.path} has no file {name}", remedy="it was made by another step or version")
+            raise ArtifactInvalid(
+                f"{self.path} has no file {name}", remedy="it was made by another step or version"
+            )
         return self.path / name
 
     def as_parent_of(self, out: Path, role: str) -> Parent:
@@ -102,7 +104,11 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
 
     Raises ArtifactInvalid naming the first file that does not match.
     """
-    if kind is not None and not (path / MANIFEST).is_file() and (meant := near(path, kind)) is not None:
+    if (
+        kind is not None
+        and not (path / MANIFEST).is_file()
+        and (meant := near(path, kind)) is not None
+    ):
         raise ArtifactInvalid(f"{path} is not a finished artifact", remedy=f"did you mean {meant}?")
     artifact = read_manifest(path)
     if kind is not None and artifact.kind != kind:
@@ -115,10 +121,14 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
         elif not (path / name).is_file():
             raise ArtifactInvalid(f"{path / name} is missing", remedy="make the artifact again")
         elif (path / name).stat().st_size != entry.size_bytes:
-            raise ArtifactInvalid(f"{path / name} differs from its manifest", remedy="it is damaged; make it again")
+            raise ArtifactInvalid(
+                f"{path / name} differs from its manifest", remedy="it is damaged; make it again"
+            )
     for name, digest in artifact.children.items():
         if open_artifact(path / name, verify_files=verify_files).digest != digest:
-            raise ArtifactInvalid(f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again")
+            raise ArtifactInvalid(
+                f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again"
+            )
     return artifact
 
 
@@ -139,9 +149,13 @@ def verify_file(artifact: Artifact, name: str) -> None:
         actual = measure(path)
     except OSError as error:
         refuse_too_many_files(error)
-        raise ArtifactInvalid(f"{path} cannot be read", remedy="restore it, or make the artifact again") from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read", remedy="restore it, or make the artifact again"
+        ) from error
     if actual != entry:
-        raise ArtifactInvalid(f"{path} differs from its manifest", remedy="it is damaged or was edited; make it again")
+        raise ArtifactInvalid(
+            f"{path} differs from its manifest", remedy="it is damaged or was edited; make it again"
+        )
 
 
 def draft_path(out: Path) -> Path:
@@ -172,7 +186,9 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
         raw = file.read_bytes()
         manifest = json.loads(raw)
         if manifest["schema"] > SCHEMA:
-            raise ArtifactInvalid(f"{file} is of schema {manifest['schema']}", remedy="upgrade mlcd to read it")
+            raise ArtifactInvalid(
+                f"{file} is of schema {manifest['schema']}", remedy="upgrade mlcd to read it"
+            )
         intact = raw == _pretty(manifest) and manifest["checksum"] == _checksum(manifest)
         artifact = Artifact(
             path=path,
@@ -190,7 +206,9 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         refuse_too_many_files(error)
-        raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again") from error
+        raise ArtifactInvalid(
+            f"{file} is damaged", remedy="restore it, or make the artifact again"
+        ) from error
     if not intact:
         raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again")
     return artifact

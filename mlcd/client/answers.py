@@ -53,9 +53,13 @@ class Embedded:
     origin: Origin
 
     @classmethod
-    def of(cls, items: Sequence[Row | ImageRejected], origin: Origin, *, dimension: int) -> "Embedded":
+    def of(
+        cls, items: Sequence[Row | ImageRejected], origin: Origin, *, dimension: int
+    ) -> "Embedded":
         """dimension: of the model; what the shape is where there is no row."""
-        rows = {index: item for index, item in enumerate(items) if not isinstance(item, ImageRejected)}
+        rows = {
+            index: item for index, item in enumerate(items) if not isinstance(item, ImageRejected)
+        }
         found = np.stack(list(rows.values())) if rows else np.empty((0, dimension), np.float32)
         vectors = np.full((len(items), found.shape[1]), np.nan, np.float32)
         vectors[list(rows)] = found
@@ -110,7 +114,12 @@ class Labeled:
             scores[row, : len(labels)] = [label.similarity for label in labels]
         names = [[label.name for label in labels] for labels in lists]
         return cls(
-            ids, scores, names, [[label.examples for label in labels] for labels in lists], _errors(items), origin
+            ids,
+            scores,
+            names,
+            [[label.examples for label in labels] for labels in lists],
+            _errors(items),
+            origin,
         )
 
 

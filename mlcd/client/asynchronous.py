@@ -1,7 +1,14 @@
 """The client for programs with an asyncio event loop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -42,7 +49,9 @@ class AsyncClient(BaseClient):
         items, origin = await self._gathered(self._cut(images), self._server.embed, strict=strict)
         return Embedded.of(items, origin, dimension=(await self._server.known_info()).dimension)
 
-    def embed_each(self, images: ImageSeries, *, strict: bool = False) -> AsyncGenerator[Row | ImageRejected, None]:
+    def embed_each(
+        self, images: ImageSeries, *, strict: bool = False
+    ) -> AsyncGenerator[Row | ImageRejected, None]:
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
 
@@ -57,8 +66,12 @@ class AsyncClient(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
-        return Labeled.of(*await self._gathered(self._batches(images, embeddings), ask, strict=strict))
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
+        return Labeled.of(
+            *await self._gathered(self._batches(images, embeddings), ask, strict=strict)
+        )
 
     def labels_each(
         self,
@@ -71,7 +84,9 @@ class AsyncClient(BaseClient):
         strict: bool = False,
     ) -> AsyncGenerator[list[Label] | ImageRejected, None]:
         check_images(images)
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
         return self._each(self._call(strict=strict), self._cut(images), ask)
 
     async def search(
@@ -97,7 +112,9 @@ class AsyncClient(BaseClient):
             exact=exact,
             metadata=metadata,
         )
-        return Found.of(*await self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
+        return Found.of(
+            *await self._gathered(self._batches(images, embeddings, key), ask, strict=strict)
+        )
 
     async def collections(self) -> list[Collection]:
         return await self._server.collections()
@@ -123,7 +140,9 @@ class AsyncClient(BaseClient):
     ) -> Added:
         additions = self._additions(Adder(ids, metadata), images, embeddings)
         return Added.of(
-            *await self._gathered(additions, partial(self._server.add, collection=collection), strict=strict)
+            *await self._gathered(
+                additions, partial(self._server.add, collection=collection), strict=strict
+            )
         )
 
     async def item(self, collection: str, key: str) -> Item:
@@ -151,7 +170,10 @@ class AsyncClient(BaseClient):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.aclose()
 

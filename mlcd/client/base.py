@@ -56,14 +56,20 @@ class BaseClient:
         retries: int,
         transport: httpx.AsyncBaseTransport | None,
     ) -> None:
-        given = {"deadline_s": deadline_s, "batch_size": self.batch_size, "in_flight": self.in_flight}
+        given = {
+            "deadline_s": deadline_s,
+            "batch_size": self.batch_size,
+            "in_flight": self.in_flight,
+        }
         for name, value in given.items():
             if not value > 0:
                 raise ConfigInvalid(f"{name} must be more than 0, not {value}")
         if retries < 0:
             raise ConfigInvalid(f"retries must be 0 or more, not {retries}")
         self._server = Server(
-            Connection(url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport)
+            Connection(
+                url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport
+            )
         )
 
     def _call(self, *, strict: bool) -> Call[Any]:

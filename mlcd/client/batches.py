@@ -57,7 +57,9 @@ class Adder:
             raise self._mismatch()
 
     def _mismatch(self) -> InvalidInput:
-        return InvalidInput(f"there are {len(self._ids)} ids for another number of items", remedy="give each its id")
+        return InvalidInput(
+            f"there are {len(self._ids)} ids for another number of items", remedy="give each its id"
+        )
 
 
 _Batch = TypeVar("_Batch")
@@ -98,7 +100,10 @@ class Cutter:
 
 
 async def answers_async(
-    batches: AsyncIterable[_Batch], ask: Callable[[_Batch], Coroutine[Any, Any, _Answer]], *, in_flight: int
+    batches: AsyncIterable[_Batch],
+    ask: Callable[[_Batch], Coroutine[Any, Any, _Answer]],
+    *,
+    in_flight: int,
 ) -> AsyncGenerator[_Answer, None]:
     """The answer of each batch, in order. Takes no more than `in_flight` batches ahead; leaving early cancels them."""
     waiting: deque[asyncio.Task[_Answer]] = deque()

@@ -26,7 +26,9 @@ class Call(Generic[_Value]):
         if self._strict:
             for place, item in enumerate(answer.items, self._num):
                 if isinstance(item, ImageRejected):
-                    raise ImageRejected(item.reason, f"image {place}: {item.message}", remedy=item.remedy)
+                    raise ImageRejected(
+                        item.reason, f"image {place}: {item.message}", remedy=item.remedy
+                    )
         self._num += len(answer.items)
         return answer.items
 
@@ -40,6 +42,7 @@ class Call(Generic[_Value]):
             )
         if self.origin not in (None, origin):
             raise Conflict(
-                "the server's model, centers or precision changed during the call", remedy="make the call again"
+                "the server's model, centers or precision changed during the call",
+                remedy="make the call again",
             )
         self.origin = origin

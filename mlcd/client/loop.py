@@ -56,7 +56,9 @@ class LoopThread:
 
     def _opened(self) -> asyncio.AbstractEventLoop:
         if self._process != os.getpid():
-            raise ConfigInvalid("this client belongs to another process", remedy="make one in each process")
+            raise ConfigInvalid(
+                "this client belongs to another process", remedy="make one in each process"
+            )
         with self._lock:
             if self._closed:
                 raise RuntimeError("the client is closed")

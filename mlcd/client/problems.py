@@ -21,7 +21,15 @@ from typing import Any, Final
 import httpx
 
 from mlcd.client.retry import retry_after_s
-from mlcd.errors import Conflict, DeadlineExceeded, InvalidInput, MlcdError, NotFound, Overloaded, Unavailable
+from mlcd.errors import (
+    Conflict,
+    DeadlineExceeded,
+    InvalidInput,
+    MlcdError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 
 _URN: Final = "urn:mlcd:problem:"
 _UNNAMED: Final = "about:blank"
@@ -105,13 +113,18 @@ def refused(response: httpx.Response, *, request_id: str) -> Refused:
 
 
 def not_our_api() -> AnswerInvalid:
-    return AnswerInvalid("the answer is not one of this API", remedy="check the URL and the server's version")
+    return AnswerInvalid(
+        "the answer is not one of this API", remedy="check the URL and the server's version"
+    )
 
 
 def _problem(response: httpx.Response, request_id: str) -> Problem:
     content = _content(response)
     # A proxy in between has a page of its own, which is nobody's detail.
-    detail = content.get("detail") or f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
+    detail = (
+        content.get("detail")
+        or f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
+    )
     return Problem(
         status=response.status_code,
         name=str(content.get("type", _UNNAMED)).removeprefix(_URN),

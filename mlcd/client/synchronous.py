@@ -57,7 +57,9 @@ class Client(BaseClient):
         """
         check_images(images)
         items, origin = self._gathered(self._cut(images), self._server.embed, strict=strict)
-        return Embedded.of(items, origin, dimension=self._loop.run(self._server.known_info()).dimension)
+        return Embedded.of(
+            items, origin, dimension=self._loop.run(self._server.known_info()).dimension
+        )
 
     def embed_each(
         self, images: Iterable[ImageInput], *, strict: bool = False
@@ -82,7 +84,9 @@ class Client(BaseClient):
 
         Raises RefusedNotFound where the server has no centers; else as `embed`.
         """
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
         return Labeled.of(*self._gathered(self._batches(images, embeddings), ask, strict=strict))
 
     def labels_each(
@@ -97,7 +101,9 @@ class Client(BaseClient):
     ) -> Generator[list[Label] | ImageRejected, None, None]:
         """As `labels`, one by one in order, as `embed_each`."""
         check_images(images)
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
         return self._each(self._call(strict=strict), self._cut(images), ask)
 
     def search(
@@ -160,7 +166,11 @@ class Client(BaseClient):
         One that is there is replaced, metadata included. Raises InvalidInput where there are more or fewer ids.
         """
         additions = self._additions(Adder(ids, metadata), images, embeddings)
-        return Added.of(*self._gathered(additions, partial(self._server.add, collection=collection), strict=strict))
+        return Added.of(
+            *self._gathered(
+                additions, partial(self._server.add, collection=collection), strict=strict
+            )
+        )
 
     def item(self, collection: str, key: str) -> Item:
         """Raises RefusedNotFound."""
@@ -194,7 +204,10 @@ class Client(BaseClient):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -216,7 +229,10 @@ class Client(BaseClient):
                 yield from call.items(answer)
 
     def _batches(
-        self, images: Iterable[ImageInput] | None, embeddings: ArrayLike | None, key: str | None = None
+        self,
+        images: Iterable[ImageInput] | None,
+        embeddings: ArrayLike | None,
+        key: str | None = None,
     ) -> Iterator[Batch]:
         check_one_given(images=images, embeddings=embeddings, key=key)
         if key is not None:

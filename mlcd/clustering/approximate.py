@@ -24,7 +24,9 @@ from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors
 
 MIN_CENTERS: Final = 1000
-MIN_AUDITED_ROWS: Final = 1000  # half choose the probes, half audit them; fewer cannot show a recall of 0.99
+MIN_AUDITED_ROWS: Final = (
+    1000  # half choose the probes, half audit them; fewer cannot show a recall of 0.99
+)
 AUDITED_ROWS: Final = 4000
 PROBES: Final = (8, 16, 32, 64)
 RECALL: Final = 0.99
@@ -64,7 +66,9 @@ def divide(centers: Embeddings) -> Cells:
             remedy=f"use --mode exact (approximate is for {MIN_CENTERS} and more)",
         )
     num_cells = round(len(centers) ** 0.5)
-    chosen = np.argsort(hash_counters(np.arange(len(centers))), kind="stable")[: num_cells * _CENTERS_PER_CELL]
+    chosen = np.argsort(hash_counters(np.arange(len(centers))), kind="stable")[
+        : num_cells * _CENTERS_PER_CELL
+    ]
     vectors = kmeans([centers[np.sort(chosen)]], num_cells, iterations=_ITERATIONS).centers
     of_center = CenterScan(vectors, products="numpy").nearest(centers, 1).ids[:, 0]
     return Cells(vectors, of_center.astype(np.int32))
@@ -80,7 +84,9 @@ class ApproximateScan:
         self._ids = np.argsort(cells.of_center, kind="stable")
         self._starts = np.searchsorted(cells.of_center[self._ids], np.arange(self.num_cells + 1))
         self._products = NumpyProducts(centers[self._ids])
-        self._largest_norm = float(np.sqrt(np.einsum("kd,kd->k", centers, centers, dtype=np.float64).max()))
+        self._largest_norm = float(
+            np.sqrt(np.einsum("kd,kd->k", centers, centers, dtype=np.float64).max())
+        )
 
     def nearest(
         self, embeddings: Embeddings, top: int = 8, threshold: float | None = None, *, probes: int
@@ -96,11 +102,16 @@ class ApproximateScan:
             batch = slice(start, start + _BATCH_ROWS)
             found, exact = self._search(embeddings[batch], top, min(probes, self.num_cells))
             if threshold is not None:  # on the scores before they are rounded
-                found, exact = np.where(exact >= threshold, found, -1), np.where(exact >= threshold, exact, -np.inf)
+                found, exact = (
+                    np.where(exact >= threshold, found, -1),
+                    np.where(exact >= threshold, exact, -np.inf),
+                )
             ids[batch], scores[batch] = found, exact
         return Neighbors(ids, scores)
 
-    def _search(self, z_BD: Embeddings, top: int, probes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _search(
+        self, z_BD: Embeddings, top: int, probes: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         cells_BP = self._cells.nearest(z_BD, probes).ids
         best = self._scan(z_BD, cells_BP, top + _SPARE)
         rows, places = np.nonzero(best.ids >= 0)
@@ -110,10 +121,14 @@ class ApproximateScan:
         norms_B = np.linalg.norm(z_BD.astype(np.float64), axis=1)
         slack_B = growth / (1 - growth) * norms_B * self._largest_norm
         left_out_B = best.threshold.astype(np.float64) + slack_B
-        for row in np.flatnonzero(~(left_out_B < scores[:, -1] - DOUBLE_MARGIN) & np.isfinite(best.threshold)):
+        for row in np.flatnonzero(
+            ~(left_out_B < scores[:, -1] - DOUBLE_MARGIN) & np.isfinite(best.threshold)
+        ):
             columns = self._columns(cells_BP[row])
             one_row = z_BD[row : row + 1]
-            ids[row], scores[row] = self._in_order(one_row, np.zeros(len(columns), np.int64), columns, top)
+            ids[row], scores[row] = self._in_order(
+                one_row, np.zeros(len(columns), np.int64), columns, top
+            )
         return ids, scores
 
     def _scan(self, z_BD: Embeddings, cells_BP: NDArray[np.integer], kept: int) -> Best:
@@ -128,7 +143,9 @@ class ApproximateScan:
         best.settle()
         return best
 
-    def _scan_cell(self, z_BD: Embeddings, rows: NDArray[np.int64], start: int, stop: int, best: Best) -> None:
+    def _scan_cell(
+        self, z_BD: Embeddings, rows: NDArray[np.int64], start: int, stop: int, best: Best
+    ) -> None:
         kept = best.ids.shape[1]
         product = self._products.multiply(z_BD[rows], start, stop)
         fresh = np.flatnonzero(np.isneginf(best.threshold[rows]))
@@ -144,7 +161,9 @@ class ApproximateScan:
         return ordered(z_BD, self.centers, rows, self._ids[columns], top)
 
     def _columns(self, cells_P: NDArray[np.integer]) -> NDArray[np.int64]:
-        return np.concatenate([np.arange(self._starts[cell], self._starts[cell + 1]) for cell in cells_P])
+        return np.concatenate(
+            [np.arange(self._starts[cell], self._starts[cell + 1]) for cell in cells_P]
+        )
 
 
 def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer]) -> int:
@@ -168,7 +187,9 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
     )
 
 
-def audit(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer], probes: int) -> Audit:
+def audit(
+    scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer], probes: int
+) -> Audit:
     """Recall of the `exact` ids, int [n, top], of these rows."""
     found = scan.nearest(rows, exact.shape[1], probes=probes).ids
     hits = (exact[:, :, None] == found[:, None, :]).any(axis=2)

@@ -18,11 +18,17 @@ class Best:
     """
 
     def __init__(
-        self, num_rows: int, kept: int, start_B: NDArray[np.float32] | None = None, reach: Reach | None = None
+        self,
+        num_rows: int,
+        kept: int,
+        start_B: NDArray[np.float32] | None = None,
+        reach: Reach | None = None,
     ) -> None:
         self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
         self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
-        self.threshold = np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
+        self.threshold = (
+            np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
+        )
         self._reach = reach
         self._waiting: list[Hits] = []
         self._num_waiting = 0

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from mlcd.clustering.products import Products
 from mlcd.types import Embeddings
 
-DOUBLE_MARGIN: Final = 1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096
+DOUBLE_MARGIN: Final = (
+    1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096
+)
 _BLOCK_CENTERS: Final = 8192  # measured at once
 
 Norms = tuple[float, float, float]
@@ -63,7 +65,9 @@ def _finite_size(products: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isneginf(products), 0.0, np.abs(products))
 
 
-def beyond_reach(score_B: NDArray[np.float64], slack_B: NDArray[np.float64], output: float) -> NDArray[np.float32]:
+def beyond_reach(
+    score_B: NDArray[np.float64], slack_B: NDArray[np.float64], output: float
+) -> NDArray[np.float32]:
     """The threshold at or below which no product can belong to a center that reaches this score."""
     bound_B = score_B - 2 * DOUBLE_MARGIN - slack_B
     # U(t) = t + b |t| <= bound, solved for t; one step of float32 lower, for the rounding of t itself.
@@ -80,7 +84,9 @@ class Reach:
     slack: NDArray[np.float64]  # [B]
     output: float
 
-    def threshold(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    def threshold(
+        self, rows: NDArray[np.int64], scores: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
         """Of these rows, by their products seen, [rows, >= top]: what no product of the answer is at or below."""
         last = np.partition(scores, -self.top, axis=1)[:, -self.top].astype(np.float64)
         slack = self.slack[rows]

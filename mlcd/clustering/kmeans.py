@@ -28,7 +28,9 @@ from mlcd.types import Embeddings
 from mlcd.world import World
 
 MANY_CLUSTERS: Final = 16_384  # above, the first centers are found in two levels
-_SEVERAL_CLUSTERS: Final = 2048  # from here on too, where rows abound: the first passes then find less to move
+_SEVERAL_CLUSTERS: Final = (
+    2048  # from here on too, where rows abound: the first passes then find less to move
+)
 _CELL_ITERATIONS: Final = 10
 _MANY_ROWS: Final = 16_384  # in one process: fewer do not repay finding out how to prune
 _MANY_COMPONENTS: Final = 64
@@ -100,9 +102,13 @@ def kmeans(
     Raises InvalidInput naming rows that are not finite or zero, and for more clusters than distinct rows.
     """
     if num_clusters < 1 or iterations < 0:
-        raise ConfigInvalid(f"{num_clusters} clusters and {iterations} iterations make no clustering")
+        raise ConfigInvalid(
+            f"{num_clusters} clusters and {iterations} iterations make no clustering"
+        )
     unit = _unit(rows)
-    state = start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
+    state = (
+        start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
+    )
     members = _Members(unit, num_clusters, world)
     while True:
         check_equal(world, state.centers, state.iteration)
@@ -116,7 +122,9 @@ def kmeans(
         on_iteration(Progress(state.iteration, objective, imbalance(totals.sizes), moved, speed))
         if state.iteration == iterations or _settled(history, state.repaired, tolerance):
             cosines = totals.cosines(state.centers)
-            return KMeansResult(state.centers, totals.sizes, cosines, members.assignment, history, state.num_splits)
+            return KMeansResult(
+                state.centers, totals.sizes, cosines, members.assignment, history, state.num_splits
+            )
         centers, repaired = next_centers(totals, state.centers, seed, state.iteration)
         state = State(centers, state.iteration + 1, history, repaired, state.num_splits + repaired)
 
@@ -149,7 +157,9 @@ class _Members:
 
     def totals(self) -> ClusterSums:
         """The sums over all processes."""
-        return ClusterSums(self._world.sum_integers(self._sums.sums), self._world.sum_integers(self._sums.sizes))
+        return ClusterSums(
+            self._world.sum_integers(self._sums.sums), self._world.sum_integers(self._sums.sizes)
+        )
 
 
 class _Nearest:
@@ -201,7 +211,9 @@ class _Fastest:
         return time.perf_counter() - began
 
 
-def _by_scan(scan: CenterScan, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:
+def _by_scan(
+    scan: CenterScan, rows: Embeddings, previous: NDArray[np.int32] | None
+) -> NDArray[np.int32]:
     found = scan.nearest(rows, 1, previous=None if previous is None else previous[:, None])
     return found.ids[:, 0].astype(np.int32)
 
@@ -212,10 +224,14 @@ def _unit(rows: Rows | Sequence[Embeddings]) -> UnitRows:
     return UnitRows(ArrayRows(rows) if isinstance(rows, Sequence) else rows)
 
 
-def _first(rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, world: World) -> Embeddings:
+def _first(
+    rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, world: World
+) -> Embeddings:
     if given is not None:
         if given.shape != (num_clusters, rows.dimension):
-            raise InvalidInput(f"first centers {list(given.shape)} are not {[num_clusters, rows.dimension]}")
+            raise InvalidInput(
+                f"first centers {list(given.shape)} are not {[num_clusters, rows.dimension]}"
+            )
         return UnitRows(ArrayRows([given])).read(np.arange(num_clusters))
     rows_abound = rows.num_rows >= SAMPLE_PER_CENTER * num_clusters
     if num_clusters > MANY_CLUSTERS or (num_clusters >= _SEVERAL_CLUSTERS and rows_abound):
@@ -236,7 +252,9 @@ def _settled(history: tuple[float, ...], repaired: int, tolerance: float) -> boo
 def check_equal(world: World, centers: Embeddings, iteration: int) -> None:
     """Raises Unavailable unless all processes hold the same centers, byte for byte."""
     digests = np.zeros((world.size, 4), dtype=np.int64)
-    digests[world.rank] = np.frombuffer(hashlib.sha256(np.ascontiguousarray(centers).data).digest(), dtype=np.int64)
+    digests[world.rank] = np.frombuffer(
+        hashlib.sha256(np.ascontiguousarray(centers).data).digest(), dtype=np.int64
+    )
     digests = world.sum_integers(digests)
     if other := [rank for rank in range(world.size) if (digests[rank] != digests[0]).any()]:
         raise Unavailable(

@@ -21,7 +21,9 @@ class NearestMembers:
         self.rows = np.full((num_centers, num_each), -1, dtype=np.int64)
         self.scores = np.full((num_centers, num_each), -np.inf)
 
-    def add(self, centers: NDArray[np.integer], scores: NDArray[np.float64], rows: NDArray[np.int64]) -> None:
+    def add(
+        self, centers: NDArray[np.integer], scores: NDArray[np.float64], rows: NDArray[np.int64]
+    ) -> None:
         """Rows of these numbers [n], each with its center [n] and its score [n]; no row twice."""
         last_rows, last_scores = self.rows[centers, -1], self.scores[centers, -1]
         better = (scores > last_scores) | ((scores == last_scores) & (rows < last_rows))
@@ -45,7 +47,10 @@ class NearestMembers:
         own = (self.rows.copy(), self.scores.view(np.int64).copy())
         for rank in range(world.size):
             # A sum to which one process alone contributes is what that process has, bit for bit.
-            rows, bits = (world.sum_integers(values if rank == world.rank else np.zeros_like(values)) for values in own)
+            rows, bits = (
+                world.sum_integers(values if rank == world.rank else np.zeros_like(values))
+                for values in own
+            )
             if rank != world.rank:
                 centers, places = np.nonzero(rows >= 0)
                 self.add(centers, bits.view(np.float64)[centers, places], rows[centers, places])

@@ -46,7 +46,10 @@ ROUNDED_PRODUCTS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that ro
 _BATCH_ROWS: Final = 2048
 _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
-_SPARE: Final = {False: 8, True: 24}  # kept beyond l at most: float32 products need few, bfloat16 more
+_SPARE: Final = {
+    False: 8,
+    True: 24,
+}  # kept beyond l at most: float32 products need few, bfloat16 more
 _KEPT_EACH: Final = 4
 _KEPT_LEAST: Final = 8
 _WIDER: Final = 4
@@ -75,20 +78,26 @@ def nearest_centers(
     """
     if mode != "exact":
         raise ConfigInvalid(f"unknown mode {mode}", remedy="use exact")
-    return CenterScan(centers, products="numpy").nearest(embeddings, top, threshold, previous=previous)
+    return CenterScan(centers, products="numpy").nearest(
+        embeddings, top, threshold, previous=previous
+    )
 
 
 class CenterScan:
     """Centers made ready for exact look-ups: checked, measured and rounded once."""
 
-    def __init__(self, centers: Embeddings, *, products: ProductsName | Literal["auto"] = "auto") -> None:
+    def __init__(
+        self, centers: Embeddings, *, products: ProductsName | Literal["auto"] = "auto"
+    ) -> None:
         """products: the arithmetic of the scan; auto times those that this machine has and takes the fastest.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is missing.
         """
         check_rows(centers, "centers")
         self.centers = centers
-        self.products = open_products(fastest_products(centers) if products == "auto" else products, centers)
+        self.products = open_products(
+            fastest_products(centers) if products == "auto" else products, centers
+        )
         self._exact = self.products if not self.products.rounding.inputs else NumpyProducts(centers)
         self._norms = largest_norms(centers, self.products)
         self._exact_norms = (self._norms[0], self._norms[0], 0.0)
@@ -128,7 +137,9 @@ class CenterScan:
                 scores = np.where(scores >= threshold, scores, -np.inf)
             all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
             counts += np.bincount(level, minlength=_NUM_LEVELS)
-        return Neighbors(all_ids, all_scores, ScanCounts(self.products.name, *(int(count) for count in counts)))
+        return Neighbors(
+            all_ids, all_scores, ScanCounts(self.products.name, *(int(count) for count in counts))
+        )
 
     def _search(
         self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None, first: int
@@ -146,7 +157,11 @@ class CenterScan:
             rows_seeds = seeds if number == first else None
             found = self._certified(z_BD[open_rows], top, kept, products, norms, rows_seeds)
             settled = open_rows[found.proven]
-            ids[settled], scores[settled], level[settled] = found.ids[found.proven], found.scores[found.proven], number
+            ids[settled], scores[settled], level[settled] = (
+                found.ids[found.proven],
+                found.scores[found.proven],
+                number,
+            )
             open_rows = open_rows[~found.proven]
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
@@ -168,28 +183,43 @@ class CenterScan:
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
         slack_B = score_slack(z_BD, products, norms)
-        start_B = None if seeds is None else self._start(z_BD, seeds, slack_B, products.rounding.output)
+        start_B = (
+            None if seeds is None else self._start(z_BD, seeds, slack_B, products.rounding.output)
+        )
         best = Best(len(z_BD), kept, start_B, Reach(top, slack_B, products.rounding.output))
         candidates = _scan(z_BD, products, len(self.centers), best)
         ids, scores = self._rescored(z_BD, candidates, top, slack_B, products.rounding.output)
-        left_out_B = raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
+        left_out_B = (
+            raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
+        )
         # With every center kept there is nothing left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
         return _Found(ids, scores, proven_B)
 
     def _start(
-        self, z_BD: Embeddings, seeds: NDArray[np.integer], slack_B: NDArray[np.float64], output: float
+        self,
+        z_BD: Embeddings,
+        seeds: NDArray[np.integer],
+        slack_B: NDArray[np.float64],
+        output: float,
     ) -> NDArray[np.float32]:
         """A threshold below which no product can belong to a center as near as the last of the seeds."""
         if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
             raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
         if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
             raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
-        known = np.einsum("bd,bld->bl", z_BD.astype(np.float64), self.centers[seeds].astype(np.float64))
+        known = np.einsum(
+            "bd,bld->bl", z_BD.astype(np.float64), self.centers[seeds].astype(np.float64)
+        )
         return beyond_reach(known.min(axis=1), slack_B, output)
 
     def _rescored(
-        self, z_BD: Embeddings, candidates: "_Candidates", top: int, slack_B: NDArray[np.float64], output: float
+        self,
+        z_BD: Embeddings,
+        candidates: "_Candidates",
+        top: int,
+        slack_B: NDArray[np.float64],
+        output: float,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `top` of the candidates by float64 score, of those alone that rounding leaves in the running."""
         products = candidates.scores.astype(np.float64)
@@ -200,7 +230,9 @@ class CenterScan:
         rows, places = np.nonzero(running)
         return ordered(z_BD, self.centers, rows, candidates.ids[rows, places], top)
 
-    def _in_float64(self, z_BD: Embeddings, top: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _in_float64(
+        self, z_BD: Embeddings, top: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """All scores in float64, and again in one order of summation those that this leaves in doubt."""
         rows_per_part = max(1, _DOUBLE_ENTRIES // len(self.centers))
         parts = []
@@ -208,7 +240,8 @@ class CenterScan:
             part_BD = z_BD[start : start + rows_per_part]
             scores_BK = np.concatenate(
                 [
-                    part_BD.astype(np.float64) @ self.centers[first : first + _BLOCK_CENTERS].astype(np.float64).T
+                    part_BD.astype(np.float64)
+                    @ self.centers[first : first + _BLOCK_CENTERS].astype(np.float64).T
                     for first in range(0, len(self.centers), _BLOCK_CENTERS)
                 ],
                 axis=1,
@@ -216,7 +249,9 @@ class CenterScan:
             last_B = np.partition(scores_BK, -top, axis=1)[:, -top]
             rows, columns = np.nonzero(scores_BK >= last_B[:, None] - DOUBLE_MARGIN)
             parts.append(ordered(part_BD, self.centers, rows, columns, top))
-        return np.concatenate([ids for ids, _ in parts]), np.concatenate([scores for _, scores in parts])
+        return np.concatenate([ids for ids, _ in parts]), np.concatenate(
+            [scores for _, scores in parts]
+        )
 
 
 def fastest_products(centers: Embeddings) -> ProductsName:
@@ -240,8 +275,12 @@ def open_products(name: ProductsName, centers: Embeddings) -> Products:
     try:
         from mlcd.clustering.products_torch import TorchProducts
     except ImportError as error:
-        raise ConfigInvalid(f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy") from error
-    return TorchProducts(centers, bf16=name in ROUNDED_PRODUCTS, device="cuda" if name == "cuda-bf16" else "cpu")
+        raise ConfigInvalid(
+            f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"
+        ) from error
+    return TorchProducts(
+        centers, bf16=name in ROUNDED_PRODUCTS, device="cuda" if name == "cuda-bf16" else "cpu"
+    )
 
 
 def check_rows(rows: NDArray[np.floating], what: str) -> None:

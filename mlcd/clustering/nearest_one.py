@@ -84,24 +84,34 @@ class NearestOne:
     the dense way; None to time them all on the first rows, after which it says what was chosen.
     """
 
-    def __init__(self, centers_KD: Embeddings, basis: Basis | None = None, one_in: int | None = None) -> None:
+    def __init__(
+        self, centers_KD: Embeddings, basis: Basis | None = None, one_in: int | None = None
+    ) -> None:
         self._centers_KD = centers_KD
         self._slack = _growth(centers_KD.shape[1]) * _LONGEST**2
         self._basis = basis
         self.one_in = 0 if basis is None else one_in
         self._head = _Head.of(basis, centers_KD, one_in) if basis is not None and one_in else None
 
-    def nearest(self, embeddings: Embeddings, previous: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+    def nearest(
+        self, embeddings: Embeddings, previous: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int32]:
         """[N] int32: of each unit row the center of highest float64 score, of equals the lowest id.
 
         previous: [N] ids of centers, the nearer the better; the answer does not depend on them.
         """
         if self.one_in is None and self._basis is not None and len(embeddings) >= _TIMED_ROWS:
-            self._choose(self._basis, embeddings[:_TIMED_ROWS], None if previous is None else previous[:_TIMED_ROWS])
+            self._choose(
+                self._basis,
+                embeddings[:_TIMED_ROWS],
+                None if previous is None else previous[:_TIMED_ROWS],
+            )
         nearest = np.empty(len(embeddings), dtype=np.int32)
         for start in range(0, len(embeddings), _BATCH_ROWS):
             batch = slice(start, start + _BATCH_ROWS)
-            nearest[batch] = self._batch(embeddings[batch], None if previous is None else previous[batch], self._head)
+            nearest[batch] = self._batch(
+                embeddings[batch], None if previous is None else previous[batch], self._head
+            )
         return nearest
 
     def _choose(self, basis: Basis, z_BD: Embeddings, previous: NDArray[np.int32] | None) -> None:
@@ -114,7 +124,9 @@ class NearestOne:
         self.one_in = min(seconds, key=lambda one_in: seconds[one_in])
         self._head = ways[self.one_in]
 
-    def _batch(self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head | None) -> NDArray[np.int32]:
+    def _batch(
+        self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head | None
+    ) -> NDArray[np.int32]:
         return self._dense(z_BD) if head is None else self._pruned(z_BD, previous, head)
 
     def _dense(self, z_BD: Embeddings) -> NDArray[np.int32]:
@@ -127,7 +139,9 @@ class NearestOne:
             columns = product_BC.argmax(axis=1)
             largest = product_BC[rows, columns]
             product_BC[rows, columns] = -np.inf
-            second_B = np.maximum(np.maximum(second_B, product_BC.max(axis=1)), np.minimum(best_B, largest))
+            second_B = np.maximum(
+                np.maximum(second_B, product_BC.max(axis=1)), np.minimum(best_B, largest)
+            )
             ids_B = np.where(largest > best_B, columns + start, ids_B).astype(np.int32)
             best_B = np.maximum(best_B, largest)
         unproven = np.flatnonzero(best_B - second_B <= 2 * self._slack)
@@ -142,16 +156,25 @@ class NearestOne:
             product_BC = z_BD @ self._centers_KD[start : start + _BLOCK_CENTERS].T
             rows, columns = np.nonzero(product_BC >= best_B[:, None] - np.float32(4 * self._slack))
             found.append((rows, columns + start))
-        pairs = np.concatenate([rows for rows, _ in found]), np.concatenate([columns for _, columns in found])
+        pairs = (
+            np.concatenate([rows for rows, _ in found]),
+            np.concatenate([columns for _, columns in found]),
+        )
         return self._first(z_BD, *pairs)
 
-    def _first(self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int32]:
-        scores = np.einsum("pd,pd->p", z_BD[rows].astype(np.float64), self._centers_KD[columns].astype(np.float64))
+    def _first(
+        self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64]
+    ) -> NDArray[np.int32]:
+        scores = np.einsum(
+            "pd,pd->p", z_BD[rows].astype(np.float64), self._centers_KD[columns].astype(np.float64)
+        )
         order = np.lexsort((columns, -scores, rows))
         _, first = np.unique(rows[order], return_index=True)
         return columns[order][first].astype(np.int32)
 
-    def _pruned(self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head) -> NDArray[np.int32]:
+    def _pruned(
+        self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head
+    ) -> NDArray[np.int32]:
         rows_BH = head.load(z_BD)
         if previous is None:
             previous = self._highest_bound(rows_BH, head)
@@ -162,7 +185,10 @@ class NearestOne:
             bound_BC = head.bounds(rows_BH, start)
             flat = np.flatnonzero(bound_BC >= least_B)
             found.append((flat // bound_BC.shape[1], flat % bound_BC.shape[1] + start))
-        rows, columns = np.concatenate([rows for rows, _ in found]), np.concatenate([columns for _, columns in found])
+        rows, columns = (
+            np.concatenate([rows for rows, _ in found]),
+            np.concatenate([columns for _, columns in found]),
+        )
         num_B = np.bincount(rows, minlength=len(z_BD))
         ids_B = previous.copy()
         if len(many := np.flatnonzero(num_B > _MOST_KNOWN)):
@@ -184,7 +210,11 @@ class NearestOne:
         return ids_B
 
     def _multiply_out(
-        self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], ids_B: NDArray[np.int32]
+        self,
+        z_BD: Embeddings,
+        rows: NDArray[np.int64],
+        columns: NDArray[np.int64],
+        ids_B: NDArray[np.int32],
     ) -> None:
         if len(rows) == 0:
             return

@@ -13,7 +13,11 @@ _PAIR_ENTRIES: Final = 1 << 17  # float64 entries of pairs scored at once: 1 MiB
 
 
 def ordered(
-    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
+    z_BD: Embeddings,
+    centers: Embeddings,
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    top: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The first `top` of the given (row, center) pairs of each row, by float64 score and then id."""
     exact = pair_scores(z_BD, centers, rows, columns)
@@ -37,7 +41,9 @@ def pair_scores(
     def score(start: int) -> None:
         part = slice(start, start + pairs)
         scores[part] = np.einsum(
-            "nd,nd->n", z_BD[rows[part]].astype(np.float64), centers[columns[part]].astype(np.float64)
+            "nd,nd->n",
+            z_BD[rows[part]].astype(np.float64),
+            centers[columns[part]].astype(np.float64),
         )
 
     starts = range(0, len(rows), pairs)

@@ -55,7 +55,9 @@ class Plan:
         return self.num_rows * self.dimension * 4
 
 
-def plan(num_rows: int, num_clusters: int, dimension: int, *, iterations: int, processes: int = 1) -> Plan:
+def plan(
+    num_rows: int, num_clusters: int, dimension: int, *, iterations: int, processes: int = 1
+) -> Plan:
     """The memory, the arithmetic and the time of at most `iterations` updates, by a tile timed on this machine."""
     matrix = num_clusters * dimension
     centers, sums = 2 * 4 * matrix, 8 * matrix * (1 if processes == 1 else 3)

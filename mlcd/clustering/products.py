@@ -81,7 +81,11 @@ class NumpyProducts:
 
     def multiply(self, rows: Embeddings, start: int, stop: int) -> NDArray[np.float32]:
         shape = (len(rows), stop - start)
-        return np.matmul(rows, self._centers_KD[start:stop].T, out=self._buffer(shape[0] * shape[1]).reshape(shape))
+        return np.matmul(
+            rows,
+            self._centers_KD[start:stop].T,
+            out=self._buffer(shape[0] * shape[1]).reshape(shape),
+        )
 
     def _buffer(self, size: int) -> NDArray[np.float32]:
         """Memory used again: fresh pages for every block would cost a tenth of the product."""

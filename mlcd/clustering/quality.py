@@ -12,7 +12,9 @@ from mlcd.clustering.rows import lowest_hashed
 from mlcd.types import Embeddings
 
 _NEAR: Final = (0.99, 0.999)  # cosines above which two centers are counted as near duplicates
-_ASKED_CENTERS: Final = 16_384  # whose nearest other center is looked up: all pairs of a million would take days
+_ASKED_CENTERS: Final = (
+    16_384  # whose nearest other center is looked up: all pairs of a million would take days
+)
 _QUANTILES: Final = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 
@@ -24,7 +26,9 @@ def purity(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float
     return float(largest.sum() / table.total)
 
 
-def normalized_mutual_information(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
+def normalized_mutual_information(
+    assignment: NDArray[np.integer], class_names: Sequence[str]
+) -> float:
     """I(U;V) / ((H(U) + H(V)) / 2): scikit-learn's default normalization."""
     table = _Contingency.of(assignment, class_names)
     joint = table.counts / table.total
@@ -38,7 +42,9 @@ def normalized_mutual_information(assignment: NDArray[np.integer], class_names: 
 def adjusted_rand_index(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
     """Pairs that clusters and classes agree on, 0 by chance and 1 at most (Hubert and Arabie 1985)."""
     table = _Contingency.of(assignment, class_names)
-    both, one, other = (_pairs(counts) for counts in (table.counts, table.by_cluster, table.by_class))
+    both, one, other = (
+        _pairs(counts) for counts in (table.counts, table.by_cluster, table.by_class)
+    )
     chance = one * other / max(_pairs(np.array([table.total])), 1.0)
     best = (one + other) / 2
     return 1.0 if best == chance else (both - chance) / (best - chance)
@@ -60,7 +66,10 @@ def imbalance(sizes: NDArray[np.integer]) -> float:
 def size_histogram(sizes: NDArray[np.integer]) -> list[tuple[int, int]]:
     """(smallest size of the bin, how many clusters) for the bins 0, 1, 2-3, 4-7 and so on."""
     bins = np.where(sizes > 0, np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64) + 1, 0)
-    return [(2 ** (number - 1) if number else 0, int(count)) for number, count in enumerate(np.bincount(bins))]
+    return [
+        (2 ** (number - 1) if number else 0, int(count))
+        for number, count in enumerate(np.bincount(bins))
+    ]
 
 
 def tightness(sizes: NDArray[np.integer], cosines: NDArray[np.float64]) -> dict[str, float]:
@@ -100,9 +109,13 @@ class _Contingency:
         _, clusters = np.unique(assignment, return_inverse=True)
         _, classes = np.unique(np.asarray(class_names), return_inverse=True)
         num_classes = int(classes.max()) + 1
-        pairs, counts = np.unique(clusters.astype(np.int64) * num_classes + classes, return_counts=True)
+        pairs, counts = np.unique(
+            clusters.astype(np.int64) * num_classes + classes, return_counts=True
+        )
         by_cluster, by_class = np.bincount(clusters), np.bincount(classes)
-        return cls(pairs // num_classes, pairs % num_classes, counts, by_cluster, by_class, len(clusters))
+        return cls(
+            pairs // num_classes, pairs % num_classes, counts, by_cluster, by_class, len(clusters)
+        )
 
 
 def _pairs(counts: NDArray[np.integer]) -> float:
@@ -112,7 +125,8 @@ def _pairs(counts: NDArray[np.integer]) -> float:
 
 def _quantiles(values: NDArray[np.float64]) -> dict[str, float]:
     return {
-        f"{share:g}": float(value) for share, value in zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True)
+        f"{share:g}": float(value)
+        for share, value in zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True)
     }
 
 

@@ -11,11 +11,15 @@ from mlcd.clustering.sums import ClusterSums
 from mlcd.randomness import uniform
 from mlcd.types import Embeddings
 
-_SPLIT_STEP: Final = 1e-3  # how far the new half of a split cluster moves away, relative to the unit center
+_SPLIT_STEP: Final = (
+    1e-3  # how far the new half of a split cluster moves away, relative to the unit center
+)
 _ALIKE: Final = 1e-7  # 1 - |mean|: what rounding leaves of a cluster whose rows are all the same
 
 
-def next_centers(totals: ClusterSums, centers: Embeddings, seed: int, iteration: int) -> tuple[Embeddings, int]:
+def next_centers(
+    totals: ClusterSums, centers: Embeddings, seed: int, iteration: int
+) -> tuple[Embeddings, int]:
     """([K, D] float32 unit means, how many were replaced).
 
     Of equal centers all but the first are dropped, their rows counted with it. Dropped centers, and those of clusters
@@ -48,7 +52,10 @@ def duplicates(centers: Embeddings, usable: NDArray[np.bool_]) -> list[tuple[int
 
 
 def _split_largest(
-    means: Embeddings, sizes: NDArray[np.int64], spread: NDArray[np.bool_], counters: tuple[int, int]
+    means: Embeddings,
+    sizes: NDArray[np.int64],
+    spread: NDArray[np.bool_],
+    counters: tuple[int, int],
 ) -> None:
     # Splitting rows that are all the same gives one half nothing.
     divisible = (sizes > 1) & spread

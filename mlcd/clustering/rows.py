@@ -49,7 +49,9 @@ class ArrayRows:
     def __init__(self, blocks: Sequence[NDArray[np.floating]]) -> None:
         for block in blocks:
             if block.ndim != 2 or block.dtype not in (np.float32, np.float16):
-                raise InvalidInput(f"embeddings must be a float32 matrix, got {block.dtype} {list(block.shape)}")
+                raise InvalidInput(
+                    f"embeddings must be a float32 matrix, got {block.dtype} {list(block.shape)}"
+                )
         self._blocks = blocks
         self._offsets = np.cumsum([0, *(len(block) for block in blocks)])
 
@@ -63,7 +65,9 @@ class ArrayRows:
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
         for array, offset in zip(self._blocks, self._offsets, strict=False):
-            for first in range(max(start, int(offset)), min(stop, int(offset) + len(array)), BLOCK_ROWS):
+            for first in range(
+                max(start, int(offset)), min(stop, int(offset) + len(array)), BLOCK_ROWS
+            ):
                 local = first - int(offset)
                 last = min(local + BLOCK_ROWS, stop - int(offset))
                 yield first, np.asarray(array[local:last], dtype=np.float32)
@@ -87,10 +91,18 @@ class FileRows:
         self._paths = paths
         arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
         for path, array in zip(paths, arrays, strict=True):
-            if array.ndim != 2 or array.dtype not in (np.float32, np.float16) or not array.flags.c_contiguous:
-                raise ArtifactInvalid(f"{path} is not a matrix of floats", remedy="embed the images again")
+            if (
+                array.ndim != 2
+                or array.dtype not in (np.float32, np.float16)
+                or not array.flags.c_contiguous
+            ):
+                raise ArtifactInvalid(
+                    f"{path} is not a matrix of floats", remedy="embed the images again"
+                )
             if array.shape[1] != arrays[0].shape[1]:
-                raise ArtifactInvalid(f"{path} has another dimension than {paths[0]}", remedy="embed the images again")
+                raise ArtifactInvalid(
+                    f"{path} has another dimension than {paths[0]}", remedy="embed the images again"
+                )
         self._headers = [(int(array.offset), array.dtype) for array in arrays]
         self._offsets = np.cumsum([0, *(len(array) for array in arrays)])
         self._dimension = int(arrays[0].shape[1]) if arrays else 0
@@ -107,7 +119,10 @@ class FileRows:
         for part in range(len(self._paths)):
             begin, end = int(self._offsets[part]), int(self._offsets[part + 1])
             for first in range(max(start, begin), min(stop, end), BLOCK_ROWS):
-                yield first, self._span(part, first - begin, min(BLOCK_ROWS, min(stop, end) - first))
+                yield (
+                    first,
+                    self._span(part, first - begin, min(BLOCK_ROWS, min(stop, end) - first)),
+                )
 
     def read(self, rows: NDArray[np.int64]) -> Embeddings:
         out = np.empty((len(rows), self.dimension), dtype=np.float32)
@@ -139,13 +154,17 @@ class FileRows:
     def _span(self, part: int, start: int, num_rows: int) -> Embeddings:
         offset, dtype = self._headers[part]
         skipped = offset + start * self.dimension * dtype.itemsize
-        values = np.fromfile(self._paths[part], dtype=dtype, count=num_rows * self.dimension, offset=skipped)
+        values = np.fromfile(
+            self._paths[part], dtype=dtype, count=num_rows * self.dimension, offset=skipped
+        )
         if len(values) != num_rows * self.dimension:
             raise self._cut_short(part)
         return values.reshape(num_rows, self.dimension).astype(np.float32, copy=False)
 
     def _cut_short(self, part: int) -> ArtifactInvalid:
-        return ArtifactInvalid(f"{self._paths[part]} has been cut short", remedy="embed the images again")
+        return ArtifactInvalid(
+            f"{self._paths[part]} has been cut short", remedy="embed the images again"
+        )
 
 
 class SelectedRows:
@@ -201,7 +220,9 @@ class UnitRows:
         return self._rows.describe(row)
 
     def _unit(self, block: Embeddings, numbers: Sequence[int] | NDArray[np.int64]) -> Embeddings:
-        squares = np.einsum("nd,nd->n", block, block)  # not finite where any value is not, or it cannot be squared
+        squares = np.einsum(
+            "nd,nd->n", block, block
+        )  # not finite where any value is not, or it cannot be squared
         if not np.isfinite(squares).all():
             self._refuse(numbers, ~np.isfinite(squares), "holds NaN or Inf")
         if self._mean is not None:
@@ -214,7 +235,9 @@ class UnitRows:
             return block
         return np.where(other[:, None], unit_rows(block), block)
 
-    def _refuse(self, numbers: Sequence[int] | NDArray[np.int64], bad: NDArray[np.bool_], why: str) -> None:
+    def _refuse(
+        self, numbers: Sequence[int] | NDArray[np.int64], bad: NDArray[np.bool_], why: str
+    ) -> None:
         first = int(numbers[int(np.flatnonzero(bad)[0])])
         raise InvalidInput(f"{self._rows.describe(first)} {why}", remedy="remove it")
 
@@ -233,7 +256,9 @@ def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.
         rows = np.arange(start, min(start + _HASHED_AT_ONCE, num_rows))
         found.append(rows[hash_counters(*counters, rows) <= limit])
     kept = np.concatenate(found)
-    if len(kept) < num_wanted:  # six standard deviations do not happen; the answer must be right if they do
+    if (
+        len(kept) < num_wanted
+    ):  # six standard deviations do not happen; the answer must be right if they do
         kept = np.arange(num_rows)
     return _by_hash(kept, *counters)[:num_wanted]
 

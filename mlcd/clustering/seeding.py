@@ -44,7 +44,9 @@ def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
     )
 
 
-def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world: World) -> Embeddings:
+def two_level(
+    rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world: World
+) -> Embeddings:
     """[K, D]: centers of the cells of a sample. Cells are shared out among the processes of `world`.
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
@@ -64,7 +66,9 @@ def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world:
     for cell in range(world.rank, num_coarse, world.size):
         if shares[cell]:
             members: Rows = SelectedRows(sample, np.flatnonzero(cell_of == cell))
-            if members.num_rows <= max(num_clusters, BLOCK_ROWS):  # held, they take no more memory than the centers
+            if members.num_rows <= max(
+                num_clusters, BLOCK_ROWS
+            ):  # held, they take no more memory than the centers
                 members = _held(members)
             centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
     # Each row is zero in all processes but one, so the sum of the bits is that one's row.
@@ -85,7 +89,9 @@ def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> N
         shares += whole
         left -= int(whole.sum())
         remainders = np.where(shares < limit, exact - np.floor(exact), -1.0)
-        for cell in np.argsort(-remainders, kind="stable")[: min(left, int((remainders >= 0).sum()))]:
+        for cell in np.argsort(-remainders, kind="stable")[
+            : min(left, int((remainders >= 0).sum()))
+        ]:
             shares[cell] += 1
     return shares
 
@@ -94,7 +100,9 @@ def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
     """The rows of lowest hash, in their order; all where there are no more than wanted."""
     if num_wanted >= rows.num_rows:
         return rows
-    return SelectedRows(rows, np.sort(lowest_hashed(rows.num_rows, num_wanted, seed, _SAMPLE_STREAM)))
+    return SelectedRows(
+        rows, np.sort(lowest_hashed(rows.num_rows, num_wanted, seed, _SAMPLE_STREAM))
+    )
 
 
 def _held(rows: Rows) -> Rows:
@@ -129,12 +137,16 @@ def _num_distinct(rows: Rows) -> int:
 
 
 def _content_hashes(block: Embeddings) -> NDArray[np.uint64]:
-    multipliers = np.random.default_rng(0).integers(2**63, size=block.shape[1], dtype=np.uint64) * 2 + 1
+    multipliers = (
+        np.random.default_rng(0).integers(2**63, size=block.shape[1], dtype=np.uint64) * 2 + 1
+    )
     hashes: NDArray[np.uint64] = (block + 0.0).view(np.uint32) @ multipliers
     return hashes
 
 
-def _distinct_per_cell(cells: NDArray[np.int32], contents: NDArray[np.uint64], num_cells: int) -> NDArray[np.int64]:
+def _distinct_per_cell(
+    cells: NDArray[np.int32], contents: NDArray[np.uint64], num_cells: int
+) -> NDArray[np.int64]:
     order = np.lexsort((contents, cells))
     cells, contents = cells[order], contents[order]
     new = np.concatenate([[True], (cells[1:] != cells[:-1]) | (contents[1:] != contents[:-1])])

@@ -31,7 +31,10 @@ class ClusterSums:
 
     @classmethod
     def zeros(cls, num_clusters: int, dimension: int) -> "ClusterSums":
-        return cls(np.zeros((num_clusters, dimension), dtype=np.int64), np.zeros(num_clusters, dtype=np.int64))
+        return cls(
+            np.zeros((num_clusters, dimension), dtype=np.int64),
+            np.zeros(num_clusters, dtype=np.int64),
+        )
 
     def add(self, rows: Embeddings, clusters: NDArray[np.integer]) -> None:
         self._change(rows, clusters, 1)
@@ -43,7 +46,8 @@ class ClusterSums:
         self.sizes += sign * np.bincount(clusters, minlength=len(self.sizes))
         if self.sizes.max(initial=0) > MAX_ROWS:
             raise InvalidInput(
-                f"a cluster holds more than {MAX_ROWS} rows", remedy="ask for more clusters, or cluster a sample"
+                f"a cluster holds more than {MAX_ROWS} rows",
+                remedy="ask for more clusters, or cluster a sample",
             )
         order = np.argsort(clusters, kind="stable")
         for start in range(0, len(rows), _TOGETHER):
@@ -63,7 +67,9 @@ class ClusterSums:
     def cosines(self, centers: Embeddings) -> NDArray[np.float64]:
         """[K] float64: the mean inner product of each center and its rows; NaN where there are none."""
         products = self._products(centers)
-        return np.divide(products, self.sizes, out=np.full_like(products, np.nan), where=self.sizes > 0)
+        return np.divide(
+            products, self.sizes, out=np.full_like(products, np.nan), where=self.sizes > 0
+        )
 
     def _products(self, centers: Embeddings) -> NDArray[np.float64]:
         products = np.zeros(len(centers))
@@ -81,8 +87,13 @@ class ClusterSums:
             norms = np.linalg.norm(sums, axis=1)
             # Opposite rows leave what rounding made of them.
             norms[norms <= self.sizes[part] * (sums.shape[1] ** 0.5 / SCALE)] = 0.0
-            unit = np.divide(sums, norms[:, None], out=np.zeros_like(sums), where=norms[:, None] > 0)
-            means[part], lengths[part] = unit + 0.0, norms  # + 0.0: no negative zeros, equal centers have equal bytes
+            unit = np.divide(
+                sums, norms[:, None], out=np.zeros_like(sums), where=norms[:, None] > 0
+            )
+            means[part], lengths[part] = (
+                unit + 0.0,
+                norms,
+            )  # + 0.0: no negative zeros, equal centers have equal bytes
         return means, lengths
 
 

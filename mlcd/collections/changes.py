@@ -57,11 +57,15 @@ class Put:
             found = ledger.find(item_id)
             if found is None:
                 outcomes.append("created")
-                effects.append(Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata))
+                effects.append(
+                    Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata)
+                )
             elif not np.array_equal(ledger.vectors([found.row], dimension)[0], vector):
                 ledger.remove(found.row)
                 outcomes.append("updated")
-                effects.append(Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata))
+                effects.append(
+                    Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata)
+                )
             elif found.metadata != metadata:
                 ledger.describe(found, metadata)
                 outcomes.append("updated")

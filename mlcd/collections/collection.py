@@ -31,7 +31,16 @@ from mlcd.artifacts.disk import (
     translated_os_errors,
 )
 from mlcd.artifacts.manifest import Parent
-from mlcd.collections.changes import Change, Delete, Describe, Outcome, Put, Request, commit, missing
+from mlcd.collections.changes import (
+    Change,
+    Delete,
+    Describe,
+    Outcome,
+    Put,
+    Request,
+    commit,
+    missing,
+)
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import open_newest, remove_before, write_generation
@@ -139,7 +148,12 @@ class Collection:
             raise Conflict(f"{path} exists", remedy="give another name, or delete it first")
         if lacks_open_files():  # before anything is there that could not be removed either
             raise too_many_files()
-        facts = {"fingerprint": fingerprint, "dimension": dimension, "recall": recall, "source": dict(source or {})}
+        facts = {
+            "fingerprint": fingerprint,
+            "dimension": dimension,
+            "recall": recall,
+            "source": dict(source or {}),
+        }
         with translated_os_errors(path):
             try:
                 _write_empty(path, facts)
@@ -151,7 +165,12 @@ class Collection:
     @classmethod
     @limited_open_files()
     def open(
-        cls, path: Path, *, background: bool = True, read_only: bool = False, shared: Descriptors | None = None
+        cls,
+        path: Path,
+        *,
+        background: bool = True,
+        read_only: bool = False,
+        shared: Descriptors | None = None,
     ) -> Self:
         """The collection at `path`, its index verified, what the index lacks added to it.
 
@@ -162,18 +181,29 @@ class Collection:
         Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it open,
         TooManyOpenFiles. A damaged index is not an error: everything is scanned until it is made again.
         """
-        writable = not read_only and all(os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK))
+        writable = not read_only and all(
+            os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK)
+        )
         lock = (shared.lock if shared else lock_collection)(path, writable=writable)
         ledger: Ledger | None = None
         try:
             ledger = Ledger.open(path / LEDGER, read_only=not writable)
             facts = ledger.facts()
             dimension, folder = facts["dimension"], path / GENERATIONS
-            generation, damaged = open_newest(folder, dimension=dimension, fingerprint=facts["fingerprint"])
+            generation, damaged = open_newest(
+                folder, dimension=dimension, fingerprint=facts["fingerprint"]
+            )
             growth = Growth(generation, dimension)
             _replay(ledger, growth, generation.rows, dimension)
             collection = cls(
-                path, ledger, growth, facts, lock=lock, background=background, writable=writable, shared=shared
+                path,
+                ledger,
+                growth,
+                facts,
+                lock=lock,
+                background=background,
+                writable=writable,
+                shared=shared,
             )
         except BaseException:
             if ledger is not None:
@@ -238,7 +268,9 @@ class Collection:
         for item in items:
             item_id = check_new_id(item.id)
             if item_id in seen:
-                raise InvalidInput(f"the id {item_id[:80]!r} is given twice", remedy="give every id once")
+                raise InvalidInput(
+                    f"the id {item_id[:80]!r} is given twice", remedy="give every id once"
+                )
             seen.add(item_id)
             vector = unit_embedding(item_id, item.embedding, self.dimension)
             encoded.append((item_id, vector, encode_metadata(item_id, item.metadata)))
@@ -282,9 +314,13 @@ class Collection:
         if threshold is not None and not -1 <= threshold <= 1:
             raise InvalidInput("the threshold is no cosine", remedy="give one in [-1, 1]")
         if queries.ndim != 2 or queries.shape[1] != self.dimension:
-            raise InvalidInput(f"the collection has dimension {self.dimension}, got {list(queries.shape)}")
+            raise InvalidInput(
+                f"the collection has dimension {self.dimension}, got {list(queries.shape)}"
+            )
         condition = None if filter is None else parse_filter(filter)
-        return self._searcher.search(_unit(queries), top, condition=condition, threshold=threshold, exact=exact)
+        return self._searcher.search(
+            _unit(queries), top, condition=condition, threshold=threshold, exact=exact
+        )
 
     def items(self, num_rows: int = _COPIED_ROWS) -> Iterator[list[Item]]:
         """All items of one moment, in blocks; what is written meanwhile is not among them."""
@@ -338,7 +374,10 @@ class Collection:
                 folder,
                 before.generation.number + 1,
                 rows=before.rows[order],
-                blocks=(before.vectors(order[i : i + _COPIED_ROWS]) for i in range(0, len(order), _COPIED_ROWS)),
+                blocks=(
+                    before.vectors(order[i : i + _COPIED_ROWS])
+                    for i in range(0, len(order), _COPIED_ROWS)
+                ),
                 dimension=self.dimension,
                 fingerprint=self.fingerprint,
                 target=self.recall_target,
@@ -408,7 +447,9 @@ class Collection:
             self._shared.used(self)
 
     def _write_for_all(self) -> None:
-        changes = [self._waiting.popleft() for _ in range(min(len(self._waiting), _COMMITTED_CHANGES))]
+        changes = [
+            self._waiting.popleft() for _ in range(min(len(self._waiting), _COMMITTED_CHANGES))
+        ]
         try:
             self._check_open()
             commit(self._ledger, changes, self.dimension)
@@ -427,9 +468,15 @@ class Collection:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Conflict(f"the collection {self.path.name} was closed or deleted meanwhile", remedy="open it again")
+            raise Conflict(
+                f"the collection {self.path.name} was closed or deleted meanwhile",
+                remedy="open it again",
+            )
         if self._broken:
-            raise Conflict(f"the collection {self.path.name} cannot be changed after a failure", remedy="open it again")
+            raise Conflict(
+                f"the collection {self.path.name} cannot be changed after a failure",
+                remedy="open it again",
+            )
 
     def check_writable(self) -> None:
         """Raises Conflict where it is open for searches only."""
@@ -449,7 +496,9 @@ class Collection:
         with self._writing:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._thread = threading.Thread(target=self._index_in_background, name="collection-index", daemon=True)
+            self._thread = threading.Thread(
+                target=self._index_in_background, name="collection-index", daemon=True
+            )
             self._thread.start()
 
     def _is_due(self, searcher: Searcher) -> bool:
@@ -465,9 +514,13 @@ class Collection:
             self._index_above = 0
         except Exception as error:  # noqa: BLE001 - nobody waits for this thread; `describe` tells
             # Searches are right without it; it is tried again when the collection has grown.
-            self._indexing_error = str(error) if isinstance(error, MlcdError) else type(error).__name__
+            self._indexing_error = (
+                str(error) if isinstance(error, MlcdError) else type(error).__name__
+            )
             if not self._abandoned:
-                _log.warning("the index of %s could not be made: %s", self.path.name, self._indexing_error)
+                _log.warning(
+                    "the index of %s could not be made: %s", self.path.name, self._indexing_error
+                )
             self._index_above = self._searcher.num_positions + _UNINDEXED_ROWS
 
 
@@ -481,7 +534,10 @@ def _write_empty(path: Path, facts: Mapping[str, Any]) -> None:
 
 def _unit(queries: NDArray[np.floating]) -> Embeddings:
     """As they are where they are unit rows already: what an encoder of ours gives."""
-    if queries.dtype == np.float32 and (np.abs(np.einsum("qd,qd->q", queries, queries) - 1) <= _UNIT_ROUNDING).all():
+    if (
+        queries.dtype == np.float32
+        and (np.abs(np.einsum("qd,qd->q", queries, queries) - 1) <= _UNIT_ROUNDING).all()
+    ):
         return np.ascontiguousarray(queries)
     return unit_rows(queries)
 
@@ -498,5 +554,7 @@ def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: 
             waiting.append(entry)
     for start in range(0, len(waiting), _COPIED_ROWS):
         part = waiting[start : start + _COPIED_ROWS]
-        for entry, vector in zip(part, ledger.vectors([entry.row for entry in part], dimension), strict=True):
+        for entry, vector in zip(
+            part, ledger.vectors([entry.row for entry in part], dimension), strict=True
+        ):
             growth.append(entry.id, entry.row, vector, entry.metadata)

@@ -86,9 +86,14 @@ def write_generation(
     return Generation(number, rows, _mapped(out / VECTORS), tuned)
 
 
-def open_newest(folder: Path, *, dimension: int, fingerprint: Fingerprint) -> tuple[Generation, bool]:
+def open_newest(
+    folder: Path, *, dimension: int, fingerprint: Fingerprint
+) -> tuple[Generation, bool]:
     """The newest that is whole, and whether a newer one was found damaged. Every byte is checked first."""
-    numbers = sorted((int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)), reverse=True)
+    numbers = sorted(
+        (int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)),
+        reverse=True,
+    )
     if not numbers:
         return nothing(dimension), False
     try:
@@ -105,14 +110,22 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
     artifact = open_artifact(path, KIND)
     if artifact.fingerprint != fingerprint:
         raise ArtifactInvalid(f"{path} is of another model")
-    rows, vectors = np.load(artifact.file(ROWS), allow_pickle=False), _mapped(artifact.file(VECTORS))
+    rows, vectors = (
+        np.load(artifact.file(ROWS), allow_pickle=False),
+        _mapped(artifact.file(VECTORS)),
+    )
     if vectors.shape != (len(rows), dimension):
         raise ArtifactInvalid(f"{path} has {len(rows)} rows and vectors {list(vectors.shape)}")
     facts = artifact.summary
-    index: VectorIndex | None = FaissIndex.read(artifact.file(INDEX)) if facts["kind"] != "flat" else None
+    index: VectorIndex | None = (
+        FaissIndex.read(artifact.file(INDEX)) if facts["kind"] != "flat" else None
+    )
     recall = Recall(**facts["recall"]) if facts["recall"] else None
     return Generation(
-        number, rows, vectors, Tuned(facts["kind"], index, facts["effort"], recall, widening_of(facts["kind"]))
+        number,
+        rows,
+        vectors,
+        Tuned(facts["kind"], index, facts["effort"], recall, widening_of(facts["kind"])),
     )
 
 

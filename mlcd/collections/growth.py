@@ -83,7 +83,9 @@ class Growth:
     def _vector(self, position: int) -> Embeddings:
         num = len(self._generation.rows)
         vector: Embeddings = (
-            self._generation.vectors[position] if position < num else self._delta[position - num].copy()
+            self._generation.vectors[position]
+            if position < num
+            else self._delta[position - num].copy()
         )
         return vector
 

@@ -106,7 +106,9 @@ class Ledger:
         read_only: nothing in its folder is written or made; nobody may write it meanwhile.
         """
         if not path.is_file():
-            raise ArtifactInvalid(f"{path} is missing", remedy="restore the collection, or import it again")
+            raise ArtifactInvalid(
+                f"{path} is missing", remedy="restore the collection, or import it again"
+            )
         ledger = cls(path, read_only=read_only)
         try:
             ledger._check()
@@ -122,7 +124,9 @@ class Ledger:
         if application != _APPLICATION:
             raise ArtifactInvalid(f"{self._path} is not a collection's ledger", remedy="restore it")
         if version > SCHEMA:
-            raise ArtifactInvalid(f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it")
+            raise ArtifactInvalid(
+                f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it"
+            )
 
     def rest(self) -> None:
         """Closes the connection until the ledger is used again; its log goes into the file, which is synced."""
@@ -135,11 +139,16 @@ class Ledger:
     def state(self, name: str, value: Any) -> None:
         """Another value of one of the facts; durable when this returns."""
         with _translated(self._path):
-            self._connection.execute("UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name))
+            self._connection.execute(
+                "UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name)
+            )
 
     def facts(self) -> dict[str, Any]:
         with _translated(self._path):
-            return {name: json.loads(value) for name, value in self._connection.execute("SELECT * FROM facts")}
+            return {
+                name: json.loads(value)
+                for name, value in self._connection.execute("SELECT * FROM facts")
+            }
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -156,18 +165,23 @@ class Ledger:
                 raise
 
     def find(self, item_id: str) -> Entry | None:
-        found = self._connection.execute("SELECT row, id, metadata FROM items WHERE id = ?", (item_id,)).fetchone()
+        found = self._connection.execute(
+            "SELECT row, id, metadata FROM items WHERE id = ?", (item_id,)
+        ).fetchone()
         return Entry(*found) if found else None
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         """The new row's number."""
         checksum = _checksum(item_id, metadata)
         cursor = self._connection.execute(
-            "INSERT INTO items (id, metadata, checksum) VALUES (?, ?, ?)", (item_id, metadata, checksum)
+            "INSERT INTO items (id, metadata, checksum) VALUES (?, ?, ?)",
+            (item_id, metadata, checksum),
         )
         assert cursor.lastrowid is not None
         blob = vector.astype("<f4", copy=False).tobytes()
-        self._connection.execute("INSERT INTO vectors VALUES (?, ?, ?)", (cursor.lastrowid, blob, zlib.crc32(blob)))
+        self._connection.execute(
+            "INSERT INTO vectors VALUES (?, ?, ?)", (cursor.lastrowid, blob, zlib.crc32(blob))
+        )
         return cursor.lastrowid
 
     def describe(self, entry: Entry, metadata: str) -> None:
@@ -184,9 +198,13 @@ class Ledger:
     def entries(self) -> Iterator[Entry]:
         """All items, by ascending row. Raises ArtifactInvalid naming the first that is damaged."""
         with _translated(self._path):
-            for row, item_id, metadata, checksum in self._connection.execute("SELECT * FROM items ORDER BY row"):
+            for row, item_id, metadata, checksum in self._connection.execute(
+                "SELECT * FROM items ORDER BY row"
+            ):
                 if checksum != _checksum(item_id, metadata):
-                    raise ArtifactInvalid(f"item {row} of {self._path} is damaged", remedy="restore the collection")
+                    raise ArtifactInvalid(
+                        f"item {row} of {self._path} is damaged", remedy="restore the collection"
+                    )
                 yield Entry(row, item_id, metadata)
 
     def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
@@ -197,12 +215,16 @@ class Ledger:
                 part = [int(row) for row in rows[start : start + _ROWS_A_QUERY]]
                 marks = ",".join("?" * len(part))
                 query = f"SELECT row, vector, checksum FROM vectors WHERE row IN ({marks})"  # noqa: S608 - only marks
-                found = {row: (blob, checksum) for row, blob, checksum in self._connection.execute(query, part)}
+                found = {
+                    row: (blob, checksum)
+                    for row, blob, checksum in self._connection.execute(query, part)
+                }
                 for place, row in enumerate(part, start):
                     blob, checksum = found.get(row, (b"", 0))
                     if zlib.crc32(blob) != checksum or len(blob) != 4 * dimension:
                         raise ArtifactInvalid(
-                            f"the vector of item {row} of {self._path} is damaged", remedy="restore the collection"
+                            f"the vector of item {row} of {self._path} is damaged",
+                            remedy="restore the collection",
                         )
                     vectors[place] = np.frombuffer(blob, dtype="<f4")
         return vectors
@@ -212,7 +234,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     with _translated(path):
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # of a new file; an old one keeps its own
+            connection.execute(
+                f"PRAGMA page_size = {_PAGE_BYTES}"
+            )  # of a new file; an old one keeps its own
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
@@ -230,7 +254,10 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     mode = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
     with _translated(path):
         return sqlite3.connect(
-            f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False
+            f"{path.resolve().as_uri()}?{mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
         )
 
 
@@ -257,7 +284,9 @@ def _translated(path: Path) -> Iterator[None]:
         if code in _DAMAGED:
             raise ArtifactInvalid(f"{path} is damaged", remedy="restore the collection") from error
         if code in _REFUSED:
-            raise Unavailable(f"{path} cannot be written", remedy="give a writable folder") from error
+            raise Unavailable(
+                f"{path} cannot be written", remedy="give a writable folder"
+            ) from error
         raise
 
 

@@ -24,10 +24,20 @@ LOCK: Final = "lock"
 BYTES: Final = ".locks"
 _FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
 _NUM_BYTES: Final = 2**62  # offsets of files are signed
-_OPEN_FILE_LOCKS: Final = hasattr(fcntl, "F_OFD_SETLK")  # of an open file, not of a process: Linux has them
+_OPEN_FILE_LOCKS: Final = hasattr(
+    fcntl, "F_OFD_SETLK"
+)  # of an open file, not of a process: Linux has them
 # The folder cannot be written or is not there, or its file system knows no such locks.
 _CANNOT: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP}
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOENT,
+        errno.EINVAL,
+        errno.ENOLCK,
+        errno.EOPNOTSUPP,
+    }
 )
 
 
@@ -94,7 +104,11 @@ class StoreLocks:
 
     def _hold(self, path: Path, number: int, *, writable: bool) -> _Byte | None:
         """None where a byte would not do: whoever opens the collection would look for it in another folder."""
-        if self._descriptor is None or path.resolve().parent != self._folder or number in self._held:
+        if (
+            self._descriptor is None
+            or path.resolve().parent != self._folder
+            or number in self._held
+        ):
             return None
         try:
             kind = fcntl.F_WRLCK if writable else fcntl.F_RDLCK
@@ -165,4 +179,6 @@ def _asked(kind: int, number: int) -> bytes:
 
 
 def _taken(path: Path) -> Conflict:
-    return Conflict(f"another process has the collection {path.name} open", remedy="end it, or ask it")
+    return Conflict(
+        f"another process has the collection {path.name} open", remedy="end it, or ask it"
+    )

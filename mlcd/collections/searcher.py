@@ -75,7 +75,13 @@ class Searcher:
         return vectors
 
     def search(
-        self, queries: Embeddings, top: int, *, condition: Filter | None, threshold: float | None, exact: bool
+        self,
+        queries: Embeddings,
+        top: int,
+        *,
+        condition: Filter | None,
+        threshold: float | None,
+        exact: bool,
     ) -> Found:
         """min(top, matching) matches of each unit query ([Q, D]); with a threshold, those of them that reach it."""
         allowed, matching = self.alive, self.num_alive

@@ -31,7 +31,9 @@ class TooManyCollections(Conflict):
     limit: Final = "max_collections"
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"{self.limit} allows no more than {most} collections", remedy="delete one first")
+        super().__init__(
+            f"{self.limit} allows no more than {most} collections", remedy="delete one first"
+        )
 
 
 class Collections:
@@ -40,7 +42,9 @@ class Collections:
     How many there may be is bounded by memory, not by open files: their descriptors are shared.
     """
 
-    def __init__(self, folder: Path, descriptors: Descriptors, *, writable: bool, max_collections: int | None) -> None:
+    def __init__(
+        self, folder: Path, descriptors: Descriptors, *, writable: bool, max_collections: int | None
+    ) -> None:
         self.writable = writable
         self._folder, self._descriptors, self._most = folder, descriptors, max_collections
         self._opened: dict[str, Collection] = {}
@@ -49,7 +53,9 @@ class Collections:
         self._changing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, *, read_only: bool = False, max_collections: int | None = None) -> Self:
+    def open(
+        cls, folder: Path, *, read_only: bool = False, max_collections: int | None = None
+    ) -> Self:
         """Those in `folder`, which is made where it is missing, all verified and ready.
 
         read_only: see `Collection.open`. max_collections: `create` makes no more; those that are there are opened
@@ -76,7 +82,11 @@ class Collections:
         with self._changing:
             for ledger in sorted(self._folder.glob(f"*/{LEDGER}")):
                 name = ledger.parent.name
-                if name not in self._opened and not name.startswith(".") and not name.endswith(_DRAFT):
+                if (
+                    name not in self._opened
+                    and not name.startswith(".")
+                    and not name.endswith(_DRAFT)
+                ):
                     self._open(check_name(name))
 
     @limited_open_files()
@@ -87,7 +97,9 @@ class Collections:
 
     def has_arrived(self, name: str) -> bool:
         """Whether it is in the folder, and not open yet."""
-        return is_name(name) and name not in self._opened and (self._folder / name / LEDGER).is_file()
+        return (
+            is_name(name) and name not in self._opened and (self._folder / name / LEDGER).is_file()
+        )
 
     def open_arrived(self, name: str) -> None:
         """Open it if it is there; slow. Raises Conflict where it cannot be opened, without trying again for a while."""
@@ -161,10 +173,16 @@ class Collections:
                 self._check_writable()
                 self._check_room()
                 if path.exists():
-                    raise Conflict(f"something else stands where {name} would be", remedy="give another name")
+                    raise Conflict(
+                        f"something else stands where {name} would be", remedy="give another name"
+                    )
                 recall = DEFAULT_RECALL if recall is None else recall
                 found = Collection.create(
-                    path, fingerprint=fingerprint, dimension=dimension, recall=recall, shared=self._descriptors
+                    path,
+                    fingerprint=fingerprint,
+                    dimension=dimension,
+                    recall=recall,
+                    shared=self._descriptors,
                 )
                 self._opened[name] = found
             elif found is None:  # put there by somebody else
@@ -206,7 +224,9 @@ class Collections:
         shutil.rmtree(dead, ignore_errors=True)
 
     def _open(self, name: str) -> Collection:
-        self._opened[name] = Collection.open(self._folder / name, read_only=not self.writable, shared=self._descriptors)
+        self._opened[name] = Collection.open(
+            self._folder / name, read_only=not self.writable, shared=self._descriptors
+        )
         return self._opened[name]
 
     def _check_room(self) -> None:

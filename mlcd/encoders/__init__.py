@@ -49,7 +49,8 @@ def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
         encoder = _open(spec, options)
     except ImportError as error:
         raise ConfigInvalid(
-            f"{spec} needs a package that is not installed", remedy="pip install 'mlcd[serve,train]'"
+            f"{spec} needs a package that is not installed",
+            remedy="pip install 'mlcd[serve,train]'",
         ) from error
     _prepare_otherwise(encoder, spec, options)
     _warm_up(encoder)
@@ -58,7 +59,9 @@ def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
 
 def _prepare_otherwise(encoder: Encoder, spec: str, options: EncoderOptions) -> None:
     stated = encoder.preprocess
-    wanted = replace(stated, exif=options.exif or stated.exif, decode=options.decode or stated.decode)
+    wanted = replace(
+        stated, exif=options.exif or stated.exif, decode=options.decode or stated.decode
+    )
     if wanted.decode == "fast":
         require_simplejpeg()
     if wanted == stated:
@@ -66,14 +69,18 @@ def _prepare_otherwise(encoder: Encoder, spec: str, options: EncoderOptions) -> 
     content = encoder.fingerprint
     if (Path(spec) / MANIFEST).is_file():
         # The fingerprint that an export with this preprocessing would have.
-        content = open_artifact(Path(spec), verify_files=False).summary.get("weights_digest", content)
+        content = open_artifact(Path(spec), verify_files=False).summary.get(
+            "weights_digest", content
+        )
     encoder.preprocess, encoder.fingerprint = wanted, wanted.fingerprint(content)
 
 
 def _open(spec: str, options: EncoderOptions) -> Encoder:
     if spec in ("hog", "pixels"):
         if options.engine != "auto":
-            raise ConfigInvalid(f"{spec} does not run on {options.engine}", remedy="use engine auto")
+            raise ConfigInvalid(
+                f"{spec} does not run on {options.engine}", remedy="use engine auto"
+            )
         if options.precision != "fp32":
             raise ConfigInvalid(f"{spec} is computed in fp32 only")
         return _open_classical(spec)
@@ -82,7 +89,9 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
         return _open_model_artifact(path, options)
     if path.suffix == ".onnx":
         if options.engine == "torch":
-            raise ConfigInvalid(f"{spec} is an ONNX graph, which torch does not run", remedy="use engine openvino")
+            raise ConfigInvalid(
+                f"{spec} is an ONNX graph, which torch does not run", remedy="use engine openvino"
+            )
         from mlcd.encoders.openvino import open_external
 
         return open_external(path, precision=options.precision, num_threads=options.num_threads)
@@ -107,10 +116,14 @@ def _open_model_artifact(path: Path, options: EncoderOptions) -> Encoder:
     if chosen == "torch":
         from mlcd.encoders import torch
 
-        return torch.open_model_artifact(path, precision=options.precision, num_threads=options.num_threads)
+        return torch.open_model_artifact(
+            path, precision=options.precision, num_threads=options.num_threads
+        )
     from mlcd.encoders import openvino
 
-    return openvino.open_model_artifact(path, precision=options.precision, num_threads=options.num_threads)
+    return openvino.open_model_artifact(
+        path, precision=options.precision, num_threads=options.num_threads
+    )
 
 
 def _warm_up(encoder: Encoder) -> None:

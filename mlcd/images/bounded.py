@@ -11,7 +11,9 @@ from mlcd.errors import ImageRejected
 
 MAX_SCANS: Final = 64
 """Of a progressive JPEG; encoders write about ten, and each costs a pass over all pixels."""
-_HEADER_READS: Final = 10_000  # segments, chunks and blocks before the pixels; a real file has a few hundred
+_HEADER_READS: Final = (
+    10_000  # segments, chunks and blocks before the pixels; a real file has a few hundred
+)
 _PIXEL_READS: Final = 1_000_000  # a second's work; Pillow reads run-length BMP byte by byte
 _BYTES_PER_READ: Final = 64  # beyond that, on average no fewer
 _TIMES_READ: Final = 8  # tags may point at the same bytes

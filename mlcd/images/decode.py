@@ -67,7 +67,9 @@ class Scaled:
     full_size: tuple[int, int]
 
 
-def decode(data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS) -> Image.Image:
+def decode(
+    data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
+) -> Image.Image:
     """The image as an RGB picture, by the table above.
 
     Raises ImageRejected with a stable reason; nothing of the decoder's own text gets out.
@@ -122,12 +124,17 @@ def _decode(data: bytes, *, shortest: int | None, exif: ExifPolicy, limits: Deco
                 return _upright(picture, extent, image.size, turn)
     except ImageRejected:
         raise
-    except Exception as error:  # decoders fed with hostile bytes raise anything: struct.error, SyntaxError, …
+    except (
+        Exception
+    ) as error:  # decoders fed with hostile bytes raise anything: struct.error, SyntaxError, …
         raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
 
 
 def _upright(
-    picture: Image.Image, extent: tuple[float, float], full_size: tuple[int, int], turn: Transpose | None
+    picture: Image.Image,
+    extent: tuple[float, float],
+    full_size: tuple[int, int],
+    turn: Transpose | None,
 ) -> Scaled:
     (width, height), slack = extent, (picture.width - extent[0], picture.height - extent[1])
     if turn in _SIDEWAYS:
@@ -142,7 +149,9 @@ def _check_length(data: bytes, limits: DecodeLimits) -> None:
     if not data:
         raise ImageRejected("empty", "the file is empty")
     if len(data) > limits.max_bytes:
-        raise ImageRejected("too-many-bytes", f"{len(data)} bytes, more than the limit of {limits.max_bytes}")
+        raise ImageRejected(
+            "too-many-bytes", f"{len(data)} bytes, more than the limit of {limits.max_bytes}"
+        )
 
 
 def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
@@ -150,12 +159,17 @@ def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
         file = BoundedFile(data)
         image = Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise ImageRejected("too-many-pixels", f"more than the limit of {limits.max_pixels} pixels") from error
+        raise ImageRejected(
+            "too-many-pixels", f"more than the limit of {limits.max_pixels} pixels"
+        ) from error
     except UnidentifiedImageError as error:
         raise ImageRejected("unsupported-format", f"not one of {', '.join(FORMATS)}") from error
     width, height = image.size
     if width * height > limits.max_pixels:
-        raise ImageRejected("too-many-pixels", f"{width} x {height} pixels, more than the limit of {limits.max_pixels}")
+        raise ImageRejected(
+            "too-many-pixels",
+            f"{width} x {height} pixels, more than the limit of {limits.max_pixels}",
+        )
     if image.format in ("JPEG", "MPO"):
         check_scans(data)
     file.allow_pixels()
@@ -178,12 +192,16 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         canvas.paste(rgba, mask=rgba.getchannel("A"))
         return canvas
     if image.mode not in _PLAIN_MODES:
-        raise ImageRejected("unsupported-format", f"pixels of mode {image.mode} have no defined range")
+        raise ImageRejected(
+            "unsupported-format", f"pixels of mode {image.mode} have no defined range"
+        )
     return image.convert("RGB")
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.int64)
     if values.size and (values.min() < 0 or values.max() > _MAX_16_BIT):
-        raise ImageRejected("unsupported-format", "integer pixels outside 0..65535 have no defined range")
+        raise ImageRejected(
+            "unsupported-format", "integer pixels outside 0..65535 have no defined range"
+        )
     return Image.fromarray(((values * 255 + _MAX_16_BIT // 2) // _MAX_16_BIT).astype(np.uint8))

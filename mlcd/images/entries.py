@@ -63,7 +63,9 @@ class Entries(Sequence[Entry]):
         return _entry(column[row].as_py() for column in self._columns)
 
     def __iter__(self) -> Iterator[Entry]:
-        return map(_entry, zip(*(self._values(name) for name in self._table.column_names), strict=True))
+        return map(
+            _entry, zip(*(self._values(name) for name in self._table.column_names), strict=True)
+        )
 
     def select(self, places: NDArray[np.int64]) -> "Entries":
         """Those at `places` [n], in that order."""
@@ -121,4 +123,6 @@ def _typed(schema: pa.Schema) -> pa.Schema:
 
 def constant(value: bytes, num: int) -> pa.DictionaryArray:
     """The same value in `num` rows, in a byte each."""
-    return pa.DictionaryArray.from_arrays(np.zeros(num, dtype=np.int8), pa.array([value], pa.binary()))
+    return pa.DictionaryArray.from_arrays(
+        np.zeros(num, dtype=np.int8), pa.array([value], pa.binary())
+    )

@@ -31,7 +31,9 @@ class FolderSource(Source):
         folders = [self._listclass_of_path(files) for files in self._walk()]
         if folders:
             table = pa.concat_tables(folders).sort_by("key")
-            class_names = pc.struct_field(pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent")
+            class_names = pc.struct_field(
+                pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent"
+            )
             yield table.add_column(1, "class_name", class_names)
 
     def _walk(self) -> Iterator[list[dict[str, Any]]]:
@@ -43,7 +45,9 @@ class FolderSource(Source):
                 listed = self._filesystem.ls(folder, detail=True)
             except OSError as error:
                 raise unavailable(folder, error) from error
-            inside = [info for info in listed if info["name"].rstrip("/") != folder]  # object stores list it in itself
+            inside = [
+                info for info in listed if info["name"].rstrip("/") != folder
+            ]  # object stores list it in itself
             folders += [info["name"].rstrip("/") for info in inside if info["type"] == "directory"]
             yield inside
 
@@ -57,7 +61,9 @@ class FolderSource(Source):
                 is_file = info["type"] == "file"
                 keys.append(printable(relative.as_posix()))
                 sizes.append(int(info["size"]) if is_file else 0)
-                paths.append(_NO_FILE if not is_file else None if name == keys[-1] else encoded(name))
+                paths.append(
+                    _NO_FILE if not is_file else None if name == keys[-1] else encoded(name)
+                )
         return pa.table(
             {
                 "key": pa.array(keys, pa.large_string()),
@@ -95,7 +101,9 @@ class FolderSource(Source):
 class NamedFilesSource(FolderSource):
     """The files below a folder that a pattern or a list names."""
 
-    def __init__(self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]
+    ) -> None:
         """files: as the file system describes them."""
         super().__init__(location, filesystem, root)
         self._files = files

@@ -11,7 +11,11 @@ from PIL import Image
 from mlcd.errors import ConfigInvalid
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # tables, reserved and conditioning between them
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {
+    0xC4,
+    0xC8,
+    0xCC,
+}  # tables, reserved and conditioning between them
 _MAX_SEGMENTS: Final = 1024
 _WHOLE: Final = 8
 
@@ -27,7 +31,9 @@ def require_simplejpeg() -> None:
         ) from error
 
 
-def shrunk(data: bytes, image: Image.Image, *, shortest: int) -> tuple[Image.Image, tuple[float, float]] | None:
+def shrunk(
+    data: bytes, image: Image.Image, *, shortest: int
+) -> tuple[Image.Image, tuple[float, float]] | None:
     """The picture at the smallest scale (in eighths) that leaves `shortest` pixels on its shortest side.
 
     And the width and height that the picture takes of it: the last column and row may be covered in part.
@@ -45,7 +51,10 @@ def shrunk(data: bytes, image: Image.Image, *, shortest: int) -> tuple[Image.Ima
     width, height = (-(-side * eighths // _WHOLE) for side in image.size)
     try:
         full_height, full_width, *_ = simplejpeg.decode_jpeg_header(data)
-        if (full_width, full_height) != image.size:  # two headers: the limits were held against the other one
+        if (
+            full_width,
+            full_height,
+        ) != image.size:  # two headers: the limits were held against the other one
             return None
         pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width, strict=True)
     except Exception:  # noqa: BLE001 - whatever it refuses, Pillow accepts or refuses with the right reason
@@ -66,7 +75,10 @@ def _frame(data: bytes) -> int | None:
     for _ in range(_MAX_SEGMENTS):
         if data[position : position + 1] != b"\xff":
             return None
-        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
+        marker, length = (
+            data[position + 1],
+            int.from_bytes(data[position + 2 : position + 4], "big"),
+        )
         if marker in _FRAMES:
             return marker
         position += 2 + length

@@ -50,10 +50,14 @@ class ParquetSource(FilesSource):
                 self.problems.append(Problem(name, "the parquet file is damaged or cut short"))
                 continue
             rows = listing.members
-            numbers = pc.utf8_lpad(pa.array(np.arange(len(rows))).cast(pa.string()), _ROW_DIGITS, padding="0")
+            numbers = pc.utf8_lpad(
+                pa.array(np.arange(len(rows))).cast(pa.string()), _ROW_DIGITS, padding="0"
+            )
             yield pa.table(
                 {
-                    "key": pc.coalesce(rows["key"], pc.binary_join_element_wise(name, numbers, "/")),
+                    "key": pc.coalesce(
+                        rows["key"], pc.binary_join_element_wise(name, numbers, "/")
+                    ),
                     "class_name": rows["class_name"],
                     "size_bytes": rows["size_bytes"],
                     "path": constant(encoded(path), len(rows)),
@@ -68,7 +72,9 @@ class ParquetSource(FilesSource):
         """
         try:
             with self._filesystem.open(path, "rb") as raw:
-                file = pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES)  # else a column's whole group is in memory
+                file = pq.ParquetFile(
+                    raw, buffer_size=_BUFFER_BYTES
+                )  # else a column's whole group is in memory
                 batches = [_listed_batch(*place) for place in _batches(file, path)]
         except (OSError, pa.ArrowException) as error:
             refuse_fault(path, error)
@@ -83,7 +89,9 @@ class ParquetSource(FilesSource):
                 try:
                     with self._filesystem.open(path, "rb") as raw:
                         file = pq.ParquetFile(raw)
-                        column = file.read_row_group(group, columns=[_image_column(file, path)]).column(0)
+                        column = file.read_row_group(
+                            group, columns=[_image_column(file, path)]
+                        ).column(0)
                 except (OSError, pa.ArrowException) as error:
                     raise ImageRejected("unreadable", "the row group cannot be read") from error
                 self._group = ((path, group), _image_bytes(column))
@@ -100,9 +108,19 @@ def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
     wanted = [column for column in (image, key, class_name) if column is not None]
     for group in range(file.num_row_groups):
         start = 0
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
-            keys, classes = (None if column is None else batch.column(column) for column in (key, class_name))
-            yield group, start, batch.column(image), keys, classes if names is None else _named(classes, names)
+        for batch in file.iter_batches(
+            _BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False
+        ):
+            keys, classes = (
+                None if column is None else batch.column(column) for column in (key, class_name)
+            )
+            yield (
+                group,
+                start,
+                batch.column(image),
+                keys,
+                classes if names is None else _named(classes, names),
+            )
             start += batch.num_rows
 
 
@@ -115,7 +133,9 @@ def _class_names(file: Any, column: str | None) -> list[str] | None:
         return None
 
 
-def _listed_batch(group: int, start: int, images: Any, keys: Any, class_names: Any) -> pa.RecordBatch:
+def _listed_batch(
+    group: int, start: int, images: Any, keys: Any, class_names: Any
+) -> pa.RecordBatch:
     num = len(images)
     return pa.record_batch(
         [
@@ -139,18 +159,25 @@ def _image_column(file: Any, path: str) -> str:
     column = next((column for column in _IMAGE_COLUMNS if column in file.schema_arrow.names), None)
     if column is None:
         raise InvalidInput(
-            f"{printable(path)} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}"
+            f"{printable(path)} has no image column",
+            remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}",
         )
     return column
 
 
 def _texts(values: Any, num: int) -> list[str | None]:
-    return [None if value is None else str(value) for value in ([None] * num if values is None else values.to_pylist())]
+    return [
+        None if value is None else str(value)
+        for value in ([None] * num if values is None else values.to_pylist())
+    ]
 
 
 def _image_bytes(column: Any) -> Any:
     if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pc.struct_field(column, "bytes")
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        raise InvalidInput(f"the image column holds {column.type}", remedy="it must hold the encoded files, as binary")
+        raise InvalidInput(
+            f"the image column holds {column.type}",
+            remedy="it must hold the encoded files, as binary",
+        )
     return column

@@ -26,7 +26,12 @@ class Prepared:
 
 
 def prepare_all(
-    source: Source, entries: Iterable[Entry], spec: PreprocessSpec, *, num_threads: int, ahead: int = 64
+    source: Source,
+    entries: Iterable[Entry],
+    spec: PreprocessSpec,
+    *,
+    num_threads: int,
+    ahead: int = 64,
 ) -> Iterator[Prepared]:
     """Every entry in order; at most `ahead` images wait in memory."""
 

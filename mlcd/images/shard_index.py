@@ -25,7 +25,12 @@ _WORTH_KEEPING_BYTES: Final = 1 << 24  # or less than so many bytes of them
 _STATE: Final = b"state"
 _CHANGES_SHOW_IN: Final = ("mtime", "ETag", "etag")
 MEMBERS: Final = pa.schema(
-    [("name", pa.string()), ("class_name", pa.string()), ("offset", pa.int64()), ("size_bytes", pa.int64())]
+    [
+        ("name", pa.string()),
+        ("class_name", pa.string()),
+        ("offset", pa.int64()),
+        ("size_bytes", pa.int64()),
+    ]
 )
 """Of a tar shard: an image's bytes are `size_bytes` from `offset` on."""
 
@@ -51,7 +56,10 @@ def list_once(
     if state is None:
         return list_members()
     folder = folder or user_cache_path("mlcd", appauthor=False) / "shards"
-    index = folder / f"{hashlib.sha256(f'{filesystem.protocol}{path}'.encode(errors='replace')).hexdigest()}.parquet"
+    index = (
+        folder
+        / f"{hashlib.sha256(f'{filesystem.protocol}{path}'.encode(errors='replace')).hexdigest()}.parquet"
+    )
     if (members := _read(index, state)) is not None:
         return Listing(members, damaged=False)
     listing = list_members()
@@ -68,7 +76,11 @@ def file_state(filesystem: Any, path: str) -> bytes | None:
         return None
     if not any(name in info for name in _CHANGES_SHOW_IN):
         return None
-    return hashlib.sha256(f"{_VERSION} {sorted(info.items())}".encode(errors="replace")).hexdigest().encode()
+    return (
+        hashlib.sha256(f"{_VERSION} {sorted(info.items())}".encode(errors="replace"))
+        .hexdigest()
+        .encode()
+    )
 
 
 def _read(index: Path, state: bytes) -> pa.Table | None:
@@ -82,7 +94,10 @@ def _read(index: Path, state: bytes) -> pa.Table | None:
 
 
 def _is_worth_keeping(members: pa.Table) -> bool:
-    return len(members) >= _WORTH_KEEPING or (pc.sum(members["size_bytes"]).as_py() or 0) >= _WORTH_KEEPING_BYTES
+    return (
+        len(members) >= _WORTH_KEEPING
+        or (pc.sum(members["size_bytes"]).as_py() or 0) >= _WORTH_KEEPING_BYTES
+    )
 
 
 def _write(index: Path, state: bytes, members: pa.Table) -> None:

@@ -47,14 +47,18 @@ class Source(ABC):
         """
         entries = Entries.of(self._list())
         if (key := entries.repeated_key()) is not None:
-            raise InvalidInput(f"{self.location} has two images named {key}", remedy="make the names distinct")
+            raise InvalidInput(
+                f"{self.location} has two images named {key}", remedy="make the names distinct"
+            )
         return entries
 
     def read(self, entry: Entry) -> bytes:
         """The encoded image; raises ImageRejected where it cannot be read. Safe to call from several threads."""
         if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
             limit = DEFAULT_LIMITS.max_bytes
-            raise ImageRejected("too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}")
+            raise ImageRejected(
+                "too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}"
+            )
         try:
             return self._read(entry)
         except ImageRejected as rejection:
@@ -77,7 +81,9 @@ class Source(ABC):
         """Raises Conflict naming the first file of these images that is not as it was listed."""
         name = next(self._changed(entries), None)
         if name is not None:
-            raise Conflict(f"{name} of {self.location} has changed since it was listed", remedy="begin again")
+            raise Conflict(
+                f"{name} of {self.location} has changed since it was listed", remedy="begin again"
+            )
 
     @abstractmethod
     def _changed(self, entries: Entries) -> Iterator[str]:
@@ -94,7 +100,10 @@ class Source(ABC):
                 f"no image of {self.location} can be listed: {problem.key}: {problem.detail}{others}",
                 remedy="restore the file, or give others",
             )
-        raise InvalidInput(f"there are no images in {self.location}", remedy="is it the folder or shards you meant?")
+        raise InvalidInput(
+            f"there are no images in {self.location}",
+            remedy="is it the folder or shards you meant?",
+        )
 
     def listing_digest(self) -> str:
         """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
@@ -117,7 +126,11 @@ class FilesSource(Source):
         return list(dict.fromkeys(decoded(entry.locator[0]) for entry in entries))
 
     def _changed(self, entries: Entries) -> Iterator[str]:
-        return (path for path in self.files_of(entries) if file_state(self._filesystem, path) != self._listed[path])
+        return (
+            path
+            for path in self.files_of(entries)
+            if file_state(self._filesystem, path) != self._listed[path]
+        )
 
     def _names(self) -> list[tuple[str, str]]:
         """(path, the part of the path that tells the files apart, without the suffix): before they are listed."""
@@ -127,6 +140,11 @@ class FilesSource(Source):
         while all(len(parts) > common and parts[common] == parents[0][common] for parts in parents):
             common += 1
         return [
-            (path, printable(PurePosixPath(*PurePosixPath(path).parts[common:]).with_suffix("").as_posix()))
+            (
+                path,
+                printable(
+                    PurePosixPath(*PurePosixPath(path).parts[common:]).with_suffix("").as_posix()
+                ),
+            )
             for path in self.paths
         ]

@@ -34,7 +34,9 @@ class FaissIndex:
     def train(cls, kind: Kind, sample: Embeddings, *, num_rows: int) -> "FaissIndex":
         """An empty index of this kind, its cells laid for `num_rows` rows like those of `sample` ([n, D])."""
         dimension = sample.shape[1]
-        index = faiss.index_factory(dimension, _recipe(kind, dimension, num_rows), faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(
+            dimension, _recipe(kind, dimension, num_rows), faiss.METRIC_INNER_PRODUCT
+        )
         if not index.is_trained:
             cells = faiss.extract_index_ivf(index)
             cells.cp.spherical = True
@@ -69,24 +71,34 @@ class FaissIndex:
         if allowed is not None:
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         params = self._parameters(options, effort) if options or effort is not None else None
-        scores, ids = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), top, params=params)
+        scores, ids = self._index.search(
+            np.ascontiguousarray(queries, dtype=np.float32), top, params=params
+        )
         missing = ids < 0
         if missing.any():
             scores[missing] = -np.inf
         elif (scores[:, 1:] < scores[:, :-1]).all():
             return Neighbors(ids, scores)
         order = np.lexsort((ids, -scores), axis=1)
-        return Neighbors(np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1))
+        return Neighbors(
+            np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        )
 
     def _parameters(self, options: dict[str, Any], effort: int | None) -> Any:
         """Made for one search: what faiss keeps on the index itself is shared by all threads."""
         index = self._index
         if isinstance(index, faiss.IndexHNSW):
-            return faiss.SearchParametersHNSW(**options, **({} if effort is None else {"efSearch": effort}))
+            return faiss.SearchParametersHNSW(
+                **options, **({} if effort is None else {"efSearch": effort})
+            )
         if isinstance(index, faiss.IndexIVF):
-            return faiss.SearchParametersIVF(**options, **({} if effort is None else {"nprobe": effort}))
+            return faiss.SearchParametersIVF(
+                **options, **({} if effort is None else {"nprobe": effort})
+            )
         if isinstance(index, faiss.IndexPreTransform):
-            inner = faiss.SearchParametersIVF(**options, **({} if effort is None else {"nprobe": effort}))
+            inner = faiss.SearchParametersIVF(
+                **options, **({} if effort is None else {"nprobe": effort})
+            )
             return faiss.SearchParametersPreTransform(index_params=inner)
         return faiss.SearchParameters(**options)
 

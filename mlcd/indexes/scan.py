@@ -15,7 +15,9 @@ _BLOCK_ROWS: Final = 16_384
 _BLOCK_QUERIES: Final = 256
 
 
-def scan(queries: Embeddings, rows: Embeddings, top: int, *, numbers: NDArray[np.int64] | None = None) -> Neighbors:
+def scan(
+    queries: Embeddings, rows: Embeddings, top: int, *, numbers: NDArray[np.int64] | None = None
+) -> Neighbors:
     """The `top` rows of highest cosine: ids int64 [Q, top], -1 where there are fewer; score descending, id ascending.
 
     rows: float32 [N, D], mapped from disk or in memory. numbers: int64, ascending, the rows that may be found.
@@ -28,7 +30,9 @@ def scan(queries: Embeddings, rows: Embeddings, top: int, *, numbers: NDArray[np
     return found[0] if len(found) == 1 else concatenated(found, top)
 
 
-def _scan_block(queries: Embeddings, rows: Embeddings, top: int, numbers: NDArray[np.int64] | None) -> Neighbors:
+def _scan_block(
+    queries: Embeddings, rows: Embeddings, top: int, numbers: NDArray[np.int64] | None
+) -> Neighbors:
     best = nothing(len(queries), top)
     num_rows = len(rows) if numbers is None else len(numbers)
     for start in range(0, num_rows, _BLOCK_ROWS):
@@ -50,7 +54,8 @@ def _best_columns(scores: NDArray[np.float32], kept: int) -> NDArray[np.int64]:
 
 def nothing(num_queries: int, top: int) -> Neighbors:
     return Neighbors(
-        np.full((num_queries, top), -1, dtype=np.int64), np.full((num_queries, top), -np.inf, dtype=np.float32)
+        np.full((num_queries, top), -1, dtype=np.int64),
+        np.full((num_queries, top), -np.inf, dtype=np.float32),
     )
 
 
@@ -59,11 +64,16 @@ def merged(first: Neighbors, second: Neighbors, top: int) -> Neighbors:
     ids = np.concatenate([first.ids, second.ids], axis=1)
     scores = np.concatenate([first.scores, second.scores], axis=1)
     order = np.lexsort((ids, -scores), axis=1)[:, :top]
-    return Neighbors(np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1))
+    return Neighbors(
+        np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+    )
 
 
 def concatenated(parts: list[Neighbors], top: int) -> Neighbors:
     """The answers to several blocks of queries as one."""
     if not parts:
         return nothing(0, top)
-    return Neighbors(np.concatenate([part.ids for part in parts]), np.concatenate([part.scores for part in parts]))
+    return Neighbors(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+    )

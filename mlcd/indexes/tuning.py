@@ -97,7 +97,9 @@ def tune(
         return Tuned("flat", None, None, None)
     num_held_out = min(HELD_OUT_QUERIES, len(rows) // 5)
     kept, queries = rows[: len(rows) - num_held_out], np.asarray(rows[len(rows) - num_held_out :])
-    index = FaissIndex.train(kind, _sample(kept, training_rows(kind, len(rows)), seed), num_rows=len(rows))
+    index = FaissIndex.train(
+        kind, _sample(kept, training_rows(kind, len(rows)), seed), num_rows=len(rows)
+    )
     block_rows = _GRAPH_ROWS if kind == "hnsw" else _ADDED_ROWS
     for start in range(0, len(kept), block_rows):
         block = kept[start : start + block_rows]
@@ -105,7 +107,9 @@ def tune(
         advance(len(block))
     widening = widening_of(kind)
     found = _choose_effort(
-        lambda z, effort: rescored(z, kept, index.search(z, AUDITED_TOP * widening, effort=effort), AUDITED_TOP),
+        lambda z, effort: rescored(
+            z, kept, index.search(z, AUDITED_TOP * widening, effort=effort), AUDITED_TOP
+        ),
         queries,
         scan(queries, kept, AUDITED_TOP),
         target,
@@ -130,7 +134,9 @@ def rescored(queries: Embeddings, rows: Embeddings, found: Neighbors, top: int) 
         scores[block] = np.matmul(candidates, queries[block, :, None])[:, :, 0]
     scores[found.ids < 0] = -np.inf
     order = np.lexsort((found.ids, -scores), axis=1)[:, :top]
-    return Neighbors(np.take_along_axis(found.ids, order, axis=1), np.take_along_axis(scores, order, axis=1))
+    return Neighbors(
+        np.take_along_axis(found.ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+    )
 
 
 def measure(found: Neighbors, truth: Neighbors, target: float, num_rows: int) -> Recall:
@@ -167,7 +173,9 @@ def _choose_effort(
 ) -> tuple[int, Recall] | None:
     half = len(queries) // 2
     chosen, audited = slice(0, half), slice(half, len(queries))
-    for effort in EFFORTS if kind != "hnsw" else [effort for effort in EFFORTS if effort >= AUDITED_TOP]:
+    for effort in (
+        EFFORTS if kind != "hnsw" else [effort for effort in EFFORTS if effort >= AUDITED_TOP]
+    ):
         advance(0)
         if _recall(search, queries, truth, chosen, effort, target, num_rows).low < target:
             continue
@@ -186,7 +194,12 @@ def _recall(
     target: float,
     num_rows: int,
 ) -> Recall:
-    return measure(search(queries[part], effort), Neighbors(truth.ids[part], truth.scores[part]), target, num_rows)
+    return measure(
+        search(queries[part], effort),
+        Neighbors(truth.ids[part], truth.scores[part]),
+        target,
+        num_rows,
+    )
 
 
 def _sample(rows: Embeddings, num: int, seed: int) -> Embeddings:

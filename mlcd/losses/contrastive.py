@@ -14,7 +14,9 @@ from mlcd.world import World
 _ALONE = World()
 
 
-def clip_loss(images_BD: Tensor, texts_BD: Tensor, scale: Tensor, *, world: World = _ALONE) -> Tensor:
+def clip_loss(
+    images_BD: Tensor, texts_BD: Tensor, scale: Tensor, *, world: World = _ALONE
+) -> Tensor:
     """Symmetric cross-entropy of scale * <image, text> over the batch of all processes.
 
     images_BD, texts_BD: unit rows, pair by pair. scale: the temperature's inverse, exp(tau), a scalar tensor.
@@ -28,7 +30,9 @@ def clip_loss(images_BD: Tensor, texts_BD: Tensor, scale: Tensor, *, world: Worl
         return (of_images + of_texts) / 2 * (world.size / all_images.shape[0])
 
 
-def siglip_loss(images_BD: Tensor, texts_BD: Tensor, scale: Tensor, bias: Tensor, *, world: World = _ALONE) -> Tensor:
+def siglip_loss(
+    images_BD: Tensor, texts_BD: Tensor, scale: Tensor, bias: Tensor, *, world: World = _ALONE
+) -> Tensor:
     """-sum_ab log sigmoid(y_ab (scale * <image_a, text_b> + bias)) / B, y = +1 for pairs and -1 else (Zhai et al.,
     ICCV 2023), over the batch of all processes. Arguments as in `clip_loss`; bias is a scalar tensor.
     """

@@ -22,32 +22,48 @@ from torch.nn import functional
 Reduction = Literal["mean", "none"]
 
 
-def cd_loss(positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
+def cd_loss(
+    positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
+) -> Tensor:
     """Eq. 3, for exactly one positive per sample: [B, 1] and [B, N] to a scalar or [B]."""
     if positive_logits.shape[1] != 1:
-        raise ValueError(f"CD knows one positive per sample, got {positive_logits.shape[1]}: use mlc_loss or mlcd_loss")
+        raise ValueError(
+            f"CD knows one positive per sample, got {positive_logits.shape[1]}: use mlc_loss or mlcd_loss"
+        )
     return mlc_loss(positive_logits, negative_logits, reduction=reduction)
 
 
-def mlc_loss(positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
+def mlc_loss(
+    positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
+) -> Tensor:
     """Eq. 4: [B, P] and [B, N] to a scalar or [B]."""
     return _reduced(mlc_from_log_sums(*log_sums(positive_logits, negative_logits)), reduction)
 
 
 def mlcd_loss(
-    positive_logits: Tensor, negative_logits: Tensor, *, bias: float = 0.0, reduction: Reduction = "mean"
+    positive_logits: Tensor,
+    negative_logits: Tensor,
+    *,
+    bias: float = 0.0,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Eq. 5: [B, P] and [B, N] to a scalar or [B]. A `bias` b on every logit makes it ZLPR with threshold -b."""
-    return _reduced(mlcd_from_log_sums(*log_sums(positive_logits, negative_logits), bias=bias), reduction)
+    return _reduced(
+        mlcd_from_log_sums(*log_sums(positive_logits, negative_logits), bias=bias), reduction
+    )
 
 
-def sampled_label_loss(positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
+def sampled_label_loss(
+    positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
+) -> Tensor:
     """The authors' later form: the mean over label columns of single-label softmaxes (Eq. 3), each with its own
     negatives. [B, P] and [B, P, N] to a scalar or [B]; an absent (-inf) positive leaves its column out.
     """
     batch, columns, num_negatives = negative_logits.shape
     losses = cd_loss(
-        positive_logits.reshape(-1, 1), negative_logits.reshape(batch * columns, num_negatives), reduction="none"
+        positive_logits.reshape(-1, 1),
+        negative_logits.reshape(batch * columns, num_negatives),
+        reduction="none",
     ).view(batch, columns)
     present = positive_logits != -torch.inf
     return _reduced((losses * present).sum(dim=1) / present.sum(dim=1).clamp_min(1), reduction)

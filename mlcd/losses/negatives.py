@@ -62,7 +62,9 @@ def draw_negatives(
 
 def hash_classes(seed: int, step: int, ids: Tensor, *, column: int | None = None) -> Tensor:
     """int64 whose signed order is the unsigned order of `mlcd.randomness.hash_counters` of the same counters."""
-    drawn_for = (Stream.NEGATIVES, step) if column is None else (Stream.COLUMN_NEGATIVES, step, column)
+    drawn_for = (
+        (Stream.NEGATIVES, step) if column is None else (Stream.COLUMN_NEGATIVES, step, column)
+    )
     state = torch.zeros((), dtype=torch.int64, device=ids.device)
     for counter in (seed, *drawn_for, ids):
         state = _mix(state ^ counter)
@@ -84,7 +86,11 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 def own_positions(drawn: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, slots), by ascending slot: where a sample's own label is among the drawn classes (ascending ids)."""
     slots = torch.searchsorted(drawn, labels.clamp_min(0)).clamp_max(max(0, len(drawn) - 1))
-    hits = (drawn[slots] == labels) & (labels >= 0) if len(drawn) else torch.zeros_like(labels, dtype=torch.bool)
+    hits = (
+        (drawn[slots] == labels) & (labels >= 0)
+        if len(drawn)
+        else torch.zeros_like(labels, dtype=torch.bool)
+    )
     rows, columns = hits.nonzero(as_tuple=True)
     found = slots[rows, columns]
     order = found.argsort()

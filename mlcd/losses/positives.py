@@ -14,7 +14,9 @@ def distinct_labels(labels: Tensor, num_classes: int) -> Tensor:
     float32 labels are exact only below 2^24 classes.
     """
     if labels.dtype != torch.int64 or labels.dim() != 2:
-        raise InvalidInput(f"labels must be int64 [samples, labels], got {labels.dtype} {list(labels.shape)}")
+        raise InvalidInput(
+            f"labels must be int64 [samples, labels], got {labels.dtype} {list(labels.shape)}"
+        )
     wrong = (labels < -1) | (labels >= num_classes)
     if bool(wrong.any()):
         sample, column = (int(index) for index in wrong.nonzero()[0])

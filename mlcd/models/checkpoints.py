@@ -129,7 +129,11 @@ def name_in(layout: Layout, name: str) -> str:
 def _vision_tower(state: State) -> State:
     """Only the tower, without its prefix. In a full CLIP the root's positional_embedding is the text's."""
     if any(name.startswith("visual.") for name in state):
-        return {name.removeprefix("visual."): tensor for name, tensor in state.items() if name.startswith("visual.")}
+        return {
+            name.removeprefix("visual."): tensor
+            for name, tensor in state.items()
+            if name.startswith("visual.")
+        }
     kept = {name: tensor for name, tensor in state.items() if not name.startswith(_NOT_THE_TOWER)}
     return {name.removeprefix("vision_model."): tensor for name, tensor in kept.items()}
 
@@ -140,7 +144,9 @@ def _layout(tower: State, source: str) -> Layout:
     if "embeddings.patch_embedding.weight" in tower:
         return "hf"
     if "conv1.weight" in tower:
-        return "native" if any(name.endswith("attn.in_proj.weight") for name in tower) else "open_clip"
+        return (
+            "native" if any(name.endswith("attn.in_proj.weight") for name in tower) else "open_clip"
+        )
     if "patch_embed.proj.weight" in tower:
         raise ArtifactInvalid(
             f"{source} holds a timm or UNICOM (2023) tower, whose architecture is another",
@@ -163,10 +169,17 @@ def _tables(layout: Layout, *, inverse: bool) -> tuple[dict[str, str], dict[str,
     root, block, prefix = tables[layout]
     if not inverse:
         return root, block, "blocks.", prefix
-    return {theirs: ours for ours, theirs in root.items()}, {b: a for a, b in block.items()}, prefix, "blocks."
+    return (
+        {theirs: ours for ours, theirs in root.items()},
+        {b: a for a, b in block.items()},
+        prefix,
+        "blocks.",
+    )
 
 
-def _renaming(tables: tuple[dict[str, str], dict[str, str], str, str]) -> Callable[[str], str | None]:
+def _renaming(
+    tables: tuple[dict[str, str], dict[str, str], str, str],
+) -> Callable[[str], str | None]:
     root, block, old_prefix, new_prefix = tables
     in_block = re.compile(re.escape(old_prefix) + r"(\d+)\.(.+)")
 
@@ -197,7 +210,9 @@ def _joined_qkv(tower: State, source: str) -> State:
             parts = []
             for part in _QKV:
                 if (piece := f"{stem}.{part}.{last}") not in tower:
-                    raise ArtifactInvalid(f"tensor {piece} is missing from {source}", remedy="restore the file")
+                    raise ArtifactInvalid(
+                        f"tensor {piece} is missing from {source}", remedy="restore the file"
+                    )
                 parts.append(joined.pop(piece))
             joined[f"{stem}.qkv.{last}"] = torch.cat(parts)
     return joined

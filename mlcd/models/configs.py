@@ -47,12 +47,18 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
     if kind == "mlcd_vision_model":
         vision, defaults = config, _MLCD_DEFAULTS
     elif kind in ("clip", "clip_vision_model"):
-        vision, defaults = config.get("vision_config", {}) if kind == "clip" else config, _CLIP_DEFAULTS
+        vision, defaults = (
+            config.get("vision_config", {}) if kind == "clip" else config,
+            _CLIP_DEFAULTS,
+        )
     else:
         raise ConfigInvalid(
-            f"{path} is of a {kind!r} model", remedy="clip, clip_vision_model, mlcd_vision_model are known"
+            f"{path} is of a {kind!r} model",
+            remedy="clip, clip_vision_model, mlcd_vision_model are known",
         )
-    fields: dict[str, Any] = defaults | {name: vision[name] for name in defaults if vision.get(name) is not None}
+    fields: dict[str, Any] = defaults | {
+        name: vision[name] for name in defaults if vision.get(name) is not None
+    }
     if kind == "clip":
         fields["projection_dim"] = config.get("projection_dim", _CLIP_DEFAULTS["projection_dim"])
     _expect(path, "num_channels", fields["num_channels"], 3)
@@ -66,7 +72,9 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
         depth=_whole(path, "num_hidden_layers", fields["num_hidden_layers"]),
         heads=_whole(path, "num_attention_heads", fields["num_attention_heads"]),
         mlp_width=_whole(path, "intermediate_size", fields["intermediate_size"]),
-        embedding_dim=_whole(path, "projection_dim", fields["projection_dim"]) if projection else None,
+        embedding_dim=_whole(path, "projection_dim", fields["projection_dim"])
+        if projection
+        else None,
         activation=_activation(path, fields["hidden_act"]),
         positions="rope" if kind == "mlcd_vision_model" else "learned",
         norm_eps=float(fields["layer_norm_eps"]),
@@ -90,19 +98,32 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
     if config.positions == "rope":
         if config.embedding_dim is not None:
             raise ConfigInvalid(
-                "transformers has no MLCD tower with a projection", remedy="export with --no-projection"
+                "transformers has no MLCD tower with a projection",
+                remedy="export with --no-projection",
             )
         return {"architectures": ["MLCDVisionModel"], "model_type": "mlcd_vision_model", **fields}
     name = "CLIPVisionModel" if config.embedding_dim is None else "CLIPVisionModelWithProjection"
-    dimension = _CLIP_DEFAULTS["projection_dim"] if config.embedding_dim is None else config.embedding_dim
-    return {"architectures": [name], "model_type": "clip_vision_model", "projection_dim": dimension, **fields}
+    dimension = (
+        _CLIP_DEFAULTS["projection_dim"] if config.embedding_dim is None else config.embedding_dim
+    )
+    return {
+        "architectures": [name],
+        "model_type": "clip_vision_model",
+        "projection_dim": dimension,
+        **fields,
+    }
 
 
 def read_hf_preprocessing(path: Path) -> PreprocessSpec:
     """preprocessor_config.json of CLIP's image processor, or the image_processor within processor_config.json."""
     config = _read(path)
     config = config.get("image_processor", config)
-    for name, plain in (("do_resize", True), ("do_center_crop", True), ("do_rescale", True), ("do_normalize", True)):
+    for name, plain in (
+        ("do_resize", True),
+        ("do_center_crop", True),
+        ("do_rescale", True),
+        ("do_normalize", True),
+    ):
         _expect(path, name, config.get(name, plain), plain)
     _expect(path, "resample", config.get("resample", _PIL_BICUBIC), _PIL_BICUBIC)
     factor = config.get("rescale_factor", 1 / 255)
@@ -113,7 +134,11 @@ def read_hf_preprocessing(path: Path) -> PreprocessSpec:
     crop = config.get("crop_size", 224)
     return PreprocessSpec(
         resize_shortest=_whole(path, "size.shortest_edge", shortest),
-        crop=_side(path, "crop_size", [crop.get("height"), crop.get("width")] if isinstance(crop, dict) else crop),
+        crop=_side(
+            path,
+            "crop_size",
+            [crop.get("height"), crop.get("width")] if isinstance(crop, dict) else crop,
+        ),
         mean=_triple(path, "image_mean", config.get("image_mean", CLIP_MEAN)),
         std=_triple(path, "image_std", config.get("image_std", CLIP_STD)),
     )
@@ -173,7 +198,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArtifactInvalid(f"{path} cannot be read as JSON", remedy="restore the file") from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read as JSON", remedy="restore the file"
+        ) from error
     if not isinstance(config, dict):
         raise ArtifactInvalid(f"{path} is no JSON object", remedy="restore the file")
     return config
@@ -186,7 +213,9 @@ def _expect(path: Path, name: str, value: object, plain: object) -> None:
 
 def _activation(path: Path, name: object) -> Any:
     if name not in ("quick_gelu", "gelu"):
-        raise ConfigInvalid(f"{path}: hidden_act is {name!r}", remedy="quick_gelu and gelu are known")
+        raise ConfigInvalid(
+            f"{path}: hidden_act is {name!r}", remedy="quick_gelu and gelu are known"
+        )
     return name
 
 
@@ -205,6 +234,10 @@ def _side(path: Path, name: str, value: object) -> int:
 
 
 def _triple(path: Path, name: str, value: object) -> tuple[float, float, float]:
-    if not isinstance(value, list | tuple) or len(value) != 3 or not all(isinstance(x, int | float) for x in value):
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 3
+        or not all(isinstance(x, int | float) for x in value)
+    ):
         raise ConfigInvalid(f"{path}: {name} is {value!r}, not three numbers")
     return float(value[0]), float(value[1]), float(value[2])

@@ -20,14 +20,20 @@ def fetch(spec: str) -> Path:
     """The local copy of `hub:ORGANIZATION/MODEL`, downloaded where it is not there yet; raises Unavailable offline."""
     name = spec.removeprefix(PREFIX)
     if not looks_like_hub_name(name):
-        raise ConfigInvalid(f"{spec} names no model of the hub", remedy=f"write {PREFIX}ORGANIZATION/MODEL")
+        raise ConfigInvalid(
+            f"{spec} names no model of the hub", remedy=f"write {PREFIX}ORGANIZATION/MODEL"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ConfigInvalid("the hub needs the package huggingface_hub", remedy="pip install 'mlcd[hub]'") from error
+        raise ConfigInvalid(
+            "the hub needs the package huggingface_hub", remedy="pip install 'mlcd[hub]'"
+        ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    except Exception as error:  # its errors, httpx's and the operating system's alike mean: not to be had now
+    except (
+        Exception
+    ) as error:  # its errors, httpx's and the operating system's alike mean: not to be had now
         raise Unavailable(
             f"{name} cannot be fetched from the hub",
             remedy=f"check the name and the network, or run `hf download {name}` elsewhere and give its directory",

@@ -67,7 +67,9 @@ def weight_files(path: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactInvalid(f"{path} is no index of weights", remedy="restore the file") from error
+        raise ArtifactInvalid(
+            f"{path} is no index of weights", remedy="restore the file"
+        ) from error
     if any("/" in name for name in names):
         raise ArtifactInvalid(f"{path} names files elsewhere", remedy="restore the file")
     return [path.with_name(name) for name in names]

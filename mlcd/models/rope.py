@@ -31,7 +31,9 @@ class RotaryPositions(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 - torch's
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in {torch.bfloat16, torch.float16} else moved
+            return (
+                tensor.to(moved.device) if moved.dtype in {torch.bfloat16, torch.float16} else moved
+            )
 
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
         return self

@@ -32,7 +32,9 @@ class Servable(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.preprocess = preprocess
-        self.register_buffer("mean", torch.tensor(preprocess.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor(preprocess.mean).view(1, 3, 1, 1), persistent=False
+        )
         self.register_buffer("std", torch.tensor(preprocess.std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, image_u8: Tensor) -> Tensor:
@@ -60,15 +62,22 @@ class Servable(nn.Module):
             content = tensor.detach().cpu().contiguous()
             sha256.update(f"{name}\0{content.dtype}\0{list(content.shape)}\0".encode())
             sha256.update(
-                content.view(torch.uint8).numpy().tobytes() if content.dim() else bytes(content.untyped_storage())
+                content.view(torch.uint8).numpy().tobytes()
+                if content.dim()
+                else bytes(content.untyped_storage())
             )
         return sha256.hexdigest()
 
     def write(self, directory: Path) -> None:
         """model.safetensors, config.json and preprocess.json into an existing directory."""
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.trunk.state_dict().items()}
+        state = {
+            name: tensor.detach().cpu().contiguous()
+            for name, tensor in self.trunk.state_dict().items()
+        }
         save_file(state, directory / WEIGHTS)
-        (directory / CONFIG).write_text(json.dumps(self.trunk.config.to_dict(), indent=2, sort_keys=True) + "\n")
+        (directory / CONFIG).write_text(
+            json.dumps(self.trunk.config.to_dict(), indent=2, sort_keys=True) + "\n"
+        )
         (directory / PREPROCESS).write_text(self.preprocess.to_json())
 
     @classmethod
@@ -85,7 +94,13 @@ class Servable(nn.Module):
         return cls(trunk, PreprocessSpec.read(directory / PREPROCESS)).eval()
 
 
-def tower_of(config: ViTConfig, state: Mapping[str, Tensor], source: str, *, shown: Callable[[str], str] = str) -> ViT:
+def tower_of(
+    config: ViTConfig,
+    state: Mapping[str, Tensor],
+    source: str,
+    *,
+    shown: Callable[[str], str] = str,
+) -> ViT:
     """A tower with these weights, in float32; raises ArtifactInvalid naming `source` and the tensor that does not fit.
 
     shown: what the source calls a tensor of ours. Tensors that are float32 already are taken over, not copied: a large
@@ -105,6 +120,8 @@ def tower_of(config: ViTConfig, state: Mapping[str, Tensor], source: str, *, sho
                 remedy=remedy,
             )
         if not bool(torch.isfinite(tensor).all()):
-            raise ArtifactInvalid(f"tensor {shown(name)} in {source} is not finite", remedy="restore the file")
+            raise ArtifactInvalid(
+                f"tensor {shown(name)} in {source} is not finite", remedy="restore the file"
+            )
     trunk.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     return trunk

@@ -42,15 +42,26 @@ class ViTConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        sizes = (self.image_size, self.patch_size, self.width, self.depth, self.heads, self.mlp_width)
+        sizes = (
+            self.image_size,
+            self.patch_size,
+            self.width,
+            self.depth,
+            self.heads,
+            self.mlp_width,
+        )
         if min(sizes) < 1 or (self.embedding_dim is not None and self.embedding_dim < 1):
             raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
         if self.image_size % self.patch_size:
-            raise ConfigInvalid(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+            raise ConfigInvalid(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+            )
         if self.width % self.heads:
             raise ConfigInvalid(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.activation not in ("quick_gelu", "gelu"):
-            raise ConfigInvalid(f"unknown activation {self.activation}", remedy="use quick_gelu or gelu")
+            raise ConfigInvalid(
+                f"unknown activation {self.activation}", remedy="use quick_gelu or gelu"
+            )
         if self.positions not in ("learned", "rope"):
             raise ConfigInvalid(f"unknown positions {self.positions}", remedy="use learned or rope")
         if self.positions == "rope" and self.head_dim % 4:
@@ -76,7 +87,9 @@ class ViTConfig:
         try:
             return cls(**fields)
         except TypeError as error:
-            raise ConfigInvalid(f"the model's config is not a ViT config: {sorted(fields)}") from error
+            raise ConfigInvalid(
+                f"the model's config is not a ViT config: {sorted(fields)}"
+            ) from error
 
 
 class Attention(nn.Module):
@@ -86,23 +99,30 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None) -> Tensor:
+    def forward(
+        self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
+    ) -> Tensor:
         """num_queries: of the first tokens only, [B, num_queries, W]; None: of all."""
         batch, tokens, width = x_BTW.shape
         if num_queries is None:
             query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
         else:
             weight, bias = self.qkv.weight, self.qkv.bias
-            query = self._heads(functional.linear(x_BTW[:, :num_queries], weight[:width], bias[:width]))
+            query = self._heads(
+                functional.linear(x_BTW[:, :num_queries], weight[:width], bias[:width])
+            )
             key, value = (
-                self._heads(part) for part in functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
+                self._heads(part)
+                for part in functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
             )
         if rotation is not None:
             cos_TR, sin_TR = rotation
             query = rotate(query, cos_TR[: query.shape[2]], sin_TR[: query.shape[2]])
             key = rotate(key, cos_TR, sin_TR)
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, num_queries or tokens, width))
+        projected: Tensor = self.out(
+            mixed.transpose(1, 2).reshape(batch, num_queries or tokens, width)
+        )
         return projected
 
     def _heads(self, x_BTW: Tensor) -> Tensor:
@@ -134,9 +154,13 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None) -> Tensor:
+    def forward(
+        self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
+    ) -> Tensor:
         """num_queries: as `Attention.forward`."""
-        x_BTW = x_BTW[:, :num_queries] + self.attn(self.norm1(x_BTW), rotation, num_queries=num_queries)
+        x_BTW = x_BTW[:, :num_queries] + self.attn(
+            self.norm1(x_BTW), rotation, num_queries=num_queries
+        )
         out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
         return out
 
@@ -151,7 +175,9 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        self.patch = nn.Conv2d(3, config.width, config.patch_size, stride=config.patch_size, bias=False)
+        self.patch = nn.Conv2d(
+            3, config.width, config.patch_size, stride=config.patch_size, bias=False
+        )
         self.cls = nn.Parameter(torch.empty(config.width))
         if config.positions == "rope":
             self.rope = RotaryPositions(config.head_dim)
@@ -160,7 +186,11 @@ class ViT(nn.Module):
         self.norm_pre = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm_post = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.proj = nn.Linear(config.width, config.embedding_dim, bias=False) if config.embedding_dim else nn.Identity()
+        self.proj = (
+            nn.Linear(config.width, config.embedding_dim, bias=False)
+            if config.embedding_dim
+            else nn.Identity()
+        )
 
     def initialize(self, generator: torch.Generator) -> None:
         """CLIP's initialization (openai/CLIP model.py), drawn from `generator`."""
@@ -192,7 +222,10 @@ class ViT(nn.Module):
             raise ConfigInvalid("this tower has no projection", remedy="take the output pooled")
         patch_BWhw = self.patch(pixels_BCHW)
         grid = (patch_BWhw.shape[2], patch_BWhw.shape[3])
-        x_BTW = torch.cat([self.cls.expand(patch_BWhw.shape[0], 1, -1), patch_BWhw.flatten(2).transpose(1, 2)], dim=1)
+        x_BTW = torch.cat(
+            [self.cls.expand(patch_BWhw.shape[0], 1, -1), patch_BWhw.flatten(2).transpose(1, 2)],
+            dim=1,
+        )
         rotation = self.rope(grid) if self.config.positions == "rope" else None
         x_BTW = self.norm_pre(x_BTW if rotation is not None else x_BTW + self._positions(grid))
         for block in self.blocks[:-1]:

@@ -41,7 +41,10 @@ class Attempt:
             raise self._gone()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if isinstance(error, OSError | MlcdError) and not self._stands():

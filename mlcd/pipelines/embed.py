@@ -50,8 +50,12 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
     num_parts = len(embedding.sizes)
     with Draft(out, embedding.request) as draft:
         take_over(draft.path)
-        finished = next((part for part in range(num_parts) if not embedding.has(draft, part)), num_parts)
-        with reporter.stage("embed", sum(embedding.sizes), done=sum(embedding.sizes[:finished])) as meter:
+        finished = next(
+            (part for part in range(num_parts) if not embedding.has(draft, part)), num_parts
+        )
+        with reporter.stage(
+            "embed", sum(embedding.sizes), done=sum(embedding.sizes[:finished])
+        ) as meter:
             for part in range(finished, num_parts):
                 embedding.make(draft, part, lambda _, errors: meter.advance(1, errors=errors))
         return embedding.publish(draft)
@@ -113,7 +117,9 @@ class Embedding:
         """Every part is finished. Raises InvalidInput where none of the images could be used."""
         num_parts = len(self.sizes)
         errors = merge_errors(draft, range(num_parts), self.source)
-        num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts))
+        num_rows = sum(
+            pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)
+        )
         if num_rows == 0:
             raise no_usable_image(self.source, errors)
         summary = {
@@ -125,10 +131,17 @@ class Embedding:
         return draft.publish(summary=summary)
 
 
-def write_encoded(draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]) -> None:
+def write_encoded(
+    draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]
+) -> None:
     """One part: rows, their keys, and at last its errors, which say that it is finished."""
     keys = [
-        {"key": entry.key, "class_name": entry.class_name, "sha256": sha256, "split": split_of[entry.key]}
+        {
+            "key": entry.key,
+            "class_name": entry.class_name,
+            "sha256": sha256,
+            "split": split_of[entry.key],
+        }
         for entry, sha256 in zip(encoded.entries, encoded.image_sha256, strict=True)
     ]
     with draft.together(errors_name(part)):

@@ -79,7 +79,9 @@ def _add(
         addition.discard()
         return artifact
     images = embeddings.num_rows + num_rows
-    return addition.publish({**artifact.summary, "images": images, "errors": len(errors), "added": num_rows})
+    return addition.publish(
+        {**artifact.summary, "images": images, "errors": len(errors), "added": num_rows}
+    )
 
 
 def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
@@ -97,7 +99,10 @@ def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
             f"{artifact.path} is of another model ({str(artifact.fingerprint)[:12]}, given {encoder.fingerprint[:12]})",
             remedy="give the --model that it was made with, or embed all images anew",
         )
-    made, now = (artifact.config["engine"], artifact.config["precision"]), (encoder.engine, encoder.precision)
+    made, now = (
+        (artifact.config["engine"], artifact.config["precision"]),
+        (encoder.engine, encoder.precision),
+    )
     if made != now:
         raise ConfigInvalid(
             f"{artifact.path} was made by {made[0]} in {made[1]}, not by {now[0]} in {now[1]}",

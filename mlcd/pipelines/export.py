@@ -55,20 +55,31 @@ def find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
     path = Path(spec)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         model = open_artifact(path, "model")
-        centers = path / "centers" if "centers" in model.children and options == LoadOptions() else None
-        return Weights(model.as_parent_of(out, "model"), None, partial(load, spec, options), centers)
+        centers = (
+            path / "centers" if "centers" in model.children and options == LoadOptions() else None
+        )
+        return Weights(
+            model.as_parent_of(out, "model"), None, partial(load, spec, options), centers
+        )
     if not holds_checkpoints(path):
-        place = spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
-        return Weights(Parent("weights", place, digest_of_weights(spec)), None, partial(load, spec, options))
+        place = (
+            spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
+        )
+        return Weights(
+            Parent("weights", place, digest_of_weights(spec)), None, partial(load, spec, options)
+        )
     if options != LoadOptions():
         raise ConfigInvalid(
-            f"{spec} is a checkpoint, which states all by itself", remedy="give --name and --images only"
+            f"{spec} is a checkpoint, which states all by itself",
+            remedy="give --name and --images only",
         )
     checkpoint = find_checkpoint(path)
     trained = open_artifact(checkpoint, "checkpoint")
     read = partial(Servable.read, checkpoint / "weights")
     parent = trained.as_parent_of(out, "checkpoint")
-    return Weights(parent, trained.fingerprint, read, checkpoint / "centers", trained_images(trained))
+    return Weights(
+        parent, trained.fingerprint, read, checkpoint / "centers", trained_images(trained)
+    )
 
 
 def export_model(
@@ -110,7 +121,9 @@ def export_model(
         )
 
 
-def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = None, reporter: Reporter) -> Artifact:
+def export_hf(
+    spec: str, out: Path, *, name: str, options: LoadOptions | None = None, reporter: Reporter
+) -> Artifact:
     """Write what transformers' CLIPVisionModel(WithProjection) or MLCDVisionModel and CLIPImageProcessor load."""
     options = options or LoadOptions()
     weights = find_weights(spec, out, options)
@@ -120,7 +133,10 @@ def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = 
     model = load_weights(weights, spec)
     config = write_hf_config(model.trunk.config)
     with Draft(out, request) as draft, reporter.stage("export", None):
-        state = {key: tensor.contiguous() for key, tensor in write_state(model.trunk.state_dict(), "hf").items()}
+        state = {
+            key: tensor.contiguous()
+            for key, tensor in write_state(model.trunk.state_dict(), "hf").items()
+        }
         with draft.write(WEIGHTS) as path:
             save_file(state, path, metadata={"format": "pt"})
         draft.write_json(CONFIG, config)
@@ -128,7 +144,8 @@ def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = 
         again = Servable(load(str(draft.path)).trunk, model.preprocess)
         if again.fingerprint() != model.fingerprint():
             raise ArtifactInvalid(
-                "the exported files do not read back as the model", remedy="nothing was exported; report this"
+                "the exported files do not read back as the model",
+                remedy="nothing was exported; report this",
             )
         return draft.publish(fingerprint=model.fingerprint())
 
@@ -140,14 +157,20 @@ def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Re
 
 def chosen_options(options: LoadOptions) -> dict[str, Any]:
     """Those that are not the defaults: what a manifest states of them."""
-    return {field: value for field, value in asdict(options).items() if value != getattr(LoadOptions(), field)}
+    return {
+        field: value
+        for field, value in asdict(options).items()
+        if value != getattr(LoadOptions(), field)
+    }
 
 
 def load_weights(weights: Weights, spec: str) -> Servable:
     """The model that `find_weights` found at `spec`; raises ArtifactInvalid where it is not that of the manifest."""
     model = weights.load()
     if weights.fingerprint not in (None, model.fingerprint()):
-        raise ArtifactInvalid(f"the weights in {spec} are not those of its manifest", remedy="restore it")
+        raise ArtifactInvalid(
+            f"the weights in {spec} are not those of its manifest", remedy="restore it"
+        )
     return model
 
 

@@ -42,13 +42,22 @@ def index(
     source = source or embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
     if append and (out / LEDGER).is_file():
         return _index_more(embeddings, out, reporter, recall=recall, source=source)
-    with _opened(out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)) as collection:
-        blocks = (_items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS))
+    with _opened(
+        out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)
+    ) as collection:
+        blocks = (
+            _items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS)
+        )
         return _fill(collection, blocks, embeddings.num_rows, reporter)
 
 
 def _index_more(
-    embeddings: EmbeddingsArtifact, out: Path, reporter: Stages, *, recall: float | None, source: Parent
+    embeddings: EmbeddingsArtifact,
+    out: Path,
+    reporter: Stages,
+    *,
+    recall: float | None,
+    source: Parent,
 ) -> Description:
     """Adds new rows alone: what the user has changed or deleted among the earlier items stays so."""
     with Collection.open(out, background=False) as collection:
@@ -71,7 +80,9 @@ def _index_more(
         return _fill(collection, blocks, embeddings.num_rows - start, reporter, source=source)
 
 
-def import_parquet(path: Path, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
+def import_parquet(
+    path: Path, out: Path, reporter: Reporter, *, recall: float | None
+) -> Description:
     """The items of an exported file in a durable collection at `out`, new or of the same model; indexed."""
     items = ParquetItems.open(path)
     with _opened(out, items.fingerprint, items.dimension, recall, None) as collection:
@@ -80,11 +91,16 @@ def import_parquet(path: Path, out: Path, reporter: Reporter, *, recall: float |
 
 def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
     """Every item of the collection at `path` in one parquet file; returns how many."""
-    with Collection.open(path, read_only=True) as collection, reporter.stage("export", len(collection)) as meter:
+    with (
+        Collection.open(path, read_only=True) as collection,
+        reporter.stage("export", len(collection)) as meter,
+    ):
         return write_parquet(collection, out, meter=meter)
 
 
-def duplicates(source: Path, out: Path, reporter: Reporter, *, similarity: float) -> tuple[int, int]:
+def duplicates(
+    source: Path, out: Path, reporter: Reporter, *, similarity: float
+) -> tuple[int, int]:
     """The near-duplicates of an embeddings artifact or a collection, as JSON lines at `out`: (groups, items in them).
 
     Raises Conflict where `out` exists.
@@ -124,7 +140,11 @@ def _opened(
         )
     collection = Collection.open(out, background=False)
     same_source = source is None or (collection.source or {}).get("digest") == source["digest"]
-    if not same_source or collection.fingerprint != fingerprint or recall not in (None, collection.recall_target):
+    if (
+        not same_source
+        or collection.fingerprint != fingerprint
+        or recall not in (None, collection.recall_target)
+    ):
         collection.close()
         raise _of_another(out)
     return collection
@@ -168,7 +188,9 @@ def metadata_of(class_name: str | None) -> dict[str, str]:
 
 def _items(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> list[Item]:
     keys, names = embeddings.keys, embeddings.class_names
-    return [Item(keys[row], vector, metadata_of(names[row])) for row, vector in enumerate(block, start)]
+    return [
+        Item(keys[row], vector, metadata_of(names[row])) for row, vector in enumerate(block, start)
+    ]
 
 
 def _grouped(
@@ -188,7 +210,11 @@ def _reading(embeddings: EmbeddingsArtifact) -> Callable[[int, int], Embeddings]
             first, last = max(start, part.start), min(stop, part.start + part.num_rows)
             if first < last:
                 offset = part.offset + first - part.start
-                found.append(embeddings.read(replace(part, offset=offset, start=first, num_rows=last - first)))
+                found.append(
+                    embeddings.read(
+                        replace(part, offset=offset, start=first, num_rows=last - first)
+                    )
+                )
         return np.concatenate(found)
 
     return read

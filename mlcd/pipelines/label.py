@@ -22,7 +22,14 @@ from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
 from mlcd.pipelines.claims import Claims
-from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source, merge_errors, no_usable_image, write_errors
+from mlcd.pipelines.encoded import (
+    PART_ENTRIES,
+    OnDone,
+    check_source,
+    merge_errors,
+    no_usable_image,
+    write_errors,
+)
 from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
 from mlcd.pipelines.label_search import ApproximateSearch, ExactSearch, LabelSearch
 from mlcd.pipelines.ownership import take_over
@@ -61,7 +68,9 @@ class LabelOptions:
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not -1.0 <= self.threshold <= 1.0:
-            raise ConfigInvalid(f"the threshold {self.threshold} is no cosine", remedy="give one between -1 and 1")
+            raise ConfigInvalid(
+                f"the threshold {self.threshold} is no cosine", remedy="give one between -1 and 1"
+            )
         if self.mode == "exact" and self.probes is not None:
             raise ConfigInvalid("exact labels look at every center", remedy="leave out --probes")
 
@@ -86,7 +95,12 @@ class Labeling:
     """One request for labels, opened: makes any part of them."""
 
     def __init__(
-        self, options: LabelOptions, rows: LabelInput, centers: Centers, search: LabelSearch, request: Request
+        self,
+        options: LabelOptions,
+        rows: LabelInput,
+        centers: Centers,
+        search: LabelSearch,
+        request: Request,
     ) -> None:
         self.options, self.rows, self.centers = options, rows, centers
         self.search, self.request = search, request
@@ -114,7 +128,9 @@ class Labeling:
     def publish(self, draft: Draft) -> Artifact:
         """Every part is finished. Raises InvalidInput where none of the images could be used."""
         num_parts = len(self.sizes)
-        num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts))
+        num_rows = sum(
+            pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts)
+        )
         summary: dict[str, Any] = {"images": num_rows, "centers": len(self.centers.vectors)}
         if isinstance(self.rows, ImagesInput):
             errors = merge_errors(draft, range(num_parts), self.rows.source)
@@ -141,7 +157,9 @@ def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iter
         rows.close()
 
 
-def labeling_of(options: LabelOptions, rows: LabelInput, artifact: Artifact, centers: Centers, out: Path) -> Labeling:
+def labeling_of(
+    options: LabelOptions, rows: LabelInput, artifact: Artifact, centers: Centers, out: Path
+) -> Labeling:
     """Of open `rows`, and `centers` as read from their artifact. Raises ConfigInvalid where they are of two models."""
     _check_fingerprint(rows, centers, options.centers)
     num_centers = len(centers.vectors)
@@ -156,16 +174,21 @@ def labeling_of(options: LabelOptions, rows: LabelInput, artifact: Artifact, cen
         **rows.config,
     }
     parents = (rows.parent(out), artifact.as_parent_of(out, "centers"))
-    return Labeling(options, rows, centers, search, Request("labels", config, parents, rows.fingerprint))
+    return Labeling(
+        options, rows, centers, search, Request("labels", config, parents, rows.fingerprint)
+    )
 
 
 def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInput:
     if (Path(options.source) / MANIFEST).is_file():
         if options.model is not None:
             raise ConfigInvalid(
-                f"{options.source} is an artifact, and a model is for images", remedy="leave out --model"
+                f"{options.source} is an artifact, and a model is for images",
+                remedy="leave out --model",
             )
-        return EmbeddingsInput(EmbeddingsArtifact.open(Path(options.source)), part_rows=options.part_rows)
+        return EmbeddingsInput(
+            EmbeddingsArtifact.open(Path(options.source)), part_rows=options.part_rows
+        )
     if options.model is None:
         raise ConfigInvalid(
             f"{options.source} is not a finished artifact of embeddings",
@@ -177,12 +200,18 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
     return ImagesInput(source, encoder, part_entries=options.part_entries, num_threads=num_threads)
 
 
-def _open_search(options: LabelOptions, rows: LabelInput, centers: Centers, top: int) -> LabelSearch:
+def _open_search(
+    options: LabelOptions, rows: LabelInput, centers: Centers, top: int
+) -> LabelSearch:
     if options.mode == "exact":
         return ExactSearch(centers, top=top, threshold=options.threshold)
     if not isinstance(rows, EmbeddingsInput):
-        raise ConfigInvalid("approximate labels are made of embeddings", remedy="run `mlcd embed` first")
-    return ApproximateSearch(centers, rows, top=top, threshold=options.threshold, probes=options.probes)
+        raise ConfigInvalid(
+            "approximate labels are made of embeddings", remedy="run `mlcd embed` first"
+        )
+    return ApproximateSearch(
+        centers, rows, top=top, threshold=options.threshold, probes=options.probes
+    )
 
 
 def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) -> None:
@@ -194,7 +223,9 @@ def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) ->
         )
 
 
-def make_parts(labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]) -> None:
+def make_parts(
+    labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]
+) -> None:
     """Every part that is missing and that nobody else is at; with `wait` those of the others too, once they are gone.
 
     on_progress: told (part, how much of it is done).

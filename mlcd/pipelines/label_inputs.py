@@ -94,7 +94,13 @@ class ImagesInput:
     """The `LabelInput` protocol over images, embedded as `mlcd embed` does it."""
 
     def __init__(
-        self, source: Source, encoder: Encoder, *, part_entries: int, num_threads: int, in_flight: int = 1
+        self,
+        source: Source,
+        encoder: Encoder,
+        *,
+        part_entries: int,
+        num_threads: int,
+        in_flight: int = 1,
     ) -> None:
         """num_threads: that decode. in_flight: see `encode_entries`."""
         self.source = source

@@ -54,7 +54,9 @@ def claim(path: Path, owner: str) -> None:
             if error.errno not in _TAKEN:
                 raise
             if owner_of(path) != owner:
-                raise Conflict(f"{path} holds something else", remedy="remove it or give another output") from error
+                raise Conflict(
+                    f"{path} holds something else", remedy="remove it or give another output"
+                ) from error
 
 
 def take_over(path: Path) -> None:
@@ -111,7 +113,8 @@ def _finish_removal(path: Path) -> None:
 def _not_removed(path: Path, error: OSError) -> NotRemoved:
     why = "no permission" if error.errno in _FORBIDDEN else "the file system refuses"
     return NotRemoved(
-        f"{path} cannot be removed: {why}", remedy="let the user who made it write there, or remove it by hand"
+        f"{path} cannot be removed: {why}",
+        remedy="let the user who made it write there, or remove it by hand",
     )
 
 

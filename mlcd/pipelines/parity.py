@@ -53,7 +53,12 @@ class Parity:
 
 
 def check_parity(
-    model: Servable, path: Path, images: str | None, name: str, *, precision: GraphPrecision = "fp32"
+    model: Servable,
+    path: Path,
+    images: str | None,
+    name: str,
+    *,
+    precision: GraphPrecision = "fp32",
 ) -> Parity:
     """Compare the graph at `path`, meant to run in `precision`, with the model in float32.
 
@@ -61,10 +66,16 @@ def check_parity(
     """
     batch, source = _parity_images(model, images)
     if precision == "fp32" or (precision == "bf16" and computes_bf16()):
-        served, expected = _graph_rows(model, path, batch, name, precision), _model_rows(model, batch)
+        served, expected = (
+            _graph_rows(model, path, batch, name, precision),
+            _model_rows(model, batch),
+        )
         measured = f"{precision} by OpenVINO"
     else:
-        served, expected = _graph_rows(model, path, batch, name, "fp32"), _rounded_rows(model, batch, _HALF[precision])
+        served, expected = (
+            _graph_rows(model, path, batch, name, "fp32"),
+            _rounded_rows(model, batch, _HALF[precision]),
+        )
         measured = f"emulated {precision}: weights and activations rounded"
     worst = float((served.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
     if not worst >= MIN_COSINE[precision]:
@@ -76,7 +87,9 @@ def check_parity(
     return Parity(worst, len(batch), source, measured)
 
 
-def _graph_rows(model: Servable, path: Path, batch: ImageBatch, name: str, precision: Precision) -> NDArray[np.float32]:
+def _graph_rows(
+    model: Servable, path: Path, batch: ImageBatch, name: str, precision: Precision
+) -> NDArray[np.float32]:
     encoder = OpenVinoEncoder(
         read_onnx(path), name=name, fingerprint="", preprocess=model.preprocess, precision=precision
     )
@@ -133,7 +146,9 @@ def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str
         from sklearn.datasets import load_sample_images
 
         pictures: Sequence[np.ndarray] = load_sample_images().images
-        return np.stack([model.preprocess.apply(Image.fromarray(picture)) for picture in pictures]), "scikit-learn"
+        return np.stack(
+            [model.preprocess.apply(Image.fromarray(picture)) for picture in pictures]
+        ), "scikit-learn"
     source = open_source(images)
     prepared: list[np.ndarray] = []
     for entry in source.entries[:: max(1, len(source.entries) // _NUM_IMAGES)]:
@@ -142,5 +157,7 @@ def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str
         except ImageRejected:
             continue
     if not prepared:
-        raise InvalidInput(f"no image of {images} can be decoded", remedy="give others with --images")
+        raise InvalidInput(
+            f"no image of {images} can be decoded", remedy="give others with --images"
+        )
     return np.stack(prepared[:_NUM_IMAGES]), images

@@ -59,7 +59,9 @@ def _digest(spec: str, path: Path) -> str:
 def _name(spec: str) -> str:
     """A name for people from the last part of `spec`."""
     stem = Path(spec.removeprefix(hub.PREFIX)).resolve().name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".safetensors")).strip(".-_") or "model"
+    return (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".safetensors")).strip(".-_") or "model"
+    )
 
 
 def _export(spec: str, out: Path, name: str) -> None:
@@ -73,7 +75,9 @@ def _export(spec: str, out: Path, name: str) -> None:
     if done.returncode == _BAD_INPUT:
         raise ConfigInvalid(done.stderr.strip().splitlines()[-1].removeprefix("mlcd: "))
     if done.returncode != 0:
-        raise Unavailable(f"the export of {spec} failed", remedy=f"`mlcd export {spec} OUT` shows why")
+        raise Unavailable(
+            f"the export of {spec} failed", remedy=f"`mlcd export {spec} OUT` shows why"
+        )
     if not (out / MANIFEST).is_file():
         raise NotFound(f"the export of {spec} left no model at {out}")
 

@@ -113,7 +113,10 @@ class Shards(Protocol):
 
 
 def open_shards(
-    recipe: Recipe, equipment: Equipment, *, check_files: Callable[[Sequence[str]], None] = lambda _: None
+    recipe: Recipe,
+    equipment: Equipment,
+    *,
+    check_files: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Shards:
     """check_files: told which files a shard is made of, before they are read; what it raises, `make` raises.
 
@@ -130,7 +133,9 @@ def open_shards(
             num_threads=equipment.num_threads,
             in_flight=equipment.in_flight,
         )
-        return PartShards(_labeling(recipe, rows, equipment, out), rows, out, recipe.owner, check_files)
+        return PartShards(
+            _labeling(recipe, rows, equipment, out), rows, out, recipe.owner, check_files
+        )
     place = out if recipe.kind == "embed" else draft_path(out) / EMBEDDINGS
     embedding = Embedding(
         source,

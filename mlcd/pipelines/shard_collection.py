@@ -106,7 +106,9 @@ class CollectionShards:
 
     def _collect(self, on_done: OnDone) -> None:
         """A collection of all rows at its place, all of them or none."""
-        on_done(0, 0)  # who lost the work meanwhile stops here, before the attempt of who has it goes
+        on_done(
+            0, 0
+        )  # who lost the work meanwhile stops here, before the attempt of who has it goes
         with translated_os_errors(self._out), Attempt(self._draft) as attempt:
             try:
                 building = attempt.path / _COLLECTION

@@ -32,7 +32,8 @@ class OutputGone(Conflict):
     @classmethod
     def of(cls, draft: Path) -> "OutputGone":
         return cls(
-            f"{draft} does not hold this work any more", remedy="see whether its disk is there, then retry the job"
+            f"{draft} does not hold this work any more",
+            remedy="see whether its disk is there, then retry the job",
         )
 
 
@@ -67,7 +68,12 @@ class PartShards:
     """The `Shards` protocol over an artifact made in parts of `images`."""
 
     def __init__(
-        self, making: Making, images: Images, out: Path, owner: str, check_files: Callable[[Sequence[str]], None]
+        self,
+        making: Making,
+        images: Images,
+        out: Path,
+        owner: str,
+        check_files: Callable[[Sequence[str]], None],
     ) -> None:
         self._making, self._images, self._out, self._owner = making, images, out, owner
         self._check_files = check_files
@@ -144,7 +150,8 @@ class PartShards:
         ours = json.loads(json.dumps(self._making.request.identity()))
         if begun["parents"] != ours["parents"]:
             raise InputChanged(
-                "the input has changed since the work was planned", remedy="begin again, with another output"
+                "the input has changed since the work was planned",
+                remedy="begin again, with another output",
             )
         if begun != ours:
             raise OtherSettings(

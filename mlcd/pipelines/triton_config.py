@@ -47,10 +47,13 @@ class TritonOptions:
         if self.precision not in PRECISIONS[self.backend]:
             possible = " or ".join(PRECISIONS[self.backend])
             raise ConfigInvalid(
-                f"backend {self.backend} does not compute in {self.precision}", remedy=f"use {possible}"
+                f"backend {self.backend} does not compute in {self.precision}",
+                remedy=f"use {possible}",
             )
         if self.num_threads is not None and self.backend in _ON_GPU:
-            raise ConfigInvalid(f"backend {self.backend} has no threads to set", remedy="leave --threads out")
+            raise ConfigInvalid(
+                f"backend {self.backend} has no threads to set", remedy="leave --threads out"
+            )
         if self.max_batch < 1 or (self.num_threads is not None and self.num_threads < 1):
             raise ConfigInvalid("the largest batch and the number of threads must be at least 1")
 
@@ -64,7 +67,12 @@ class Version:
 
 
 def write_config(
-    name: str, options: TritonOptions, *, dimension: int, versions: Mapping[int, Version], num_threads: int
+    name: str,
+    options: TritonOptions,
+    *,
+    dimension: int,
+    versions: Mapping[int, Version],
+    num_threads: int,
 ) -> str:
     """config.pbtxt for all `versions`, of which the options are those of the newest; num_threads: on a CPU."""
     size = versions[max(versions)].preprocess.crop
@@ -83,7 +91,9 @@ def write_config(
     ]
     for number, version in sorted(versions.items()):
         blocks.append(_parameter(f"fingerprint.{number}", version.fingerprint))
-        blocks.append(_parameter(f"preprocess.{number}", json.dumps(json.loads(version.preprocess.to_json()))))
+        blocks.append(
+            _parameter(f"preprocess.{number}", json.dumps(json.loads(version.preprocess.to_json())))
+        )
     return "\n".join(blocks) + "\n"
 
 
@@ -132,9 +142,15 @@ def _tensorrt(options: TritonOptions, size: int) -> str:
         "trt_layer_norm_fp32_fallback": "true",
         "trt_engine_cache_enable": "true",
         "trt_engine_cache_path": _ENGINE_CACHE,
-        **{f"trt_profile_{end}_shapes": f"image_u8:{batch}x3x{size}x{size}" for end, batch in shapes.items()},
+        **{
+            f"trt_profile_{end}_shapes": f"image_u8:{batch}x3x{size}x{size}"
+            for end, batch in shapes.items()
+        },
     }
-    lines = "\n".join(f"    parameters {{ key: {_quoted(key)} value: {_quoted(settings[key])} }}" for key in settings)
+    lines = "\n".join(
+        f"    parameters {{ key: {_quoted(key)} value: {_quoted(settings[key])} }}"
+        for key in settings
+    )
     return f"""optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{
     name: "tensorrt"
 {lines}

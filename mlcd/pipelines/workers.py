@@ -56,7 +56,9 @@ def run_workers(
             if not finished() and (process.returncode < 0 or not crew.alive):
                 deaths += 1
                 if deaths > _PATIENCE * num_workers:
-                    raise Unavailable("the workers are killed", remedy="run again with fewer: memory may be short")
+                    raise Unavailable(
+                        "the workers are killed", remedy="run again with fewer: memory may be short"
+                    )
                 crew.start()
     finally:
         crew.dismiss()
@@ -73,7 +75,11 @@ class _Crew:
 
     def start(self) -> None:
         process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
         )
         self.alive.add(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()

@@ -46,9 +46,13 @@ def open_equipment(settings: Settings, announce: Callable[[str], None]) -> Itera
             centers = _open_centers(settings, settings.model, encoder)
             yield Equipment(encoder, centers, num_threads=threads.decode, in_flight=IN_FLIGHT)
         return
-    folder = settings.model if settings.engine == "fake" else resolve_model(settings.model, announce)
+    folder = (
+        settings.model if settings.engine == "fake" else resolve_model(settings.model, announce)
+    )
     with closing(_open_encoder(settings, folder, threads)) as encoder:
-        yield Equipment(encoder, _open_centers(settings, folder, encoder), num_threads=threads.decode)
+        yield Equipment(
+            encoder, _open_centers(settings, folder, encoder), num_threads=threads.decode
+        )
 
 
 def _open_encoder(settings: Settings, folder: str, threads: ThreadBudget) -> Encoder:
@@ -79,7 +83,9 @@ def opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
         opened = asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
         try:
             busy_s = _BUSY_SHARE * settings.jobs.stall_s
-            yield TritonBatches(opened.encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s)
+            yield TritonBatches(
+                opened.encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s
+            )
         finally:
             asyncio.run_coroutine_threadsafe(engine.__aexit__(None, None, None), loop).result()
     finally:
@@ -94,9 +100,18 @@ class TritonBatches:
     engine = "triton"
 
     def __init__(
-        self, encoder: "TritonEncoder", loop: asyncio.AbstractEventLoop, *, timeout_s: float, busy_s: float
+        self,
+        encoder: "TritonEncoder",
+        loop: asyncio.AbstractEventLoop,
+        *,
+        timeout_s: float,
+        busy_s: float,
     ) -> None:
-        self.name, self.fingerprint, self.dimension = encoder.name, encoder.fingerprint, encoder.dimension
+        self.name, self.fingerprint, self.dimension = (
+            encoder.name,
+            encoder.fingerprint,
+            encoder.dimension,
+        )
         self.preprocess, self.precision = encoder.preprocess, encoder.precision
         self._encoder, self._loop, self._timeout_s = encoder, loop, timeout_s
         self._busy_s = busy_s

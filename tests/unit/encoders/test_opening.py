@@ -16,7 +16,9 @@ from mlcd.errors import ConfigInvalid
 
 def without(monkeypatch, *packages):
     installed = mlcd.encoders._installed
-    monkeypatch.setattr(mlcd.encoders, "_installed", lambda name: name not in packages and installed(name))
+    monkeypatch.setattr(
+        mlcd.encoders, "_installed", lambda name: name not in packages and installed(name)
+    )
 
 
 def test_a_cpu_takes_openvino_and_leaves_torch_alone(tmp_path, monkeypatch):
@@ -46,7 +48,11 @@ def test_without_openvino_a_cpu_takes_torch(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("spec", "engine", "remedy"),
-    [("hog", "torch", "engine auto"), ("pixels", "openvino", "engine auto"), ("m.onnx", "torch", "engine openvino")],
+    [
+        ("hog", "torch", "engine auto"),
+        ("pixels", "openvino", "engine auto"),
+        ("m.onnx", "torch", "engine openvino"),
+    ],
 )
 def test_a_wrong_combination_is_refused(spec, engine, remedy):
     with pytest.raises(ConfigInvalid, match=remedy):
@@ -73,7 +79,9 @@ def test_openvino_is_told_its_threads(journey, monkeypatch, asked, expected):
 
     # On the one Core: a second one that ends would leave signals without their stack.
     monkeypatch.setattr(openvino_engine.ov.Core, "compile_model", recording)
-    open_encoder(str(journey / "model"), EncoderOptions(engine="openvino", num_threads=asked)).close()
+    open_encoder(
+        str(journey / "model"), EncoderOptions(engine="openvino", num_threads=asked)
+    ).close()
     assert told["INFERENCE_NUM_THREADS"] == expected
 
 
@@ -81,7 +89,9 @@ def test_opening_warms_up_with_one_image_and_a_few(journey, monkeypatch):
     sizes = []
     run = openvino_engine.OpenVinoEncoder._run
     monkeypatch.setattr(
-        openvino_engine.OpenVinoEncoder, "_run", lambda self, images: (sizes.append(len(images)), run(self, images))[1]
+        openvino_engine.OpenVinoEncoder,
+        "_run",
+        lambda self, images: (sizes.append(len(images)), run(self, images))[1],
     )
     open_encoder(str(journey / "model"), EncoderOptions(engine="openvino")).close()
     assert sizes == [1, 4]
@@ -98,7 +108,9 @@ def test_an_engine_never_sees_more_than_the_bound():
     rows = encode_in_parts(batch, run, crop=2, dimension=3)
     assert sizes == [MAX_BATCH, MAX_BATCH, 1]
     expected = batch.reshape(len(batch), -1)[:, :3].astype(np.float64) + 1
-    assert rows == pytest.approx(expected / np.linalg.norm(expected, axis=1, keepdims=True), abs=1e-6)
+    assert rows == pytest.approx(
+        expected / np.linalg.norm(expected, axis=1, keepdims=True), abs=1e-6
+    )
 
 
 def run_blocked(package, body):
@@ -121,7 +133,10 @@ except ConfigInvalid as error:
     print(error.remedy)
 """,
     )
-    assert result.stdout.splitlines() == ["openvino numpy openvino", "pip install 'mlcd[serve,train]'"], result.stderr
+    assert result.stdout.splitlines() == [
+        "openvino numpy openvino",
+        "pip install 'mlcd[serve,train]'",
+    ], result.stderr
 
 
 def test_a_model_opens_without_openvino(journey):
