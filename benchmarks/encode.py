@@ -97,11 +97,11 @@ def write_model(config: "ViTConfig", folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from mlcd.export.model import write_onnx
     from mlcd.models.checkpoints import write_state
     from mlcd.models.configs import write_hf_config
     from mlcd.models.servable import Servable
     from mlcd.models.vit import ViT
-    from mlcd.pipelines.export import write_onnx
 
     trunk = ViT(config)
     trunk.initialize(torch.Generator().manual_seed(0))

@@ -36,7 +36,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
-from mlcd.pipelines.encoded import BATCH
+from mlcd.parts.encoded import BATCH
 from mlcd.types import unit_rows
 from service.jobs.job import Job, JobSpec
 from service.jobs.queue import Queue

@@ -53,7 +53,7 @@ from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.images.sources import open_source
-from mlcd.pipelines.encoded import BATCH, encode_entries
+from mlcd.parts.encoded import BATCH, encode_entries
 
 SIZE: Final = (500, 375)
 PEER: Final = "infinity-emb"

@@ -17,11 +17,11 @@ import click
 from mlcd.encoders.base import EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import MlcdError
+from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.locations import local_path
-from mlcd.pipelines.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.progress import Reporter
 from mlcd.version import __version__
 
@@ -511,8 +511,8 @@ def export(
     CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or open_clip, a file of
     weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees with the model on real images.
     """
+    from mlcd.export.model import export_hf, export_model
     from mlcd.models.zoo import LoadOptions
-    from mlcd.pipelines.export import export_hf, export_model
 
     options = LoadOptions(
         like=like,
@@ -522,7 +522,7 @@ def export(
         exif=exif,
     )
     if layout == "triton":
-        from mlcd.pipelines.triton import export_triton
+        from mlcd.export.triton import export_triton
 
         artifact = export_triton(
             checkpoint,

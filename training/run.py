@@ -21,8 +21,7 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
-from mlcd.pipelines.embed import images_parent
-from mlcd.pipelines.encoded import check_source
+from mlcd.parts.encoded import check_source, images_parent
 from mlcd.progress import Reporter
 from mlcd.randomness import Stream, hash_counters
 from training.checkpoint.store import CheckpointStore

@@ -21,8 +21,8 @@ from mlcd.encoders import open_encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
-from mlcd.pipelines.claims import Claims
-from mlcd.pipelines.encoded import (
+from mlcd.parts.claims import Claims
+from mlcd.parts.encoded import (
     PART_ENTRIES,
     OnDone,
     check_source,
@@ -30,10 +30,10 @@ from mlcd.pipelines.encoded import (
     no_usable_image,
     write_errors,
 )
-from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
-from mlcd.pipelines.label_search import ApproximateSearch, ExactSearch, LabelSearch
-from mlcd.pipelines.ownership import take_over
-from mlcd.pipelines.workers import run_workers
+from mlcd.parts.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
+from mlcd.parts.label_search import ApproximateSearch, ExactSearch, LabelSearch
+from mlcd.parts.ownership import take_over
+from mlcd.parts.workers import run_workers
 from mlcd.progress import Meter, Reporter
 
 PART_ROWS: Final = 65536

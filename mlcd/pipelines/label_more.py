@@ -12,8 +12,8 @@ from mlcd.artifacts.labels import part_name
 from mlcd.artifacts.manifest import GROWN, Artifact, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Conflict
+from mlcd.parts.label_inputs import EmbeddingsInput
 from mlcd.pipelines.label import Labeling, LabelOptions, open_labeling
-from mlcd.pipelines.label_inputs import EmbeddingsInput
 from mlcd.progress import Reporter
 
 

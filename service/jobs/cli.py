@@ -93,7 +93,7 @@ def submit(
     reporter = _reporter(as_json=as_json)
     job = client.submit(
         {"input": os.path.abspath(images), "output": os.path.abspath(out), **given}, key=key
-    )  # noqa: PTH100 - links are the server's to follow
+    )
     if follow:
         _follow(client, job["id"], reporter)
     else:

@@ -19,10 +19,10 @@ from PIL import Image
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import TritonOptions
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import TritonOptions
 from mlcd.progress import Reporter
 from tests.conftest import free_port
 from tests.unit.models.test_checkpoints import SIZES, tower, write_hf

@@ -13,12 +13,13 @@ from tritonclient.grpc import model_config_pb2 as protobuf
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict
+from mlcd.export import model as export
+from mlcd.export import triton
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import PRECISIONS, TritonOptions
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
-from mlcd.pipelines import export, triton
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import PRECISIONS, TritonOptions
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from tests.conftest import run_mlcd

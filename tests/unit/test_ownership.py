@@ -10,8 +10,8 @@ from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import Conflict
 from mlcd.images.sources import open_source
+from mlcd.parts.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.embed import embed
-from mlcd.pipelines.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.shard import Equipment, Recipe, open_shards
 from mlcd.pipelines.shard import discard as discard_recipe
 from mlcd.progress import Reporter

@@ -5,10 +5,10 @@ import torch
 
 from mlcd.encoders import openvino as openvino_engine
 from mlcd.errors import ArtifactInvalid
+from mlcd.export.model import write_onnx
+from mlcd.export.parity import check_parity
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
-from mlcd.pipelines.export import write_onnx
-from mlcd.pipelines.parity import check_parity
 from tests.unit.models.test_checkpoints import SIZES, tower
 
 pytestmark = pytest.mark.plain_cpu

@@ -17,9 +17,10 @@ from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound
+from mlcd.export import model as export
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
-from mlcd.pipelines import export, resolve
+from mlcd.pipelines import resolve
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter

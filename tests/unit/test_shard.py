@@ -21,9 +21,9 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.images.sources import open_source
+from mlcd.parts.ownership import claim
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
-from mlcd.pipelines.ownership import claim
 from mlcd.pipelines.shard import CenterSet, Equipment, InputChanged, Recipe, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter

@@ -12,7 +12,7 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
-from mlcd.pipelines.attempt import Attempt
+from mlcd.parts.attempt import Attempt
 from mlcd.pipelines.shard import Equipment, Recipe, discard, open_shards
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder
@@ -181,7 +181,7 @@ def test_who_is_frozen_and_wakes_does_no_harm(planned, recipe, equipment, folder
         "mlcd.collections.generation.Draft",
         "mlcd.collections.generation._write_vectors",
         "mlcd.pipelines.shard_collection.write_owner",
-        "mlcd.pipelines.attempt.Attempt.check",
+        "mlcd.parts.attempt.Attempt.check",
     ],
 )
 def test_who_is_frozen_between_two_steps_and_wakes_does_no_harm(

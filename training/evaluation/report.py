@@ -15,7 +15,7 @@ from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION, held_out
-from mlcd.pipelines.embed import images_parent
+from mlcd.parts.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
 from training.evaluation.encoding import Features

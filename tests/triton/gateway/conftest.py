@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import TritonOptions
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import TritonOptions
 from tests.integration.conftest import client, model, picture, stored
 from tests.integration.running import serving
 from tests.triton.conftest import SILENT, Server, require_triton

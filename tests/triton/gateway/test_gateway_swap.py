@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import TritonOptions
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import TritonOptions
 from service.keys.file import create_key
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import serving, until
@@ -363,10 +363,8 @@ def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, pi
                 if number % 10 == 9:
                     until(lambda: len(triton.resident_mib()) == 2, 60)
                     resident.append((gateway.resident_mib(), sum(triton.resident_mib())))
-        print(
-            "gateway and Triton, MiB after every ten swaps:",
-            [tuple(map(round, pair)) for pair in resident],
-        )  # noqa: T201
+        measured = [tuple(map(round, pair)) for pair in resident]
+        print("gateway and Triton, MiB after every ten swaps:", measured)  # noqa: T201 - a figure
         assert min(clients.check(expected).values()) > NUM_SWAPS
         for series in zip(*resident, strict=True):
             assert max(series[1:]) - series[0] < MAX_GROWTH_MIB, resident

@@ -16,9 +16,9 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import write_parquet
 from mlcd.errors import TooManyOpenFiles
+from mlcd.export.triton import CONFIG_FILE, _show
+from mlcd.parts.ownership import OWNER, claim
 from mlcd.pipelines.index import duplicates
-from mlcd.pipelines.ownership import OWNER, claim
-from mlcd.pipelines.triton import CONFIG_FILE, _show
 from mlcd.progress import Reporter
 from tests.unit.disk_order import check_durable, recorded
 from training.bad_batch import keep_bad_batch

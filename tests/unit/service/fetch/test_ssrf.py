@@ -87,9 +87,13 @@ class Wire:
     def __init__(self, monkeypatch, host):
         self.connected, self.asked, self._host = [], [], host
         self._connect, self._getaddrinfo = socket.socket.connect, socket.getaddrinfo
-        monkeypatch.setattr(
-            socket.socket, "connect", lambda connection, address: self.connect(connection, address)
-        )  # noqa: PLW0108 - to be bound
+
+        def connect(
+            connection, address
+        ):  # a function: as a bound method it would get no connection
+            return self.connect(connection, address)
+
+        monkeypatch.setattr(socket.socket, "connect", connect)
         monkeypatch.setattr(socket, "getaddrinfo", self.resolve)
 
     def connect(self, connection, address):

@@ -113,7 +113,7 @@ def test_the_code_says_what_stays(queue, pieces, job, tmp_path, monkeypatch):
     def refuse(path, *_, **__):
         raise PermissionError(13, "refused", path)
 
-    monkeypatch.setattr("mlcd.pipelines.ownership.lock_directory", refuse)
+    monkeypatch.setattr("mlcd.parts.ownership.lock_directory", refuse)
     piece = queue.claim("w", [pieces.fingerprint], lease_s=60)
     with pytest.raises(Exception, match=r"cannot be removed") as raised:
         pieces.perform(piece, Watch(until_s=time.monotonic() + 60))

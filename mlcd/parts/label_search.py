@@ -17,7 +17,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
 from mlcd.clustering.nearest import CenterScan
-from mlcd.pipelines.label_inputs import EmbeddingsInput
+from mlcd.parts.label_inputs import EmbeddingsInput
 from mlcd.types import Embeddings, Neighbors, SampleKey
 
 _LEVELS: Final = ("proven", "wider", "float32", "float64")
