@@ -154,13 +154,9 @@ def test_folders_lists_and_the_whole_folder_give_the_same_figures(
 def test_a_run_is_measured_on_folders_as_on_their_embeddings(journey, split_folders, tmp_path):
     """The same model, once as a checkpoint and once as the embeddings that its export made."""
     for side in ("train", "test"):
-<<<<<<< HEAD
-        result = run_mlcd(
+        result = call_mlcd(
             "embed", split_folders / side, tmp_path / side, "--model", journey / "model"
         )
-=======
-        result = call_mlcd("embed", split_folders / side, tmp_path / side, "--model", journey / "model")
->>>>>>> bbd8e64 (Evaluations of two sides are tested in the tests' own process)
         assert result.returncode == 0, result.stderr
     folders = ("--train", split_folders / "train", "--test", split_folders / "test")
     run = evaluated("knn", journey / "run", *folders, "--out", tmp_path / "result")
