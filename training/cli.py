@@ -54,7 +54,8 @@ _LAST_WORD_S = 2.0
 @click.option(
     "--peak-tflops",
     type=click.FloatRange(0, min_open=True),
-    help="With --plan: matrix limit of one device.  [default: telemetry.peak_tflops, else measured here]",
+    help="With --plan: matrix limit of one device.  [default: telemetry.peak_tflops, else measured "
+    "here]",
 )
 @click.option(
     "--mfu",
@@ -127,7 +128,10 @@ def train(
         raise click.exceptions.Exit(_FAILED) from None
     final = run.summary["final"]
     loss = "unknown" if final["loss"] is None else f"{final['loss']:.4g}"
-    line = f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: {run.path}"
+    line = (
+        f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: "
+        f"{run.path}"
+    )
     reporter.result({FINISHED: str(run.path), "digest": run.digest, **run.summary}, line)
 
 
@@ -213,7 +217,8 @@ def _common_options(command: _Command) -> _Command:
             type=click.Choice(["embedding", "pooled"]),
             default="embedding",
             show_default=True,
-            help="embedding: as served. pooled: before the projection, not normalized, as CLIP's protocol.",
+            help="embedding: as served. pooled: before the projection, not normalized, as CLIP's "
+            "protocol.",
         ),
         click.option("--out", type=LOCAL_PATH, help="Also write the results as an artifact."),
         reporter_option,
@@ -226,7 +231,8 @@ def _common_options(command: _Command) -> _Command:
 _hold_out = click.option(
     "--hold-out",
     type=click.FloatRange(0, 1, max_open=True),
-    help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what the folders say]",
+    help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what "
+    "the folders say]",
 )
 _metric = click.option(
     "--metric",

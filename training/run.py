@@ -122,7 +122,8 @@ def _refuse_earlier(out: Path, request: Request) -> None:
             and identity["config"].get("arithmetic") != ARITHMETIC
         ):
             raise Conflict(
-                f"{out} was begun by another version of mlcd, which crops images and draws negatives otherwise",
+                f"{out} was begun by another version of mlcd, which crops images and draws "
+                "negatives otherwise",
                 remedy="end it with that version, or remove it or give another output directory",
             )
 
@@ -143,8 +144,7 @@ def read_run_config(run: Path) -> RunConfig:
 
 
 def run_directory(run: Path) -> Path:
-    """Returns the directory with the files of a run, finished or interrupted. Raises ConfigInvalid.
-    """
+    """Returns the directory of a run, finished or interrupted. Raises ConfigInvalid."""
     for directory in (run, draft_path(run)):
         if (directory / CONFIG).is_file():
             return directory
@@ -197,7 +197,8 @@ def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
         stored = int(table.artifact.config["top"])
         if wanted > stored:
             raise ConfigInvalid(
-                f"loss.{setting}={wanted}, but {table.artifact.path} holds {stored} labels per image",
+                f"loss.{setting}={wanted}, but {table.artifact.path} holds {stored} labels per "
+                "image",
                 remedy=f"label with --top {wanted}, or set loss.{setting}={stored}",
             )
     if wanted >= dataset.num_centers:
@@ -286,8 +287,7 @@ def _journal(
     processes: Processes,
     meter: Any,
 ) -> Iterator[Journal]:
-    """Opens the run's logs: the first process writes the numbers, each process its samples' keys.
-    """
+    """Opens the logs; the first process writes the numbers, each process its samples' keys."""
     device, rank = processes.device, processes.world.rank
     with ExitStack() as stack:
         records: list[Log] = []

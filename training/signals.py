@@ -1,5 +1,4 @@
-"""Signals end the run at once outside of the loop; inside it, the loop asks for them between steps.
-"""
+"""Signals end the run at once outside of the loop; the loop asks for them between steps."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -7,10 +6,7 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 # The signals that job schedulers send before they take a machine away.
-_PREEMPTING: Final = (
-    signal.SIGTERM,
-    signal.SIGUSR1,
-)
+_PREEMPTING: Final = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):

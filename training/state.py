@@ -1,5 +1,4 @@
-"""The state that must survive a crash: weights, centers, both optimizers' moments, three integers.
-"""
+"""The state that must survive a crash: weights, centers, moments, and three integers."""
 
 from dataclasses import dataclass
 

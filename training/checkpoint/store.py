@@ -220,8 +220,7 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
 
 
 def checked_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:
-    """Opens the checkpoint at `path`. Raises ArtifactInvalid if it is damaged or of another layout.
-    """
+    """Opens the checkpoint at `path`. Raises ArtifactInvalid if damaged or of another layout."""
     artifact = open_artifact(path, "checkpoint", verify_files=verify_files)
     layout = artifact.config.get("layout", 1)
     if layout != LAYOUT:

@@ -27,8 +27,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of n pictures in their pixels, float64 [n] each, not rounded; mirrored: bool [n].
-    """
+    """The boxes of n pictures in pixels, float64 [n] each, not rounded; mirrored: bool [n]."""
 
     left: NDArray[np.float64]
     top: NDArray[np.float64]

@@ -100,8 +100,7 @@ def open_dataset(config: RunConfig) -> Dataset:
 def _join(
     mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: float
 ) -> tuple[Part, int, int]:
-    """Returns the part, the number of its images without labels and of its labels without an image.
-    """
+    """Returns the part, its number of images without labels, and of labels without an image."""
     source = open_source(mixed.images)
     source.check_not_empty()
     entries = source.entries
@@ -153,14 +152,14 @@ def _labels_at(
 
 
 def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> None:
-    """Raises InvalidInput for a label that is no center's; ids: the labeled rows from `start` on.
-    """
+    """Raises InvalidInput for a label without a center; ids: the labeled rows from `start` on."""
     unknown = (ids < -1) | (ids >= table.num_centers)
     if unknown.any():
         row, column = np.argwhere(unknown)[0]
         key = table.labeled_keys()[start + int(row)].as_py()
         raise InvalidInput(
-            f"{key} has label {ids[row, column]} in {table.artifact.path}, which is of {table.num_centers} centers",
+            f"{key} has label {ids[row, column]} in {table.artifact.path}, which is of "
+            f"{table.num_centers} centers",
             remedy="label the images again",
         )
 

@@ -111,7 +111,8 @@ class ProcessDecoders:
                 raise
             raise Unavailable(
                 "a worker process that decodes images was killed",
-                remedy="often memory ran out, or a container's /dev/shm: enlarge it or lower data.workers",
+                remedy="often memory ran out, or a container's /dev/shm: enlarge it or lower "
+                "data.workers",
             ) from error
 
     def close(self) -> None:

@@ -237,7 +237,8 @@ class Loader:
         if changed:
             sample = plan.samples[changed[0]]
             raise InvalidInput(
-                f"{sample.entry.key} in {self._dataset.parts[sample.part].source.location}: this and perhaps more "
+                f"{sample.entry.key} in {self._dataset.parts[sample.part].source.location}: this "
+                "and perhaps more "
                 "images are not those that were labeled, though their keys are the same",
                 remedy="give the labeled images, or embed and label these",
             )
@@ -256,8 +257,7 @@ class _Plan:
 
 
 def _places(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, str], list[int]]:
-    """Returns the plan's indices of the samples that the chunks kept, rejected and found changed.
-    """
+    """Returns the plan's indices of samples that were kept, rejected and found changed."""
     kept: list[int] = []
     rejected: dict[int, str] = {}
     changed: list[int] = []
@@ -294,7 +294,8 @@ class _Skips:
         if rejected and not self._num_decoded and self._num_rejected >= self._patience:
             key, reason = list(rejected.items())[-1]
             raise InvalidInput(
-                f"none of the first {self._num_rejected} images can be read, the last one {key}: {reason}",
+                f"none of the first {self._num_rejected} images can be read, the last one {key}: "
+                f"{reason}",
                 remedy="are they still where they were when the run was started?",
             )
 

@@ -18,8 +18,7 @@ BLOCK: Final = 4096
 
 
 def step_positions(step: int, batch_size: int) -> NDArray[np.int64]:
-    """Returns the positions of a step's samples in the endless stream, the same for all processes.
-    """
+    """Returns the positions of a step's samples in the endless stream, for all processes."""
     return np.arange(step * batch_size, (step + 1) * batch_size)
 
 
@@ -97,7 +96,8 @@ def block_shares(weights: Sequence[float]) -> NDArray[np.int64]:
     if not shares.all():
         smallest = int(np.argmin(exact))
         raise ConfigInvalid(
-            f"data.mix.{smallest}.weight={weights[smallest]:g} is less than 1/{BLOCK} of all weights",
+            f"data.mix.{smallest}.weight={weights[smallest]:g} is less than 1/{BLOCK} of all "
+            "weights",
             remedy="raise it, or leave this data set out",
         )
     return shares
