@@ -159,8 +159,8 @@ class LossConfig(_Section):
     """The loss and its class centers."""
 
     kind: LossKind = "mlcd"
-    """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later form, one softmax
-    for each label.
+    """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later form, one
+    softmax for each label.
     """
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l, the number of nearest centers taken as positives. CD takes one."""
@@ -245,7 +245,7 @@ class LossConfig(_Section):
         )
 
     def resolved_scale(self, num_classes: int) -> float:
-        """Returns the scale measured for few classes, the authors' for a million, and no jump between.
+        """Returns the scale measured for few classes, the authors' for a million, without a jump.
 
         For the evidence see docs/explanation/validation.md.
         """

@@ -108,8 +108,10 @@ class TrainingPlan:
         rows = [
             (
                 "model",
-                f"{self.parameters / 1e6:.1f} M weights, {self.num_classes} centers of "
-                f"{self.embedding_dim}",
+                (
+                    f"{self.parameters / 1e6:.1f} M weights, {self.num_classes} centers of "
+                    f"{self.embedding_dim}"
+                ),
             ),
             ("memory", f"{_size(memory.total)} {where}, at the worst moment"),
             ("", f"{_size(memory.backbone):>9}  weights, gradients and moments"),
@@ -121,13 +123,17 @@ class TrainingPlan:
             ("", f"{_size(memory.update):>9}  the update, when activations are gone"),
             (
                 "length",
-                f"{self.steps} steps of {self.batch_size}: {self.epochs:.3g} epochs of "
-                f"{self.num_samples} images",
+                (
+                    f"{self.steps} steps of {self.batch_size}: {self.epochs:.3g} epochs of "
+                    f"{self.num_samples} images"
+                ),
             ),
             (
                 "arithmetic",
-                f"{self.flops_per_image / 1e9:.4g} GFLOP an image, {100 * self.head_share:.1f} % "
-                "by the centers",
+                (
+                    f"{self.flops_per_image / 1e9:.4g} GFLOP an image, {100 * self.head_share:.1f} "
+                    "% by the centers"
+                ),
             ),
             ("", f"{self.flops_per_step:.3g} FLOP a step, {self.flops:.3g} in all"),
             (
@@ -136,13 +142,17 @@ class TrainingPlan:
             ),
             (
                 "",
-                f"at {100 * self.device.utilization:.0f} % of {peak:.3g} TFLOP/s a process, "
-                f"{self.device.source}",
+                (
+                    f"at {100 * self.device.utilization:.0f} % of {peak:.3g} TFLOP/s a process, "
+                    f"{self.device.source}"
+                ),
             ),
             (
                 "checkpoint",
-                f"{_size(self.checkpoint_bytes)}, {self.checkpoints} kept: "
-                f"{_size(self.disk_bytes)} of disk",
+                (
+                    f"{_size(self.checkpoint_bytes)}, {self.checkpoints} kept: "
+                    f"{_size(self.disk_bytes)} of disk"
+                ),
             ),
         ]
         return "\n".join(f"{name:<11}{text}" for name, text in rows)

@@ -253,7 +253,10 @@ def sweep_table(numbers: Numbers) -> str:
     table = _table(
         [*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))]
     )
-    return f"{table}\n\n![Accuracy of each arm by the number of clusters](../assets/validation-clusters.png)"
+    return (
+        f"{table}\n\n![Accuracy of each arm by the number of "
+        "clusters](../assets/validation-clusters.png)"
+    )
 
 
 def cosine_table(numbers: Numbers) -> str:

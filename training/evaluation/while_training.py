@@ -126,7 +126,7 @@ def _are_own(images: ImageSet, config: RunConfig) -> bool:
 
 
 def _hold_out(config: RunConfig) -> float:
-    """Returns the share to test on: the run's held-out share of its own images, else the default."""
+    """Returns the share to test on: the run's own, or the default for other images."""
     return config.data.hold_out if config.evaluation.images is None else HELD_OUT_FRACTION
 
 

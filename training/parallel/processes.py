@@ -16,7 +16,7 @@ from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.world import Elsewhere, World, open_world, torchrun_variable
 
 _TIMEOUT: Final = timedelta(minutes=5)  # the longest wait of one process for another
-_ROLL_CALL_S: Final = 5.0  # the longest time between two survivors' noticing of a loss
+_ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this time of each other
 _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 
 
