@@ -173,7 +173,7 @@ def measured_memory(name: str) -> int:
 
 
 def extra_memory(name: str, rows: Embeddings, centers: Embeddings, top: int) -> int:
-    """Returns the growth of the process's peak in bytes, after a few rows warmed up the libraries."""
+    """Returns the growth of the process's peak in bytes, after a warm-up on a few rows."""
     open_contender(name, rows[:8], centers[:512], top)()
     # The peak starts anew, because making the data had a higher one.
     Path("/proc/self/clear_refs").write_text("5")

@@ -8,7 +8,8 @@ thread pools do not compete:
   openvino, torch       mlcd.encoders, in fp32 and, where the CPU has it, bf16
   transformers          CLIPVisionModelWithProjection, eager attention, fp32
   onnxruntime           the exported graph, fp32
-  gemm                  the tower's widest matrix product by torch and openvino; the larger is the limit
+  gemm                  the tower's widest matrix product by torch and openvino; the larger is the
+                        limit
 
 Then it prints, on real images, the cosine to torch fp32, and whether batch size and neighbors
 change an embedding or its nearest of 1,000 random centers.

@@ -33,11 +33,11 @@ _RECIPES_HEAD: Final = """# Recipes
 
 The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it
 sets one. An unknown key is refused with a suggestion. The built-in recipes are in
-`training/recipes/`. This page is made from the classes of `training/config.py` by `python
-docs/tables.py`.
+`training/recipes/`. This page is made from the classes of `training/config.py` by
+`python docs/tables.py`.
 
-A recipe of your own needs the keys that are *required* here, and data: `data.images` and `data.labels`, or
-`data.mix`.
+A recipe of your own needs the keys that are *required* here, and data: `data.images` and
+`data.labels`, or `data.mix`.
 """
 
 

@@ -179,13 +179,18 @@ def test_in_a_real_browser_a_page_of_another_origin_adds_nothing_and_reads_nothi
     with browsing(program, tmp_path, names={"evil.example": "127.0.0.1"}) as page:
         page.open(evil)
         for kind in ("text/plain", ""):
-            blob = f"new Blob([JSON.stringify({{items: [{{id: 'planted', embedding: Array({len(keyless.row)}).fill(1)}}]}})], {{type: '{kind}'}})"
+            blob = (
+                "new "
+                f"Blob([JSON.stringify({{items: [{{id: 'planted', embedding: Array({len(keyless.row)}).fill(1)}}]}})], {{type: '{kind}'}})"
+            )
             page.value(
-                f"fetch('{keyless.url}/v1/collections/some/items', {{method: 'POST', mode: 'no-cors', body: {blob}}})"
+                f"fetch('{keyless.url}/v1/collections/some/items', "
+                f"{{method: 'POST', mode: 'no-cors', body: {blob}}})"
                 ".catch(() => 0).then(() => 1)"
             )
         page.value(
-            f"(form => {{ form.action = '{keyless.url}/v1/collections/some/items'; form.submit() }})(document.forms[0])"
+            "(form => "
+            f"{{ form.action = '{keyless.url}/v1/collections/some/items'; form.submit() }})(document.forms[0])"
         )
         # DNS rebinding: the page's own name leads to the server.
         page.open(f"http://evil.example:{keyless.port}/v1/collections")

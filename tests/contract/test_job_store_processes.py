@@ -139,7 +139,10 @@ def until(condition):
 
 def test_processes_may_open_it_at_one_moment(where):
     """The first of them makes it."""
-    code = "import json, sys; from service.jobs.service import open_queue; from service.settings import read_settings;"
+    code = (
+        "import json, sys; from service.jobs.service import open_queue; from service.settings "
+        "import read_settings;"
+    )
     code += "sys.stdin.read(); open_queue(read_settings(json.loads(sys.argv[1]))).depth()"
     command = [sys.executable, "-c", code, json.dumps(where)]
     processes = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(4)]

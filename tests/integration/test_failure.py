@@ -37,7 +37,10 @@ def ask(server, image=GRAY):
 
 
 def request_head(length, path="/v1/images/embed"):
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {length}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: "
+        f"{length}\r\n\r\n"
+    )
     return head.encode()
 
 

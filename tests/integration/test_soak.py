@@ -136,7 +136,10 @@ class Load:
     def leave(self, client):
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             body = self.fresh()
-            head = f"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = (
+                "POST /v1/images/embed HTTP/1.1\r\nHost: x\r\nContent-Type: "
+                f"image/png\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
             connection.sendall(head.encode() + body[: self.random.randrange(len(body))])
 
 
@@ -208,8 +211,10 @@ def test_nothing_grows(journey, shared_data):
         statuses = sum((load.statuses for load in soak.loads), Counter())
         first, last = np.median(seen[: len(seen) // 4]), np.median(seen[-len(seen) // 4 :])
         sys.stdout.write(
-            f"{SECONDS:.0f} s, answers {dict(statuses)}: {first:.0f} to {last:.0f} MiB (most {max(seen):.0f}),"
-            f" threads and files {[sum(of.values()) for of in before]} to {[sum(of.values()) for of in after]}\n"
+            f"{SECONDS:.0f} s, answers {dict(statuses)}: {first:.0f} to {last:.0f} MiB (most "
+            f"{max(seen):.0f}),"
+            f" threads and files {[sum(of.values()) for of in before]} to "
+            f"{[sum(of.values()) for of in after]}\n"
         )
         assert [broken for load in soak.loads for broken in load.broken] == []
         assert statuses[200] > SECONDS

@@ -49,7 +49,10 @@ def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
 
 
 def test_openvino_reports_nothing_to_its_maker():
-    code = "import sys, mlcd.encoders.openvino; print(sys.modules['openvino_telemetry'], 'openvino' in sys.modules)"
+    code = (
+        "import sys, mlcd.encoders.openvino; print(sys.modules['openvino_telemetry'], 'openvino' "
+        "in sys.modules)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

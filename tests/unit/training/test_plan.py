@@ -30,7 +30,8 @@ from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_tra
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 SMALL = [
     *PLACES,
-    "model={image_size: 48, patch_size: 8, width: 64, depth: 3, heads: 2, mlp_width: 160, embedding_dim: 24}",
+    "model={image_size: 48, patch_size: 8, width: 64, depth: 3, heads: 2, mlp_width: 160, "
+    "embedding_dim: 24}",
     "schedule={steps: 40, batch_size: 8}",
     "optim.warmup_steps=5",
 ]
