@@ -1,4 +1,6 @@
-"""Images that somebody made to hurt: damaged, lying, enormous, of two kinds at once. All are generated, and seeded."""
+"""Images that somebody made to hurt: damaged, lying, enormous, of two kinds at once. All are
+generated, and seeded.
+"""
 
 import io
 import random

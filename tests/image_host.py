@@ -9,10 +9,14 @@ FOREVER_S = 60
 
 
 class ImageHost:
-    """asked: path, and headers by lower-case name, of every request so far. most: requests answered at one time."""
+    """asked: path, and headers by lower-case name, of every request so far. most: requests answered
+    at one time.
+    """
 
     def __init__(self, answers, tls=None):
-        """answers: path to bytes, or to a function that is given the connection. tls: an ssl.SSLContext."""
+        """answers: path to bytes, or to a function that is given the connection. tls: an
+        ssl.SSLContext.
+        """
         self.answers, self.asked, self.most = answers, [], 0
         self._tls, self._now, self._lock = tls, 0, threading.Lock()
         self._stopped = threading.Event()

@@ -113,7 +113,8 @@ SEARCH = "/v1/collections/some/search"
 def test_no_json_stops_the_others(attacked, tokens, path):
     """Four at a time of each kind. One of 60 MB took 2 to 10 seconds of everybody, and 1.9 GiB.
 
-    The bound here is wide, for this machine may be busy: what the event loop was kept waiting is printed.
+    The bound here is wide, for this machine may be busy: what the event loop was kept waiting is
+    printed.
     """
     headers = {"Authorization": f"Bearer {tokens[1]}", "Content-Type": "application/json"}
 

@@ -1,4 +1,6 @@
-"""Web pages of other origins, which make their visitor's browser ask a server that knows no keys."""
+"""Web pages of other origins, which make their visitor's browser ask a server that knows
+no keys.
+"""
 
 import http.server
 import shutil
@@ -48,7 +50,9 @@ def keyless(tmp_path_factory):
     ],
 )
 def test_a_name_that_the_server_does_not_have_is_refused(keyless, host, status):
-    """With a name of its own for this machine's address, a page is of the same origin: DNS rebinding."""
+    """With a name of its own for this machine's address, a page is of the same origin: DNS
+    rebinding.
+    """
     given = host.format(port=keyless.port).encode("latin-1")
     answer = httpx.get(f"{keyless.url}/v1/info", headers={b"Host": given})
     assert answer.status_code == status

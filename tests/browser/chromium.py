@@ -1,4 +1,6 @@
-"""A real browser without a screen, told over its debugging protocol, that can reach this machine and nothing else."""
+"""A real browser without a screen, told over its debugging protocol, that can reach this machine
+and nothing else.
+"""
 
 import contextlib
 import json
@@ -17,7 +19,9 @@ _LOAD_S = 30
 
 @contextlib.contextmanager
 def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = None):
-    """A page of a browser that keeps all of its own in `folder`. names: addresses of hosts that it is told."""
+    """A page of a browser that keeps all of its own in `folder`. names: addresses of hosts that it
+    is told.
+    """
     known = [f"MAP {name} {address}" for name, address in (names or {}).items()]
     command = [
         program,

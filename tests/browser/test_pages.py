@@ -1,4 +1,6 @@
-"""The pages that the server has for people, in a real browser that can reach nothing but the server."""
+"""The pages that the server has for people, in a real browser that can reach nothing but the
+server.
+"""
 
 import shutil
 

@@ -1,4 +1,6 @@
-"""One suite for every job store: the course of a job, whatever keeps it, piece by piece, with all that goes wrong."""
+"""One suite for every job store: the course of a job, whatever keeps it, piece by piece, with all
+that goes wrong.
+"""
 
 import time
 

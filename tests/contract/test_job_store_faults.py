@@ -1,4 +1,6 @@
-"""One suite for every job store: records that cannot be read, clocks that are set, and databases that are away."""
+"""One suite for every job store: records that cannot be read, clocks that are set, and databases
+that are away.
+"""
 
 import contextlib
 import shutil

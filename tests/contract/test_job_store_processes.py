@@ -104,7 +104,9 @@ def test_what_is_kept_outlives_the_process(opened):
 
 
 def test_a_job_comes_to_its_end_whoever_is_killed(request, where, store):
-    """kill -9 of both workers three times, and of Redis where it is there: every shard counts once."""
+    """kill -9 of both workers three times, and of Redis where it is there: every shard
+    counts once.
+    """
     job_id = submitted(store)
 
     def start():

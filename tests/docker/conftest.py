@@ -1,4 +1,6 @@
-"""`make test-docker`: images and stacks as `docker build` and compose make them, asked from outside."""
+"""`make test-docker`: images and stacks as `docker build` and compose make them, asked from
+outside.
+"""
 
 import shutil
 from pathlib import Path

@@ -55,7 +55,9 @@ def cached(stack, result):
 
 
 def remembered(stack, content):
-    """Embed it and wait until Redis has it: written behind the answer, on disk a second later at most."""
+    """Embed it and wait until Redis has it: written behind the answer, on disk a second later at
+    most.
+    """
     vector = embed(stack, content)
     deadline = time.monotonic() + 10
     while stack.execute("redis", "redis-cli", "dbsize").strip() == "0":

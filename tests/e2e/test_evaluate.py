@@ -1,4 +1,6 @@
-"""`mlcd evaluate`: kinds, features, protocol, several processes, and one line for what cannot be evaluated."""
+"""`mlcd evaluate`: kinds, features, protocol, several processes, and one line for what cannot be
+evaluated.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""The study's command at toy size, on real photographs: it finishes, resumes, repeats itself and fills the report."""
+"""The study's command at toy size, on real photographs: it finishes, resumes, repeats itself and
+fills the report.
+"""
 
 import json
 import os

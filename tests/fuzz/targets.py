@@ -1,4 +1,6 @@
-"""What is fed with bytes that nobody vouches for. Each target takes any bytes and raises AssertionError at a fault."""
+"""What is fed with bytes that nobody vouches for. Each target takes any bytes and raises
+AssertionError at a fault.
+"""
 
 import functools
 import json

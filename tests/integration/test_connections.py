@@ -1,4 +1,6 @@
-"""Clients that are slow, wordy, many or wrong, on the wire: the server goes on answering others and lets go of them."""
+"""Clients that are slow, wordy, many or wrong, on the wire: the server goes on answering others and
+lets go of them.
+"""
 
 import contextlib
 import http.client
@@ -57,7 +59,9 @@ def answers(server):
 
 
 def test_the_slow_are_let_go_and_hold_up_nobody(server):
-    """Each as slow as can be: silent, header by header, a body that trickles, one that nobody reads any more."""
+    """Each as slow as can be: silent, header by header, a body that trickles, one that nobody reads
+    any more.
+    """
     slow = {
         "silent": ([], b""),
         "header by header": ([b"GET /health/live HTTP/1.1\r\n"], b"a: b\r\n"),
@@ -109,7 +113,9 @@ def deaf_client(server):
 
 
 def kept(server, client):
-    """Whether the server's end is open: the client's cannot know, with more before it than it takes."""
+    """Whether the server's end is open: the client's cannot know, with more before it than it
+    takes.
+    """
     ends = f":{server.port:04X}", f":{client.getsockname()[1]:04X}"
     with Path("/proc/net/tcp").open() as connections:
         found = [line.split()[1:4] for line in connections.readlines()[1:]]

@@ -1,4 +1,6 @@
-"""What becomes of a real server and its clients when the engine is killed, hangs or raises, and when clients leave."""
+"""What becomes of a real server and its clients when the engine is killed, hangs or raises, and
+when clients leave.
+"""
 
 import contextlib
 import io
@@ -61,7 +63,8 @@ def test_an_engine_that_is_killed_fails_its_waiters_and_is_back_within_seconds()
         assert until(lambda: not server.ready(), 5) < FLIP_S
         answers = [future.result(timeout=20) for future in waiting]
         statuses = [answer.status_code for answer in answers]
-        # At the engine were two batches of at most four; the others were queued, for the next engine.
+        # At the engine were two batches of at most four; the others were queued, for the next
+        # engine.
         assert set(statuses) == {200, 503}
         assert 1 <= statuses.count(503) <= 8
         for answer in answers:

@@ -1,6 +1,8 @@
-"""No image hurts the service: each is answered or refused by its name, its neighbors and the next request are not harmed.
+"""No image hurts the service: each is answered or refused by its name, its neighbors and the next
+request are not harmed.
 
-Groups of hostile images go to a real server: each in a batch between two good ones, and by itself on every other route.
+Groups of hostile images go to a real server: each in a batch between two good ones, and by itself
+on every other route.
 """
 
 import base64
@@ -27,7 +29,8 @@ IN_DIALECTS = {
     415: 400,
 }  # of OpenAI and Cohere, whose clients have no class of error for these
 BATCH = 20
-GROWTH_MIB = 48  # of the process that decodes: fragments, and what libraries set up on the first image of a kind
+# of the process that decodes: fragments, and what libraries set up on the first image of a kind
+GROWTH_MIB = 48
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +218,9 @@ def test_bombs_are_refused_by_their_header_or_decoded_within_bounds(api, bombs):
 
 
 def test_the_server_answers_while_bombs_are_decoded(running, api, bombs):
-    """Four requests of the largest pictures that are let in; somebody asks for health all the while."""
+    """Four requests of the largest pictures that are let in; somebody asks for health all the
+    while.
+    """
     large = [bombs["PNG of 85 megapixels"], bombs["TIFF of 80 megapixels"]]
     senders = [threading.Thread(target=api.embed, args=(large,)) for _ in range(4)]
     for sender in senders:

@@ -1,4 +1,6 @@
-"""From images to a search in a server that runs all the while: the server, a worker, an index job."""
+"""From images to a search in a server that runs all the while: the server, a worker, an
+index job.
+"""
 
 import os
 

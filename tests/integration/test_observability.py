@@ -192,7 +192,9 @@ def own_client(journey, new_state):
 
 
 def test_every_answer_of_every_route_says_what_it_was_made_with(own_client):
-    """By the API document, so that no route is forgotten; whether the answer is a refusal or not."""
+    """By the API document, so that no route is forgotten; whether the answer is a refusal
+    or not.
+    """
     client = own_client
     info = client.get("/v1/info").json()
     asked = 0

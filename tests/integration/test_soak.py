@@ -1,6 +1,7 @@
 """Ten minutes of mixed load on a real server: what grows is found.
 
-SOAK_SECONDS gives another length, SOAK_PROCESSES several server processes; both are this test's own.
+SOAK_SECONDS gives another length, SOAK_PROCESSES several server processes; both are this test's
+own.
 """
 
 import io
@@ -28,7 +29,8 @@ PROCESSES = int(os.environ.get("SOAK_PROCESSES", "1"))
 CLIENTS = 6
 WARM_UP = 0.25  # of the time
 MOST_MIB = 100
-IDLE_S = 11  # the framework's threads, which write large uploads to files, may wait ten seconds for the next one
+# the framework's threads, which write large uploads to files, may wait ten seconds for the next one
+IDLE_S = 11
 
 
 def picture(width, height, kind, *, seed):

@@ -1,4 +1,6 @@
-"""What users hold on to changes only where somebody means it: names, commands and routes are written down."""
+"""What users hold on to changes only where somebody means it: names, commands and routes are
+written down.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""The adapter against the real server: what it answers, and what it says when Triton cannot answer."""
+"""The adapter against the real server: what it answers, and what it says when Triton
+cannot answer.
+"""
 
 import asyncio
 import contextlib
@@ -164,7 +166,9 @@ def test_a_late_request_says_so_in_time(server, pictures):
 
 
 def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
-    """Some requests are late and probes too, as the queue is long; others are answered: the circuit stays closed."""
+    """Some requests are late and probes too, as the queue is long; others are answered: the circuit
+    stays closed.
+    """
     answered, faults = [], []
 
     async def client(encoder, timeout_s, until):

@@ -1,4 +1,6 @@
-"""A Triton repository: what is in it, who parses it, what is refused, and how a later version joins."""
+"""A Triton repository: what is in it, who parses it, what is refused, and how a later version
+joins.
+"""
 
 import ast
 import json
@@ -200,7 +202,9 @@ def test_a_later_version_stands_beside_the_earlier(model, later_model, tmp_path)
 
 
 def test_what_is_there_is_left_alone_and_the_rest_made_up_for(model, later_model, tmp_path):
-    """Killed between the two renames, the same command finishes; of an earlier version it does nothing."""
+    """Killed between the two renames, the same command finishes; of an earlier version it does
+    nothing.
+    """
     out = tmp_path / "out"
     write(model, out)
     earlier = (out / "m" / "config.pbtxt").read_bytes()

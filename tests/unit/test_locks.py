@@ -1,4 +1,6 @@
-"""What the images install, deploy/locks, is what pyproject.toml and constraints.txt say: `make lock` was not forgotten."""
+"""What the images install, deploy/locks, is what pyproject.toml and constraints.txt say: `make
+lock` was not forgotten.
+"""
 
 import importlib.metadata
 import re

@@ -1,4 +1,6 @@
-"""Whose an unfinished output is: discarded by its owner alone, never beneath who is at work in it, never in part."""
+"""Whose an unfinished output is: discarded by its owner alone, never beneath who is at work in it,
+never in part.
+"""
 
 import tempfile
 from pathlib import Path

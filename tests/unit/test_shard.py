@@ -1,4 +1,6 @@
-"""The unit of work of a batch job: any process makes any shard, as often as it likes, and the bytes are the same."""
+"""The unit of work of a batch job: any process makes any shard, as often as it likes, and the bytes
+are the same.
+"""
 
 import io
 import resource
@@ -274,7 +276,9 @@ def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipm
 
 
 def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path):
-    """As when a lease has ended and its holder does not know: each has begun before the other has written."""
+    """As when a lease has ended and its holder does not know: each has begun before the other has
+    written.
+    """
     wanted = recipe("label", images, tmp_path)
     both = threading.Barrier(2, timeout=30)
     failures = []

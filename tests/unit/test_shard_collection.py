@@ -1,4 +1,6 @@
-"""An index job after its images: nothing finished is thrown away, and who was thought dead does no harm."""
+"""An index job after its images: nothing finished is thrown away, and who was thought dead does no
+harm.
+"""
 
 import contextlib
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""What becomes of the gateway and its clients when Triton is killed, frozen, full or at another version."""
+"""What becomes of the gateway and its clients when Triton is killed, frozen, full or at another
+version.
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,6 @@
-"""POST /v1/models/{name}/load: one version of a model after the other while clients go on asking."""
+"""POST /v1/models/{name}/load: one version of a model after the other while clients go on
+asking.
+"""
 
 import itertools
 import shutil
@@ -28,7 +30,9 @@ PNG = {"Content-Type": "image/png"}
 
 @pytest.fixture(scope="module")
 def versions(journey, tmp_path_factory):
-    """1: the trained model, whose centers and collection the journey made. 2: the same before its training."""
+    """1: the trained model, whose centers and collection the journey made. 2: the same before its
+    training.
+    """
     require_triton()
     out = tmp_path_factory.mktemp("versions") / "repository"
     for number, spec in (
@@ -74,7 +78,9 @@ def loaded(triton):
 
 
 class Load:
-    """Clients that never pause: every answer as (status, fingerprint of the header and of the body, vector)."""
+    """Clients that never pause: every answer as (status, fingerprint of the header and of the body,
+    vector).
+    """
 
     def __init__(self, gateway, image):
         self.answers, self._gateway, self._image = [], gateway, image
@@ -106,7 +112,9 @@ class Load:
                     self.answers.append((answer.status_code, answer.text, None, None))
 
     def check(self, expected):
-        """No failed request, and every vector is of the model that its answer names. How often each answered."""
+        """No failed request, and every vector is of the model that its answer names. How often each
+        answered.
+        """
         assert {status for status, *_ in self.answers} == {200}, self.answers
         for _, of_header, of_body, vector in self.answers:
             assert of_header == of_body

@@ -1,4 +1,6 @@
-"""What a process of the clustering tests runs; a module of its own, so that spawned processes can import it."""
+"""What a process of the clustering tests runs; a module of its own, so that spawned processes can
+import it.
+"""
 
 import numpy as np
 import torch.distributed as dist

@@ -40,7 +40,9 @@ def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
-    """Else two processes with one thread each share the first core: they were no faster than one."""
+    """Else two processes with one thread each share the first core: they were no faster
+    than one.
+    """
     code = 'print(encoder(num_threads=1)._request.get_compiled_model().get_property("ENABLE_CPU_PINNING"))'
     result = subprocess.run(
         [sys.executable, "-c", _ENCODER + code], capture_output=True, text=True, check=True

@@ -168,7 +168,9 @@ def test_all_names_of_a_file_in_a_tar_are_images_and_what_is_none_is_listed(tmp_
 
 @pytest.fixture
 def closed():
-    """A folder that anybody may enter, in which what has mode 0 is closed to this process, which is nobody's."""
+    """A folder that anybody may enter, in which what has mode 0 is closed to this process, which is
+    nobody's.
+    """
     with open_folder() as folder:
         yield folder, nobody
 

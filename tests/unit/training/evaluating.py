@@ -1,4 +1,6 @@
-"""What a process of the distributed evaluation tests runs; a module of its own, so that they can import it."""
+"""What a process of the distributed evaluation tests runs; a module of its own, so that they can
+import it.
+"""
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,9 @@ def model(seed=0):
 
 
 def run_config(trained_on, **evaluation):
-    """A run on the images at `trained_on` that evaluates every 10 steps; its labels are of no account here."""
+    """A run on the images at `trained_on` that evaluates every 10 steps; its labels are of no
+    account here.
+    """
     return validate_config(
         {
             "out": "run",

@@ -1,4 +1,6 @@
-"""What a plan tells is what a run takes: counted products, real tensors, a measured peak, files on disk."""
+"""What a plan tells is what a run takes: counted products, real tensors, a measured peak, files on
+disk.
+"""
 
 import json
 import os
@@ -122,7 +124,8 @@ def test_head_flops_are_those_that_torch_counts(kind, ratio):
 
 def test_the_classes_that_partialfc_draws_are_the_positives_where_they_are_more():
     assert expected_distinct(3, 1000) == pytest.approx(1000 * (1 - 0.999**3))
-    # method.md section 4: 32,800 x 8 labels hit about 230,800 of a million classes, one column about 32,300.
+    # method.md section 4: 32,800 x 8 labels hit about 230,800 of a million classes, one column
+    # about 32,300.
     assert expected_distinct(32_800 * 8, 10**6) == pytest.approx(230_800, rel=1e-3)
     paper = ["schedule.batch_size=32800", "loss.labels_per_image=8", "loss.negative_ratio=0.1"]
     assert expected_drawn(small(*paper), 10**6) == 100_000
@@ -272,8 +275,8 @@ def test_bf16_halves_the_head_s_neighbors_but_not_the_state():
 
 
 def test_the_paper_s_run_takes_what_method_md_computed():
-    # method.md sections 5 and 10: L/14 about 6.1e21 FLOP and 7 days of 80 A100 (312 TFLOP/s) at 40 %; the state of a
-    # million centers of 768, 12.29 GB with their gradient.
+    # method.md sections 5 and 10: L/14 about 6.1e21 FLOP and 7 days of 80 A100 (312 TFLOP/s) at 40
+    # %; the state of a million centers of 768, 12.29 GB with their gradient.
     recipe = load_config("vit-l14-1m", [*PLACES, "compute.recompute=false"])
     plan = plan_training(recipe, 10**6, 400_000_000, 80, DeviceProfile(peak_tflops=312.0))
     assert plan.flops == pytest.approx(6.1e21, rel=0.05)

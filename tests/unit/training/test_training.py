@@ -71,7 +71,8 @@ def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, jou
 )
 def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
     whole = run_training(config("whole", "telemetry.keys=true"), SILENT)
-    # A signal in the middle of training, not at a checkpoint; the step that is under way ends, and one more.
+    # A signal in the middle of training, not at a checkpoint; the step that is under way ends, and
+    # one more.
     begun = before_step(
         monkeypatch, 15, lambda _: os.kill(os.getpid(), number) if len(begun) == 16 else None
     )
@@ -90,7 +91,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
 @pytest.mark.parametrize("kind", ["mlcd", "per_column"])
 @pytest.mark.parametrize("options", [[], ["loss.negative_ratio=0.4"]])
 def test_micro_batches_equal_the_whole_batch(config, kind, options):
-    """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8 + 7 + 7."""
+    """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8
+    + 7 + 7.
+    """
     logs = [
         read_log(
             run_training(
@@ -311,7 +314,9 @@ def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
 
 
 def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
-    """An evaluation's images that are away for a moment; before the first saved step nothing is worth keeping."""
+    """An evaluation's images that are away for a moment; before the first saved step nothing is
+    worth keeping.
+    """
     recipe = config("run", "evaluation.every_steps=12")
     assert recipe.checkpoint.every_steps == 10
     partial = Path(recipe.out + ".partial")

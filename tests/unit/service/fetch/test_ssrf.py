@@ -1,6 +1,8 @@
-"""No form of a URL, no redirect and no answer of a name server makes the service connect to what is not public.
+"""No form of a URL, no redirect and no answer of a name server makes the service connect to what is
+not public.
 
-Nothing of ours is replaced: the system's resolver and its connect are, so that nothing leaves this machine.
+Nothing of ours is replaced: the system's resolver and its connect are, so that nothing leaves this
+machine.
 """
 
 import asyncio
@@ -82,7 +84,9 @@ HARMLESS = {"http://good.example#@127.0.0.1/", "http://good.example?@127.0.0.1/"
 
 
 class Wire:
-    """connected: every address and port that anything in this process connected to. asked: names that were resolved."""
+    """connected: every address and port that anything in this process connected to. asked: names
+    that were resolved.
+    """
 
     def __init__(self, monkeypatch, host):
         self.connected, self.asked, self._host = [], [], host
@@ -216,7 +220,9 @@ def test_a_redirect_leaves_the_list_as_little_as_a_url(wire, host):
 
 
 def test_one_refusal_for_every_reason(wire, host):
-    """Not on the list, no such name, inside, metadata, a redirect there: the client cannot tell them apart."""
+    """Not on the list, no such name, inside, metadata, a redirect there: the client cannot tell
+    them apart.
+    """
     host.answers = {"/": redirect("http://inside.example/")}
     urls = [
         "http://absent.example/",

@@ -113,7 +113,9 @@ WEIGHTS = ("", ";q=0", ";q=0.0", ";q=0.001", ";q=0.25", "; Q=0.5 ", ";q=1", ";q=
 
 
 def oracle(ranges):
-    """Each range, from the least specific to the most, writes its weight on every type that it holds."""
+    """Each range, from the least specific to the most, writes its weight on every type that it
+    holds.
+    """
     weight, named = dict.fromkeys(OFFERED, 0.0), dict.fromkeys(OFFERED, 0)
     for rank, holds in enumerate(
         (lambda kind, _: kind == "*/*", lambda kind, _: kind == "application/*", str.__eq__)

@@ -1,4 +1,6 @@
-"""Where jobs may read and write: every way out that a path knows is refused, and nothing is told of what is there."""
+"""Where jobs may read and write: every way out that a path knows is refused, and nothing is told of
+what is there.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""What a job may do, against a plain model that knows of each shard where it is, by random sequences of events."""
+"""What a job may do, against a plain model that knows of each shard where it is, by random
+sequences of events.
+"""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,6 @@
-"""What a canceled job has left, in this process on a real queue: seen until it is gone, and gone in the end."""
+"""What a canceled job has left, in this process on a real queue: seen until it is gone, and gone in
+the end.
+"""
 
 import contextlib
 import fcntl

@@ -1,4 +1,6 @@
-"""What a worker makes of inputs and outputs that are gone, lead elsewhere, or have names that are no text."""
+"""What a worker makes of inputs and outputs that are gone, lead elsewhere, or have names that are
+no text.
+"""
 
 import logging
 import os

@@ -1,4 +1,6 @@
-"""When a worker stops, gives back, or clears away: cancels, signals, leases that are lost, queues that are away."""
+"""When a worker stops, gives back, or clears away: cancels, signals, leases that are lost, queues
+that are away.
+"""
 
 import logging
 import os
