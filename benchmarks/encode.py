@@ -417,7 +417,8 @@ def main() -> None:
     if options.form:
         work(options.form, options.tower, options.folder)
         return
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # hours may pass before the end
+    # Hours may pass before the end.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     load = os.getloadavg()[0]
     print(
         f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run "

@@ -66,7 +66,7 @@ def passes(
         loss.backward()
         gradient = head.weight.grad
         assert gradient is not None
-        values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - not coalesced by every form
+        values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001
         return values.numel() * values.element_size()
 
     return run, drop
@@ -122,7 +122,13 @@ def _per_column(
     return torch.stack(losses).mean()
 
 
-def _dense(embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int) -> Tensor:  # noqa: ARG001
+def _dense(
+    embeddings: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    ratio: float,  # noqa: ARG001
+    step: int,  # noqa: ARG001
+) -> Tensor:
     return functional.cross_entropy(SCALE * _unit(embeddings) @ _unit(weight).T, labels[:, 0])
 
 

@@ -117,7 +117,8 @@ class Site:
             "--state",
             str(self.folder),
         ]
-        environment = {**os.environ, "MLCD_JOBS__ROOTS": str(self.folder.parent), **settings}  # noqa: TID251 - a child's
+        roots = {"MLCD_JOBS__ROOTS": str(self.folder.parent)}
+        environment = {**os.environ, **roots, **settings}  # noqa: TID251 - a child's
         process = subprocess.Popen(
             [*command, "--centers", str(self.folder / "centers")], text=True, env=environment
         )

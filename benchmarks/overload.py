@@ -126,7 +126,8 @@ class Server:
             str(self.port),
         ]
         environment = {**os.environ, **settings}  # noqa: TID251 - a child's
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process; a line for each request
+        # The log is open as long as the process, and has a line for each request.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=self._log
         )

@@ -203,7 +203,8 @@ def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
     tuned = generation.tuned
     if tuned.index is None:
         return None
-    index, params = tuned.index._index, tuned.index._parameters({}, tuned.effort)  # type: ignore[attr-defined]  # noqa: SLF001
+    index = tuned.index._index  # type: ignore[attr-defined]  # noqa: SLF001
+    params = tuned.index._parameters({}, tuned.effort)  # type: ignore[attr-defined]  # noqa: SLF001
     if tuned.widening > 1:
         copy = faiss.IndexFlatIP(collection.dimension)
         copy.add(np.ascontiguousarray(generation.vectors))

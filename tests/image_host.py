@@ -37,7 +37,7 @@ class ImageHost:
         return [path for path, _ in self.asked]
 
     def wait(self, seconds=FOREVER_S):
-        """As a slow host does; over as soon as the test is."""
+        """Waits like a slow host, and ends with the test."""
         self._stopped.wait(seconds)
 
     def _accept(self):
@@ -90,7 +90,8 @@ def ok(body, kind="image/png", **headers):
 
 
 def status(code):
-    return f"HTTP/1.1 {code} Whatever\r\nContent-Length: 6\r\nContent-Type: image/png\r\n\r\nSECRET".encode()
+    head = f"HTTP/1.1 {code} Whatever\r\nContent-Length: 6\r\nContent-Type: image/png\r\n\r\n"
+    return head.encode() + b"SECRET"
 
 
 def redirect(to, code=302):

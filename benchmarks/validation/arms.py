@@ -18,7 +18,8 @@ _ARMS: Final = (*CLUSTER_ARMS, *INSTANCE_ARMS, UNTRAINED)
 _NUMBER: Final = r"\d+(?:\.\d+)?(?:e-\d+)?"
 _NAME: Final = re.compile(
     rf"(?P<stage>tune|report|sweep)/(?P<arm>{'|'.join(_ARMS)})-seed(?P<seed>\d+)"
-    rf"-lr(?P<lr>{_NUMBER})-s(?P<scale>{_NUMBER})(?:-r(?P<ratio>{_NUMBER}))?-steps(?P<steps>\d+)(?P<variant>(?:-\w+=.+)?)"
+    rf"-lr(?P<lr>{_NUMBER})-s(?P<scale>{_NUMBER})(?:-r(?P<ratio>{_NUMBER}))?"
+    r"-steps(?P<steps>\d+)(?P<variant>(?:-\w+=.+)?)"
 )
 _CHANGE: Final = re.compile(r"-(\w+)=(.+?)(?=-\w+=|$)")
 

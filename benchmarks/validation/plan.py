@@ -150,7 +150,8 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
     seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
     def changed(arm: str = "mlcd", setting: Setting | None = None, **variant: object) -> RunSpec:
-        return RunSpec("sweep", arm, seed, setting or chosen[arm], tier.steps, Variant(**variant))  # type: ignore[arg-type]
+        of_variant = Variant(**variant)  # type: ignore[arg-type]
+        return RunSpec("sweep", arm, seed, setting or chosen[arm], tier.steps, of_variant)
 
     yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
     of_ratios = (replace(base, ratio=ratio) for ratio in (0.1, 0.3, 1.0))

@@ -70,7 +70,7 @@ class Study:
 
 
 def perform(study: Study, spec: RunSpec) -> None:
-    """Trains, evaluates and writes result.json; keeps a finished run, resumes an interrupted one."""
+    """Trains, evaluates and writes result.json, or resumes; a finished run stays as it is."""
     if study.is_done(spec):
         return
     folder = study.folder(spec)

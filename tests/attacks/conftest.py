@@ -74,7 +74,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watched(server, path="/health/live", **request):
-    """What somebody else sees meanwhile, on a connection that stays open."""
+    """Measures how another client is served meanwhile, on a connection that stays open."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
 
         def ask():

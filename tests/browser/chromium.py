@@ -15,6 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 _SAID = ("error", "warning")
 _LOAD_S = 30
+_ONLY_HERE = ("MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1", "EXCLUDE localhost")
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = No
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",
-        f"--host-resolver-rules={', '.join([*known, 'MAP * ~NOTFOUND', 'EXCLUDE 127.0.0.1', 'EXCLUDE localhost'])}",
+        f"--host-resolver-rules={', '.join([*known, *_ONLY_HERE])}",
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
         *(["--no-sandbox"] if os.getuid() == 0 else []),
@@ -45,7 +46,7 @@ def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = No
 
 
 def _address(browser: "subprocess.Popen[bytes]", port_file: Path) -> str:
-    """Of its page's debugger."""
+    """Returns the address of its page's debugger."""
     deadline = time.monotonic() + _LOAD_S
     while True:
         assert time.monotonic() < deadline, "the browser did not start"
@@ -90,7 +91,7 @@ class Page:
             time.sleep(0.05)
 
     def value(self, expression: str):
-        """Of JavaScript; a promise's is waited for."""
+        """Returns the value of JavaScript; it waits for a promise's value."""
         found = self.ask(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )

@@ -42,7 +42,7 @@ def image(engine, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model_dir(engine, journey, tmp_path_factory):
-    """What `mlcd demo` leaves, readable for the containers' user, as docs/how-to/deploy.md says."""
+    """The result of `mlcd demo`, readable for the containers' user, as docs/how-to/deploy.md says."""
     out = tmp_path_factory.mktemp("served")
     for name in ("model", "embeddings"):
         shutil.copytree(journey / name, out / name)

@@ -112,7 +112,10 @@ class Stack:
         started again.
         """
         before = self.inspect(service)["RestartCount"]
-        script = 'for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline | grep -q "^$0" && kill -9 ${p#/proc/}; done'
+        script = (
+            'for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline | grep -q "^$0" '
+            "&& kill -9 ${p#/proc/}; done"
+        )
         self.execute(service, "sh", "-c", script, name, check=False)
         self.wait_restarted(service, before)
 

@@ -210,7 +210,8 @@ pixels = np.random.default_rng(0).integers(0, 256, (4, 3, crop, crop), dtype=np.
 given = grpc.InferInput("image_u8", list(pixels.shape), "UINT8")
 given.set_data_from_numpy(pixels)
 name = sys.argv[1]
-rows = grpc.InferenceServerClient("triton:8001").infer(name, [given], client_timeout=10).as_numpy("embedding")
+client = grpc.InferenceServerClient("triton:8001")
+rows = client.infer(name, [given], client_timeout=10).as_numpy("embedding")
 print((rows * encoder.encode(pixels)).sum(axis=1).min())
 """
 

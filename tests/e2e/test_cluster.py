@@ -288,7 +288,7 @@ def test_no_key_is_kept_where_none_is_wanted(tmp_path, embeddings):
 
 
 def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, whole, rows):
-    """Of those that were not clustered, where these are enough; as the model gave them."""
+    """The rows are those that were not clustered, if they are enough, as the model gave them."""
     assert Centers.open(whole).audit_rows is None
     for hold_out, unseen in ((0.4, True), (0.1, False)):
         out = tmp_path / str(hold_out)

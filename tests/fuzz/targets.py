@@ -1,5 +1,5 @@
-"""What is fed with bytes that nobody vouches for. Each target takes any bytes and raises
-AssertionError at a fault.
+"""The code that is fed with untrusted bytes. Each target takes any bytes and raises AssertionError
+at a fault.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Who may enter: every route of the document, with every kind of key, on the real server."""
+"""Access to every route of the document, with every kind of key, on the real server."""
 
 import contextlib
 import http.client
@@ -20,8 +20,8 @@ from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, serving, until
 from tests.integration.test_schema import explore
 
+# The open routes of the document; the pages are open too.
 OPEN_TO_ALL = {"/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
-"""Of the document; beside them there are the pages."""
 NEEDED = {
     "/v1/info": [],
     "/v1/embeddings": ["embed"],
@@ -173,7 +173,7 @@ def test_the_document_asks_for_keys_everywhere_but_where_it_must_not(operations)
 
 
 def test_no_other_spelling_of_a_route_goes_around_its_key(running):
-    """As bytes on the wire: clients tidy up what they are given."""
+    """The routes are sent as bytes on the wire, because clients normalize paths."""
     for method in ("GET", "HEAD", "POST", "OPTIONS"):
         for path in (
             "/v1/info",
@@ -289,7 +289,8 @@ def test_nothing_of_a_request_is_read_before_its_key(running):
     """
     with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
         client.sendall(
-            b"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 60000000\r\n\r\n"
+            b"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: image/png\r\nContent-Length: 60000000\r\n\r\n"
         )
         assert client.recv(100).startswith(b"HTTP/1.1 401 ")
     assert running.metric('mlcd_held{of="bytes"}') == 0

@@ -63,9 +63,7 @@ def centers(journey):
 
 @contextlib.contextmanager
 def serving_at(port, model, **settings):
-    """As `serving`, at a port of one's own choice, and not waiting: the client's repeats are what
-    waits.
-    """
+    """Serves as `serving` does, at a given port and without waiting: the client's repeats wait."""
     given = {
         f"MLCD_{name.upper()}": str(value) for name, value in ({"drain_s": 0} | settings).items()
     }
@@ -555,7 +553,8 @@ def test_a_server_that_is_not_there():
 def test_it_needs_numpy_and_httpx_alone_and_a_program_that_forgets_to_close_ends(server, paths):
     code = f"""
 import sys
-for name in ("torch", "faiss", "fastapi", "openvino", "pyarrow", "pydantic", "orjson", "PIL", "service"):
+heavy = ("torch", "faiss", "fastapi", "openvino", "pyarrow", "pydantic", "orjson", "PIL", "service")
+for name in heavy:
     sys.modules[name] = None
 from mlcd.client import Client
 client = Client({server!r})

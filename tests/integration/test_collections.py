@@ -256,7 +256,7 @@ def test_a_collection_is_made_once_and_for_one_thing(client, photos):
 
 @pytest.mark.parametrize("item_id", ODD_IDS)
 def test_every_id_reaches_its_item(running_anew, item_id):
-    """As bytes in the path: clients tidy up dots."""
+    """The ids are bytes in the path, because clients normalize dots."""
     with httpx.Client(base_url=running_anew.url) as client:
         photos = "/v1/collections/odd"
         client.put(photos)

@@ -113,8 +113,9 @@ def deaf_client(server):
 
 
 def kept(server, client):
-    """Whether the server's end is open: the client's cannot know, with more before it than it
-    takes.
+    """Tells if the server's end is open.
+
+    The client's end cannot know, when more data is before it than it takes.
     """
     ends = f":{server.port:04X}", f":{client.getsockname()[1]:04X}"
     with Path("/proc/net/tcp").open() as connections:
@@ -123,7 +124,7 @@ def kept(server, client):
 
 
 def alive(client, more):
-    """Whether the server still listens, after `more`."""
+    """Tells if the server still listens, after `more`."""
     client.setblocking(False)
     try:
         while client.recv(2**16):
@@ -222,7 +223,10 @@ HUGE = b"x" * 2**20
         pytest.param([b"GET / HTTP/1.1\r\na\0b: c\r\n\r\n"], 400, id="a header with a zero"),
         pytest.param(
             [
-                b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+                (
+                    b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Connection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+                )
             ],
             None,
             id="websocket",

@@ -1,6 +1,4 @@
-"""What becomes of a real server and its clients when the engine is killed, hangs or raises, and
-when clients leave.
-"""
+"""A real server and its clients when the engine is killed, hangs or raises, and when clients leave."""
 
 import contextlib
 import io

@@ -87,7 +87,7 @@ class Api:
         return rows, {error["index"]: error["type"] for error in body["errors"]}
 
     def between(self, image):
-        """What becomes of an image between two good ones: None or the reason of its refusal."""
+        """Returns the result of an image between two good ones: None or the reason of its refusal."""
         rows, errors = self.embed([self.photo, image, self.photo])
         assert np.array_equal(rows[0], self.row)
         assert np.array_equal(rows[2], self.row)
@@ -107,7 +107,10 @@ class Api:
         """One of each other route: every answer's status; all agree, each in its dialect."""
         text, encoded = base64.b64encode(image).decode(), data_uri(image)
         element = struct.pack("<I", len(image)) + image
-        head = b'{"inputs":[{"name":"image","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":%d}}]}'
+        head = (
+            b'{"inputs":[{"name":"image","shape":[1],"datatype":"BYTES",'
+            b'"parameters":{"binary_data_size":%d}}]}'
+        )
         head %= len(element)
         infer = f"/v2/models/{self.model}/infer"
         dialects = [
@@ -118,11 +121,28 @@ class Api:
             self.client.post("/v2/embed", json={"model": self.model, "images": [encoded]}),
         ]
         answers = [
-            self.client.post("/v1/images/embed", content=image, headers={"Content-Type": "image/jpeg", "Accept": "application/x-npy"}),
-            self.client.post("/v1/labels", files=files(self.photo, image), headers={"Accept": "application/x-npy"}),
-            self.client.post(infer, json={"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}]}),
-            self.client.post(infer, content=head + element, headers={"Inference-Header-Content-Length": str(len(head))}),
-        ]  # fmt: skip
+            self.client.post(
+                "/v1/images/embed",
+                content=image,
+                headers={"Content-Type": "image/jpeg", "Accept": "application/x-npy"},
+            ),
+            self.client.post(
+                "/v1/labels",
+                files=files(self.photo, image),
+                headers={"Accept": "application/x-npy"},
+            ),
+            self.client.post(
+                infer,
+                json={
+                    "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}]
+                },
+            ),
+            self.client.post(
+                infer,
+                content=head + element,
+                headers={"Inference-Header-Content-Length": str(len(head))},
+            ),
+        ]
         for answer in answers + dialects:
             assert answer.status_code in STATUSES, answer.text
             if answer.status_code != 200:

@@ -43,7 +43,7 @@ def picture(width, height, kind, *, seed):
 
 
 def pictures():
-    """Of sizes from a point to twelve megapixels, as JPEG, PNG and WebP."""
+    """Returns pictures from one pixel to twelve megapixels, as JPEG, PNG and WebP."""
     sides = [
         (1, 1),
         (8, 8),
@@ -150,7 +150,7 @@ def family(pid):
 
 
 def memory_mib(pids):
-    """Of all processes, what they share counted once."""
+    """Returns the memory of all processes; shared pages count once."""
     texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
     return sum(int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) for text in texts) / 1024
 

@@ -24,8 +24,8 @@ from tests.triton.conftest import SLOW_BATCH, SLOW_QUEUE, SLOW_S, export, floode
 
 pytestmark = pytest.mark.triton
 
+# The longest time until readiness reports a change.
 FLIP_S = 2.0
-"""What readiness may take to tell."""
 AT_ONCE_S = 0.05
 BACK_S = 15.0
 

@@ -28,8 +28,8 @@ def recorded():
 
 
 def check_durable(steps, path, *, files=()):
-    """What is at `path`, and the `files` in it, was on the disk before it was there; then its name
-    was.
+    """Checks that the content of `path` and its `files` was on the disk before the rename, and the
+    name after it.
     """
     (place,) = (
         number for number, step in enumerate(steps) if step[0] == "rename" and step[2] == path

@@ -44,7 +44,7 @@ def weights(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def later(tmp_path_factory) -> Path:
-    """Of the same sizes, and another model."""
+    """Another model of the same sizes."""
     folder = tmp_path_factory.mktemp("towers") / "later"
     folder.mkdir()
     write_hf(tower(SIZES[1], seed=5), folder)

@@ -1,5 +1,5 @@
-"""What the images install, deploy/locks, is what pyproject.toml and constraints.txt say: `make
-lock` was not forgotten.
+"""The images install deploy/locks, which must match pyproject.toml and constraints.txt by `make
+lock`.
 """
 
 import importlib.metadata

@@ -25,7 +25,7 @@ HIDDEN = ".out.partial.discarded"
 
 @pytest.fixture
 def folder():
-    """Where others than its owner may enter."""
+    """A folder that others than its owner may enter."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o777)
         yield Path(name)

@@ -132,7 +132,7 @@ def discard_all(recipe, equipment):
 
 
 def begin_anew(recipe, equipment):
-    """As a job that was canceled and retried: of the same owner, at the same place."""
+    """Begins anew, as a canceled job does when it is retried: with the same owner and path."""
     discard(recipe)
     open_shards(recipe, equipment).plan()
 

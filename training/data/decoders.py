@@ -119,7 +119,8 @@ class ProcessDecoders:
         atexit.unregister(self.close)
         if self._iterator is None:
             return
-        self._iterator._shutdown_workers()  # noqa: SLF001 - else they end when the garbage is collected
+        # Otherwise they end only when the garbage is collected.
+        self._iterator._shutdown_workers()  # noqa: SLF001
         for worker in self._iterator._workers:  # noqa: SLF001
             # The worker may be stuck in a read, where SIGTERM does not reach it.
             if worker.is_alive():

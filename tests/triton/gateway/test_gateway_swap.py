@@ -123,7 +123,7 @@ class Load:
 
 
 def vectors(gateway, image):
-    """By fingerprint, of versions 1 and 2; version 1 is served afterwards."""
+    """The vectors of versions 1 and 2 by fingerprint; version 1 is served afterwards."""
     found = {}
     for version in (1, 2, 1):
         assert load(gateway, {"version": version}).status_code == 200
@@ -357,7 +357,9 @@ def test_several_processes_and_other_engines_refuse(triton):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, picture):
-    """Of the gateway, and of Triton with one stub; the first tenth makes what is made once."""
+    """The memory is that of the gateway and of Triton with one stub; the first tenth includes
+    one-time allocations.
+    """
     with gateway_of(
         triton, cache__memory_bytes=2**20
     ) as gateway:  # full before the first tenth ends
@@ -371,10 +373,10 @@ def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, pi
                 if number % 10 == 9:
                     until(lambda: len(triton.resident_mib()) == 2, 60)
                     resident.append((gateway.resident_mib(), sum(triton.resident_mib())))
-        print(
+        print(  # noqa: T201
             "gateway and Triton, MiB after every ten swaps:",
             [tuple(map(round, pair)) for pair in resident],
-        )  # noqa: T201
+        )
         assert min(clients.check(expected).values()) > NUM_SWAPS
         for series in zip(*resident, strict=True):
             assert max(series[1:]) - series[0] < MAX_GROWTH_MIB, resident

@@ -1,6 +1,4 @@
-"""What was acknowledged is there after kill -9; what is damaged is found out and made again, never
-served.
-"""
+"""Acknowledged writes survive kill -9; damaged files are found and made again, never served."""
 
 import random
 import shutil

@@ -1,5 +1,4 @@
-"""What the adapter sends, and what it makes of each answer, by a real gRPC server that answers as
-told.
+"""The adapter's requests and its handling of each answer, with a scripted gRPC server.
 
 The real Triton is in tests/triton.
 """

@@ -59,7 +59,9 @@ def corpus(shared_data):
 
 @pytest.fixture(scope="module")
 def outcomes(corpus):
-    """Of each mode: path to outcome, by a child that the kernel ends where it grows or lingers."""
+    """Returns path to outcome for each mode, by a child that the kernel ends if it grows or
+    lingers.
+    """
     return {mode: run_child(corpus[0], mode) for mode in ("exact", "fast")}
 
 

@@ -154,8 +154,8 @@ print(len(part), held + pa.total_allocated_bytes(), peak + pa.default_memory_poo
 
 
 def test_listing_and_joining_take_few_bytes_an_image(tmp_path):
-    """As a list of objects, joined in dicts, they took more than 800 bytes each, and as many at the
-    worst moment.
+    """A list of objects, joined in dicts, took more than 800 bytes each, and as many at the worst
+    moment.
     """
     from mlcd.artifacts.draft import Draft
     from mlcd.artifacts.labels import write_part

@@ -1,6 +1,4 @@
-"""What a process of the distributed tests runs; a module of its own, so that spawned processes can
-import it.
-"""
+"""The work of a process in the distributed tests, in a module that spawned processes can import."""
 
 import itertools
 from pathlib import Path

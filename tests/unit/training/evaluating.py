@@ -1,6 +1,4 @@
-"""What a process of the distributed evaluation tests runs; a module of its own, so that they can
-import it.
-"""
+"""The work of a process in the distributed evaluation tests, in a module that they can import."""
 
 import torch
 import torch.distributed as dist
@@ -38,14 +36,19 @@ def run_config(trained_on, **evaluation):
             "out": "run",
             "data": {"images": str(trained_on), "labels": "labels"},
             "model": {
-                "image_size": 16, "patch_size": 8, "width": 32, "depth": 1, "heads": 2, "mlp_width": 64,
+                "image_size": 16,
+                "patch_size": 8,
+                "width": 32,
+                "depth": 1,
+                "heads": 2,
+                "mlp_width": 64,
                 "embedding_dim": 16,
             },
             "schedule": {"steps": 30},
             "optim": {"warmup_steps": 5},
             "evaluation": {"every_steps": 10, **evaluation},
         }
-    )  # fmt: skip
+    )
 
 
 def prepared(images):

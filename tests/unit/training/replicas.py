@@ -1,6 +1,4 @@
-"""What a process of the backbone's tests runs; a module of its own, so that spawned processes can
-import it.
-"""
+"""The work of a process in the backbone's tests, in a module that spawned processes can import."""
 
 import copy
 

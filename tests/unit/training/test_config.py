@@ -16,7 +16,7 @@ PLACES = ["data.images=i", "data.labels=l", "out=o"]
 
 
 def header(recipe):
-    """What a recipe states about itself: {"command": …, "hardware": …, …}."""
+    """Returns a recipe's statements about itself: {"command": …, "hardware": …, …}."""
     text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
     return dict(re.findall(r"^# (\w+): +(.+)$", text, flags=re.MULTILINE))
 

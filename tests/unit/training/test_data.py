@@ -155,8 +155,8 @@ SIZES = [
 
 
 def torchvision_box(width, height, config, generator):
-    """What RandomResizedCrop.get_params of torchvision does, written anew: it does not import
-    beside this torch.
+    """Draws as torchvision's RandomResizedCrop.get_params, which cannot be imported beside this
+    torch.
     """
     for _ in range(10):
         area = width * height * generator.uniform(config.min_area, 1.0)

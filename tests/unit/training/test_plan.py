@@ -1,4 +1,4 @@
-"""What a plan tells is what a run takes: counted products, real tensors, a measured peak, files on
+"""A plan's figures are those of a run: counted products, real tensors, a measured peak, files on
 disk.
 """
 
@@ -32,8 +32,10 @@ from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_tra
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 SMALL = [
     *PLACES,
-    "model={image_size: 48, patch_size: 8, width: 64, depth: 3, heads: 2, mlp_width: 160, "
-    "embedding_dim: 24}",
+    (
+        "model={image_size: 48, patch_size: 8, width: 64, depth: 3, heads: 2, mlp_width: 160, "
+        "embedding_dim: 24}"
+    ),
     "schedule={steps: 40, batch_size: 8}",
     "optim.warmup_steps=5",
 ]
@@ -218,7 +220,8 @@ config = small(*sys.argv[1:])
 size, batch = config.model.image_size, config.schedule.batch_size
 trunk, centers = tower(config), PartialFC(3000, 24, config.loss.head(3000, 0))
 centers.initialize(0)
-optimizers = torch.optim.AdamW(parameter_groups(trunk, config.optim)), center_optimizer(centers, config.optim)
+tower_optimizer = torch.optim.AdamW(parameter_groups(trunk, config.optim))
+optimizers = tower_optimizer, center_optimizer(centers, config.optim)
 def step(batch):
     images, labels = torch.rand(batch, 3, size, size) * 255, torch.randint(0, 3000, (batch, 4))
     x = trunk(images / 255)
@@ -227,7 +230,8 @@ def step(batch):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 step(2)
-before = int(next(l for l in Path('/proc/self/status').read_text().splitlines() if 'VmRSS' in l).split()[1]) * 1024
+status = Path('/proc/self/status').read_text().splitlines()
+before = int(next(l for l in status if 'VmRSS' in l).split()[1]) * 1024
 Path('/proc/self/clear_refs').write_text('5')  # the peak counts from here
 step(batch)
 print(peak_memory_bytes(torch.device('cpu')) - before)

@@ -256,8 +256,10 @@ def test_folders_called_train_val_valid_and_test_are_splits():
     split, classes = folder_split(names)
     assert classes == ["a", "b/c", "a", "b/c", "a"]
     assert [mask.tolist() for mask in (split.train, split.validation, split.test)] == [
-        [True, True, False, False, False], [False, False, True, False, False], [False, False, False, True, True],
-    ]  # fmt: skip
+        [True, True, False, False, False],
+        [False, False, True, False, False],
+        [False, False, False, True, True],
+    ]
     assert split.folders == ("train and val", "test")
     split, _ = folder_split(["train/a", "valid/a"])
     assert (split.test.tolist(), split.folders) == ([False, True], ("train", "valid"))

@@ -98,14 +98,20 @@ def test_micro_batches_equal_the_whole_batch(config, kind, options):
         read_log(
             run_training(
                 config(
-                    f"run{parts}", f"loss.kind={kind}", f"compute.accumulation={parts}", "compute.precision=fp64",
-                    "schedule.steps=8", "schedule.batch_size=30", "log_every=1", *options
+                    f"run{parts}",
+                    f"loss.kind={kind}",
+                    f"compute.accumulation={parts}",
+                    "compute.precision=fp64",
+                    "schedule.steps=8",
+                    "schedule.batch_size=30",
+                    "log_every=1",
+                    *options,
                 ),
                 SILENT,
             )
         )
         for parts in (1, 2, 4)
-    ]  # fmt: skip
+    ]
     for log in logs[1:]:
         for one, other in zip(logs[0], log, strict=True):
             for name in (
@@ -122,13 +128,20 @@ def test_more_parts_than_samples_leave_some_empty(config):
     one, many = (
         read_log(
             run_training(
-                config(f"run{parts}", f"compute.accumulation={parts}", "schedule.batch_size=3", "schedule.steps=3", "optim.warmup_steps=0",
-                       "compute.precision=fp64", "log_every=1"),
+                config(
+                    f"run{parts}",
+                    f"compute.accumulation={parts}",
+                    "schedule.batch_size=3",
+                    "schedule.steps=3",
+                    "optim.warmup_steps=0",
+                    "compute.precision=fp64",
+                    "log_every=1",
+                ),
                 SILENT,
             )
         )
         for parts in (1, 5)
-    )  # fmt: skip
+    )
     assert [line["loss"] for line in many] == pytest.approx(
         [line["loss"] for line in one], rel=1e-12
     )
@@ -248,7 +261,7 @@ def test_which_checkpoints_stay(config):
 def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
     config, monkeypatch, asynchronous
 ):
-    """As a full disk tells itself from inside a library."""
+    """A library reports a full disk in this way."""
     from training.checkpoint import store
 
     original = store.write_tensors

@@ -39,8 +39,10 @@ def asked(accept):
         ("application/*;q=0.2, application/x-npy;q=0.3, */*", NPY),
         ("application/*;q=0, application/x-npy;q=0.1, */*", NPY),
         (
-            "application/x-npy;q=0.9, application/vnd.apache.arrow.stream;q=0.4, "
-            "application/*;q=0.5",
+            (
+                "application/x-npy;q=0.9, application/vnd.apache.arrow.stream;q=0.4, "
+                "application/*;q=0.5"
+            ),
             NPY,
         ),
         ("application/json;q=0, application/octet-stream;q=0, application/*;q=0.001", NPY),
