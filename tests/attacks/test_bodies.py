@@ -153,7 +153,7 @@ def test_json_takes_no_more_than_three_times_its_bytes(attacked, tokens, name):
 
 
 def test_multipart_forms_do_not_stop_the_others(attacked, tokens):
-    """The forms have line ends, near-boundaries and very many parts, which are hard for a parser."""
+    """The forms have line ends, near-boundaries and very many parts, hard for a parser."""
     boundary = b"b" * 70
     part = (
         b'\r\n--%b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' % boundary

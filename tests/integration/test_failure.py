@@ -1,4 +1,4 @@
-"""A real server and its clients when the engine is killed, hangs or raises, and when clients leave."""
+"""A real server and its clients when the engine is killed, hangs or raises, or clients leave."""
 
 import contextlib
 import io

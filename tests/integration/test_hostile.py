@@ -87,7 +87,7 @@ class Api:
         return rows, {error["index"]: error["type"] for error in body["errors"]}
 
     def between(self, image):
-        """Returns the result of an image between two good ones: None or the reason of its refusal."""
+        """Returns the result of an image between two good ones: None or why it is refused."""
         rows, errors = self.embed([self.photo, image, self.photo])
         assert np.array_equal(rows[0], self.row)
         assert np.array_equal(rows[2], self.row)

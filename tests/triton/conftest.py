@@ -115,7 +115,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in rows)
 
     def resident_mib(self) -> list[float]:
-        """Returns the memory of each process: the server, and a stub for every version of a model."""
+        """Returns the memory of each process: the server, and a stub for each model version."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

@@ -276,7 +276,7 @@ def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipm
 
 
 def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path):
-    """This happens when a lease has ended unnoticed: each has begun before the other has written."""
+    """This happens when a lease has ended unnoticed: each begins before the other has written."""
     wanted = recipe("label", images, tmp_path)
     both = threading.Barrier(2, timeout=30)
     failures = []
