@@ -105,7 +105,7 @@ def pixel_payload(name: str, pixels: np.ndarray) -> bytes:
     tensor = {"name": "image_u8", "shape": [1, *pixels.shape], "datatype": "UINT8"}
     asked = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(content)}}]}
     outputs = [{"name": "embedding", "parameters": {"binary_data": True}}]
-    asked["outputs"] = outputs  # type: ignore[assignment]
+    asked["outputs"] = outputs
     header = json.dumps(asked).encode()
     head = (
         f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: "

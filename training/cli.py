@@ -29,7 +29,9 @@ _LAST_WORD_S = 2.0
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
 @click.option(
-    "--resume", metavar="RUN", help="Go on with an interrupted run; what decides its result stays."
+    "--resume",
+    metavar="RUN",
+    help="Go on with an interrupted run; the settings that decide its result stay.",
 )
 @click.option(
     "--replay",
@@ -40,16 +42,20 @@ _LAST_WORD_S = 2.0
     "--plan",
     "only_plan",
     is_flag=True,
-    help="Tell memory, arithmetic, time and disk; train nothing.",
+    help="Report memory, arithmetic, time and disk; train nothing.",
 )
 @click.option(
-    "--processes", type=click.IntRange(1), help="With --plan: how many devices.  [default: 1]"
+    "--processes", type=click.IntRange(1), help="With --plan: number of devices.  [default: 1]"
 )
 @click.option(
-    "--classes", type=click.IntRange(2), help="With --plan: of centers.  [default: of data.labels]"
+    "--classes",
+    type=click.IntRange(2),
+    help="With --plan: number of centers.  [default: that of data.labels]",
 )
 @click.option(
-    "--samples", type=click.IntRange(1), help="With --plan: of images.  [default: of data.labels]"
+    "--samples",
+    type=click.IntRange(1),
+    help="With --plan: number of images.  [default: that of data.labels]",
 )
 @click.option(
     "--peak-tflops",
@@ -204,9 +210,10 @@ def _common_options(command: _Command) -> _Command:
             "--images", help="Images to encode; default: those that the run was trained on."
         ),
         click.option(
-            "--train", help="What is known: images, embeddings, or a .txt file of keys, one a line."
+            "--train",
+            help="The known side: images, embeddings, or a .txt file of keys, one a line.",
         ),
-        click.option("--test", help="With --train: what is tested on, of the same kind."),
+        click.option("--test", help="With --train: the tested side, of the same kind."),
         click.option(
             "--seen",
             is_flag=True,
