@@ -1,11 +1,13 @@
-"""Exact top-8 centers: ours in every arithmetic against faiss on the same data, interleaved in one run.
+"""Exact top-8 centers: every arithmetic of ours against faiss on the same data, interleaved.
 
-    python benchmarks/assign.py [--rows 512] [--centers 32768] [--dimension 768] [--data random|families]
+    python benchmarks/assign.py [--rows 512] [--centers 32768] [--dimension 768]
+                                [--data random|families]
     python benchmarks/assign.py --embeddings DIR --centers-of DIR
 
-Prints medians (least to most), effective GF/s (of the products that brute force needs), rows by the level of the scan
-that settled them, and the memory that each takes beyond the data. A sample of rows is audited against float64 brute
-force: label sets must be identical on every one of them, or the exit status is 1.
+It prints medians (least to most), effective GF/s (of the products that brute force needs), rows by
+the level of the scan that settled them, and the memory that each contender takes beyond the data. A
+sample of rows is audited against float64 brute force: label sets must be identical on every one of
+them, or the exit status is 1.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from mlcd.clustering.nearest import CenterScan, ProductsName
 from mlcd.types import Embeddings, ScanCounts, unit_rows
 
 _FAMILY = 32
-_SPREAD = 0.02  # of a family's members around its middle, in units of the middle's length
+_SPREAD = 0.02  # deviation of a family's members from its middle, in units of the middle's length
 _AUDIT_BLOCK = 8192
 
 
@@ -47,7 +49,8 @@ def main() -> None:
     contenders = {name: open_contender(name, rows, centers, options.top) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     answers: dict[str, np.ndarray] = {}
-    for _ in range(options.runs + 1):  # the first is to warm up
+    # The first run warms up.
+    for _ in range(options.runs + 1):
         for name, work in contenders.items():
             started = time.perf_counter()
             answers[name] = work()
@@ -61,7 +64,10 @@ def main() -> None:
             options,
         )
     for name, counts in scan_counts(rows, centers, options.top, names).items():
-        levels = f"{counts.proven} first pass, {counts.wider} wider, {counts.float32} float32, {counts.float64} float64"
+        levels = (
+            f"{counts.proven} first pass, {counts.wider} wider, {counts.float32} float32, "
+            f"{counts.float64} float64"
+        )
         print(f"{name:12} ({counts.products}) rows settled by: {levels}")
     sys.exit(0 if audit(rows, centers, answers, options.audited) else 1)
 
@@ -126,7 +132,7 @@ def arithmetics() -> list[ProductsName | Literal["auto"]]:
 def open_contender(
     name: str, rows: Embeddings, centers: Embeddings, top: int
 ) -> Callable[[], np.ndarray]:
-    """The work, with its centers made ready as for many calls."""
+    """Returns the work, with the centers prepared once for many calls."""
     if name == "faiss.knn":
         return lambda: faiss.knn(rows, centers, top, metric=faiss.METRIC_INNER_PRODUCT)[1]
     if name == "IndexFlatIP":
@@ -167,11 +173,10 @@ def measured_memory(name: str) -> int:
 
 
 def extra_memory(name: str, rows: Embeddings, centers: Embeddings, top: int) -> int:
-    """Growth of the process's peak, in bytes; the libraries are warmed up on a few rows first."""
+    """Returns the growth of the process's peak in bytes, after a warm-up on a few rows."""
     open_contender(name, rows[:8], centers[:512], top)()
-    Path("/proc/self/clear_refs").write_text(
-        "5"
-    )  # the peak starts anew: making the data had a higher one
+    # The peak starts anew, because making the data had a higher one.
+    Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
     open_contender(name, rows, centers, top)()
     return peak_bytes() - before
@@ -185,7 +190,7 @@ def peak_bytes() -> int:
 def audit(
     rows: Embeddings, centers: Embeddings, answers: dict[str, np.ndarray], num_audited: int
 ) -> bool:
-    """Whether each of ours has, on every audited row, the very ids of float64 brute force."""
+    """Tells if each of ours has the very ids of float64 brute force on every audited row."""
     chosen = np.random.default_rng(1).permutation(len(rows))[:num_audited]
     wide = rows[chosen].astype(np.float64)
     parts = [

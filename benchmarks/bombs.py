@@ -1,7 +1,8 @@
-"""Measures how long one key's client waits while another key sends bombs: small files of 89 million pixels each.
+"""Measures how long one key's client waits while another key sends bombs of 89 million pixels each.
 
-A real server with two keys and a fake engine, so that decoding alone is measured. First the one client by itself, then
-beside as many clients as --bombs, each of which sends the next bomb when it has an answer.
+A real server with two keys runs a fake engine, so that decoding alone is measured. First the one
+client runs by itself, then beside as many clients as --bombs, each of which sends the next bomb
+when it has an answer. Bombs are small files.
 
     python benchmarks/bombs.py --seconds 20 --bombs 22 --rate 600
 """
@@ -27,7 +28,7 @@ from PIL import Image
 
 PORT: Final = 8971
 URL: Final = f"http://127.0.0.1:{PORT}"
-SIDE: Final = 9459  # squared, the default of MLCD_LIMITS__MAX_PIXELS
+SIDE: Final = 9459  # pixels; its square is the default of MLCD_LIMITS__MAX_PIXELS
 MODEL: Final = "fake:latency_ms=5"
 
 
@@ -83,7 +84,7 @@ def _ready() -> bool:
 
 
 def ask_on(key: str, image: bytes, kind: str, until: float) -> tuple[Counter[int], list[float]]:
-    """Statuses, and the seconds of each answer that is an embedding."""
+    """Returns the statuses, and the seconds of each answer that is an embedding."""
     statuses: Counter[int] = Counter()
     seconds: list[float] = []
     headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}

@@ -1,21 +1,22 @@
-"""What the cache saves, and what a Redis that freezes, stops, fills up or is emptied costs, against having none.
+"""The gain from the cache, and the cost of a Redis that freezes, stops, fills up or is emptied.
 
     python benchmarks/cache.py [--model MODEL] [--requests 1500] [--rounds 3]
 
-Clients, each waiting for its answer and then for a random while, ask for photographs of 500 x 375 pixels whose bytes
-differ; how often each is asked for follows Zipf's law. Every arm of every round has photographs of its own, so that
-each begins with an empty cache; the arms take turns, and every ratio is to the arm without a cache of the same round.
+Clients ask for photographs of 500 x 375 pixels whose bytes differ. Each waits for its answer and
+then for a random while. The frequency of each photograph follows Zipf's law. Every arm of every
+round has photographs of its own, so that it begins with an empty cache. The arms take turns, and
+every ratio is to the arm without a cache in the same round.
 
     none      no cache
     memory    the cache in the server's process
     redis     the cache in Redis alone, over loopback
     frozen    the same; Redis is frozen (SIGSTOP) half a second after the start
     stopped   the same; Redis is killed
-    full      the same; Redis may hold no more (maxmemory, noeviction)
+    full      the same; Redis has no room for more (maxmemory, noeviction)
     flushed   the same; Redis is emptied
 
-The engine is a fake one that takes 20 ms for a batch, or what --model names: b32 is a ViT-B/32 of random weights.
-Needs redis-server.
+The engine is a fake one that takes 20 ms for a batch, or that of --model: b32 is a ViT-B/32 with
+random weights. It needs redis-server.
 """
 
 import argparse
@@ -44,8 +45,9 @@ from mlcd.cores import available_cores
 FAKE: Final = "fake:latency_ms=20"
 CHAOS_AFTER_S: Final = 0.5
 PAUSE_S: Final = 0.3
+# The mean pause between two requests of a client. Without it all requests end up in one batch, and
+# none is ever late.
 THINK_S: Final = 0.03
-"""On average between two requests of a client: without it all of them end up in one batch, and none is ever late."""
 ARMS: Final = ("none", "memory", "redis", "frozen", "stopped", "full", "flushed")
 
 
@@ -81,7 +83,7 @@ class Redis:
         self.process.wait()
 
     def fill(self) -> None:
-        """Not a byte more: it refuses writes."""
+        """Lowers the memory limit, so that Redis refuses writes."""
         self._bound(1)
 
     def flush(self) -> None:
@@ -89,7 +91,7 @@ class Redis:
             client.flushall()
 
     def restore(self) -> None:
-        """Whatever was done to it."""
+        """Undoes whatever was done to Redis."""
         self.process.send_signal(signal.SIGCONT)
         if self.process.poll() is not None:
             self.start()
@@ -101,7 +103,7 @@ class Redis:
 
 
 class Arm:
-    """One server of ours and what is done to its Redis while it is measured."""
+    """One of our servers, and what is done to its Redis while it is measured."""
 
     def __init__(self, name: str, port: int, server: Redis) -> None:
         self.name, self.port, self._redis = name, port, server
@@ -136,7 +138,8 @@ class Arm:
         while not self._metric("mlcd_cache_up"):
             time.sleep(0.02)
         print(
-            f"  {self.name}: in use again {time.perf_counter() - started:.1f} s after it was restored",
+            f"  {self.name}: in use again {time.perf_counter() - started:.1f} s after it was "
+            "restored",
             flush=True,
         )
 
@@ -158,7 +161,7 @@ def running_redis(folder: Path) -> Iterator[Redis]:
 
 
 def open_arms(stack: ExitStack, model: str, server: Redis) -> list[Arm]:
-    """Three servers; what happens to Redis happens to the one that uses it."""
+    """Opens three servers; the events of Redis happen to the one that uses it."""
     base = {
         "MLCD_DRAIN_S": "0",
         "MLCD_LOG__LEVEL": "warning",
@@ -173,7 +176,10 @@ def open_arms(stack: ExitStack, model: str, server: Redis) -> list[Arm]:
 
 
 def payloads(prefix: str, order: list[int]) -> list[bytes]:
-    """Requests for photographs by number; bytes after the end of a JPEG make another key of the same picture."""
+    """Makes requests for photographs by number.
+
+    Bytes after the end of a JPEG make another key of the same picture.
+    """
     photos = photographs()
     made = {
         number: raw_payload(photos[number % len(photos)] + f"{prefix} {number}".encode())
@@ -183,7 +189,7 @@ def payloads(prefix: str, order: list[int]) -> list[bytes]:
 
 
 async def ask_all(port: int, trace: list[bytes], clients: int) -> list[float]:
-    """Seconds of each request; raises where one is not answered 200."""
+    """Returns the seconds of each request; raises if one is not answered 200."""
     numbers, taken = iter(range(len(trace))), []
     thinking = np.random.default_rng(1).exponential(THINK_S, len(trace))
 
@@ -210,10 +216,13 @@ def show(figures: Figures, arms: list[Arm]) -> None:
     for arm in arms:
         name = arm.name
         print(
-            f"  {name:8} {figures.median(f'{name} rate'):7.1f}/s, not encoded {figures.median(f'{name} hits'):5.1f} %;"
-            f" p50 {figures.median(f'{name} p50'):6.1f}, p99 {figures.show(f'{name} p99', 'ms')}, longest"
+            f"  {name:8} {figures.median(f'{name} rate'):7.1f}/s, not encoded "
+            f"{figures.median(f'{name} hits'):5.1f} %;"
+            f" p50 {figures.median(f'{name} p50'):6.1f}, p99 {figures.show(f'{name} p99', 'ms')}, "
+            "longest"
             f" {figures.median(f'{name} longest'):6.1f} ms; of none: mean"
-            f" {figures.ratio(f'{name} mean', 'none mean')}, p99 {figures.ratio(f'{name} p99', 'none p99')}",
+            f" {figures.ratio(f'{name} mean', 'none mean')}, p99 "
+            f"{figures.ratio(f'{name} p99', 'none p99')}",
             flush=True,
         )
 
@@ -241,7 +250,8 @@ def main() -> None:
             model = str(folder / "b32" / "model")
         arms = open_arms(stack, model, stack.enter_context(running_redis(folder)))
         figures = Figures()
-        for arm in arms[:3]:  # allocators grown, threads started, kernels compiled
+        # The first requests grow allocators, start threads and compile kernels.
+        for arm in arms[:3]:
             asyncio.run(ask_all(arm.port, payloads("warm", order[:100]), options.clients))
         for number in range(options.rounds):
             for arm in arms:

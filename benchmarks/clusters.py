@@ -1,10 +1,12 @@
-"""Clusters of real embeddings: ours beside scikit-learn's and faiss's, on the same rows, for the same seeds.
+"""Clusters of real embeddings by ours, scikit-learn and faiss, on the same rows and seeds.
 
-    python benchmarks/clusters.py --embeddings DIR [DIR ...] [--vectors FILE.npy ...] [--clusters 20 100 500]
+    python benchmarks/clusters.py --embeddings DIR [DIR ...] [--vectors FILE.npy ...]
+                                  [--clusters 20 100 500]
 
-Embeddings artifacts with class names give purity and NMI; plain vectors (.npy, [N, D]) only the objective, the mean
-cosine of a row and its nearest center, in float64. Rows are made unit, and their mean is subtracted first where
---subtract-mean says so. All three run to convergence or --iterations, from random rows, once per seed.
+Embeddings artifacts with class names give purity and NMI. Plain vectors (.npy, [N, D]) give only
+the objective, the mean cosine of a row and its nearest center, in float64. Rows are normalized to
+unit length; --subtract-mean subtracts their mean first. All three run to convergence or
+--iterations, from random rows, once per seed.
 """
 
 import argparse
@@ -51,7 +53,7 @@ def faiss_kmeans(
         num_clusters,
         niter=iterations,
         spherical=True,
-        seed=seed + 1,  # 0 is no seed to faiss
+        seed=seed + 1,  # faiss takes 0 as no seed
         early_stop_threshold=-1,
         max_points_per_centroid=10**9,
     )
@@ -131,7 +133,7 @@ def compare(
 def quality(
     rows: Embeddings, centers: NDArray[np.floating], classes: list[str] | None
 ) -> list[float]:
-    """(objective, purity, NMI); the last two NaN without classes."""
+    """Returns (objective, purity, NMI); the last two are NaN without classes."""
     unit = unit_rows(centers).astype(np.float64)
     scores = [
         rows[start : start + _BLOCK].astype(np.float64) @ unit.T

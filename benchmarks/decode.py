@@ -1,14 +1,17 @@
-"""JPEG bytes to the encoder's square: decode modes exact and fast, and Pillow's draft() as the peer of fast.
+"""JPEG bytes to the encoder's square, in the modes exact and fast and by Pillow's draft().
 
-    python benchmarks/decode.py [FOLDER] [--model MODEL.onnx] [--natural 200] [--large 24] [--runs 5]
+    python benchmarks/decode.py [FOLDER] [--model MODEL.onnx] [--natural 200]
+                                [--large 24] [--runs 5]
 
-FOLDER holds photographs (default: ../shared/data/caltech101_20 where it is, else the two of scikit-learn).
-Three sets: photographs as they are; the same upscaled to 12 megapixels; and upscaled to anything from 1 to 12, so that
-every scale of the DCT has its turn. All are encoded with quality 90 in a temporary folder.
+FOLDER contains photographs (default: ../shared/data/caltech101_20 if it exists, else the two of
+scikit-learn). There are three sets: photographs as they are; the same upscaled to 12 megapixels;
+and upscaled to anything from 1 to 12, so that every scale of the DCT occurs. All are encoded with
+quality 90 in a temporary folder. draft() is the peer of fast.
 
-One thread; images per second of its CPU time, hence per core, also on a busy machine. The forms are interleaved: the
-median of the runs, with minimum and maximum. With --model, the preprocessing is the encoder's own, and the cosine of
-each image's embedding to that of its exact pixels is given: minimum, 1st percentile and mean.
+One thread runs. Images per second are of its CPU time, hence per core, also on a busy machine. The
+forms are interleaved; figures are the median of the runs, with minimum and maximum. With --model,
+the preprocessing is the encoder's own, and the cosine of each image's embedding to that of its
+exact pixels is printed: minimum, 1st percentile and mean.
 """
 
 import argparse
@@ -44,7 +47,9 @@ def forms(spec: PreprocessSpec) -> dict[str, Prepare]:
 
 
 def drafted(data: bytes, spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """What Pillow alone can do: halves, quarters and eighths, with twice the target or more on the shortest side."""
+    """Decodes as Pillow alone can: at 1/2, 1/4 or 1/8, with twice the target or more on the
+    shortest side.
+    """
     with Image.open(io.BytesIO(data)) as image:
         width, height = image.size
         _, box = image.draft("RGB", (2 * spec.resize_shortest,) * 2) or (None, None)
@@ -58,7 +63,7 @@ def drafted(data: bytes, spec: PreprocessSpec) -> NDArray[np.uint8]:
 
 
 def photographs(folder: Path | None) -> Iterator[Image.Image]:
-    """RGB pictures in a shuffled order, the same in every run, again and again."""
+    """Yields RGB pictures again and again, in a shuffled order that is the same in every run."""
     if folder is None and not DEFAULT_FOLDER.is_dir():
         from sklearn.datasets import load_sample_images
 
@@ -109,7 +114,8 @@ def measure(name: str, paths: Sequence[Path], spec: PreprocessSpec, num_runs: in
             ours / exact for ours, exact in zip(values, rates["exact"], strict=True)
         )
         print(
-            f"  {form:6} {statistics.median(values):7.1f} images/s per core ({min(values):.1f} to {max(values):.1f}),"
+            f"  {form:6} {statistics.median(values):7.1f} images/s per core ({min(values):.1f} to "
+            f"{max(values):.1f}),"
             f" {ratio:5.2f}x exact"
         )
 
@@ -123,7 +129,8 @@ def compare(paths: Sequence[Path], spec: PreprocessSpec, encoder: Encoder) -> No
             cosines[form].append(float(cosine))
     for form, values in cosines.items():
         print(
-            f"  {form:6} cosine to exact: minimum {min(values):.5f}, p1 {np.percentile(values, 1):.5f},"
+            f"  {form:6} cosine to exact: minimum {min(values):.5f}, p1 "
+            f"{np.percentile(values, 1):.5f},"
             f" mean {statistics.fmean(values):.5f}"
         )
 

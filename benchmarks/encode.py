@@ -1,15 +1,18 @@
-"""Images per second of every engine and precision that this machine has, against peers measured in the same run.
+"""Images per second of every engine and precision of this machine, against peers in the same run.
 
     python benchmarks/encode.py [--tower b32|l14] [--batches 1 8 32] [--runs 5] [--images DIR]
 
-All run one ViT with the same random weights, interleaved, each in a process of its own so that thread pools do not
-fight:
+All run one ViT with the same random weights, interleaved. Each is in a process of its own, so that
+thread pools do not compete:
+
   openvino, torch       mlcd.encoders, in fp32 and, where the CPU has it, bf16
   transformers          CLIPVisionModelWithProjection, eager attention, fp32
   onnxruntime           the exported graph, fp32
-  gemm                  the tower's widest matrix product alone, by torch and by openvino: the larger is the limit
-Then, on real images: cosine to torch fp32, and whether batch size and neighbors change an embedding or its nearest of
-1,000 random centers.
+  gemm                  the tower's widest matrix product by torch and openvino; the larger is the
+                        limit
+
+Then it prints, on real images, the cosine to torch fp32, and whether batch size and neighbors
+change an embedding or its nearest of 1,000 random centers.
 """
 
 import argparse
@@ -32,7 +35,8 @@ from mlcd.cores import available_cores, cpu_features
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 
-if TYPE_CHECKING:  # it brings torch, which would count as memory of the other engines
+# encode brings torch, which would count as memory of the other engines.
+if TYPE_CHECKING:
     from mlcd.models.vit import ViTConfig
 
 COMMON = {"image_size": 224, "activation": "quick_gelu"}
@@ -68,7 +72,7 @@ GEMMS = ("gemm-torch-fp32", "gemm-openvino-fp32", "gemm-torch-bf16", "gemm-openv
 BASE, EXACT = "transformers-fp32", "torch-fp32"
 BATCH_SIZES = (1, 3, 8, 20, 32)
 NUM_CENTERS, TOP, GEMM_BATCH = 1000, 8, 32
-PAUSE_S = 0.3  # threads of the engine before this one may spin for a while, waiting for more
+PAUSE_S = 0.3  # threads of the last engine may spin for a while, waiting for more
 CALTECH = Path(__file__).resolve().parents[2] / "shared" / "data" / "caltech101_20"
 ONNX, IMAGES = "model.onnx", "images.npy"
 MIB, GIGA = 2**20, 1e9
@@ -84,7 +88,9 @@ def tower_config(tower: str) -> "ViTConfig":
 
 
 def flops_per_image(config: "ViTConfig") -> int:
-    """Multiplications and additions of every matrix product; the rest is below one percent."""
+    """Returns the multiplications and additions of every matrix product; the rest is below one
+    percent.
+    """
     tokens, width = config.num_tokens, config.width
     patches = 2 * (tokens - 1) * 3 * config.patch_size**2 * width
     products = 2 * tokens * width * (3 * width + width + 2 * config.mlp_width)
@@ -93,7 +99,7 @@ def flops_per_image(config: "ViTConfig") -> int:
 
 
 def write_model(config: "ViTConfig", folder: Path) -> None:
-    """One tower of random weights in every layout that an engine here reads."""
+    """Writes one tower of random weights in every layout that an engine here reads."""
     import torch
     from safetensors.torch import save_file
 
@@ -160,7 +166,9 @@ def onnxruntime(folder: Path) -> Encode:
 
 
 def gemm(engine: str, precision: str, config: "ViTConfig") -> Callable[[], object]:
-    """[batch x tokens, width] times [width, mlp_width], weights constant as in a model."""
+    """Returns a product of [batch x tokens, width] and [width, mlp_width], weights constant as in a
+    model.
+    """
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((GEMM_BATCH * config.num_tokens, config.width)).astype(
         np.float32
@@ -186,7 +194,7 @@ def gemm(engine: str, precision: str, config: "ViTConfig") -> Callable[[], objec
 
 
 def work(form: str, tower: str, folder: Path) -> None:
-    """In a process of its own: answer requests on standard input with JSON lines."""
+    """Answers requests on standard input with JSON lines; it runs in a process of its own."""
     *_, engine, precision = form.split("-")
     started = time.perf_counter()
     if form.startswith("gemm"):
@@ -230,7 +238,7 @@ def _peak_bytes() -> int:
 
 
 class Worker:
-    """The other end of `work`."""
+    """A process that runs `work`."""
 
     def __init__(self, form: str, tower: str, folder: Path) -> None:
         command = [
@@ -258,7 +266,9 @@ class Worker:
         return answer["seconds"]
 
     def rows(self, size: int, order: NDArray[np.integer]) -> Rows:
-        """Every image's row, encoded `size` at a time in this order, back in the images' own order."""
+        """Returns every image's row, encoded `size` at a time in this order, in the images' own
+        order.
+        """
         self.ask(size=size, order=order.tolist())
         rows: Rows = np.empty_like(encoded := np.load(self._folder / "rows.npy"))
         rows[order] = encoded
@@ -274,7 +284,7 @@ class Worker:
 
 
 def available(forms: tuple[str, ...]) -> list[str]:
-    """Without bf16 where the CPU has none: it would be emulated, a hundred times slower."""
+    """Leaves out bf16 if the CPU has none: emulated, it is a hundred times slower."""
     has_bf16 = bool(cpu_features() & {"AVX512_BF16", "AMX_BF16"})
     return [form for form in forms if has_bf16 or not form.endswith("bf16")]
 
@@ -282,7 +292,8 @@ def available(forms: tuple[str, ...]) -> list[str]:
 def compare_speed(workers: list[Worker], limits: list[Worker], options: argparse.Namespace) -> None:
     flops = flops_per_image(tower_config(options.tower))
     seconds: dict[tuple[str, int], list[float]] = {}
-    for run in range(-1, options.runs):  # the first warms up every batch size
+    # The first run warms up every batch size.
+    for run in range(-1, options.runs):
         for num in options.batches:
             for worker in workers:
                 time.sleep(PAUSE_S)
@@ -294,7 +305,8 @@ def compare_speed(workers: list[Worker], limits: list[Worker], options: argparse
             seconds.setdefault((worker.form, 0), []).extend([middle] if run >= 0 else [])
     limit = _print_limits(limits, seconds, tower_config(options.tower))
     print(
-        f"\n{options.tower}: {flops / GIGA:.2f} GFLOP per image; ms per batch are medians (min to max)"
+        f"\n{options.tower}: {flops / GIGA:.2f} GFLOP per image; ms per batch are medians (min to "
+        "max)"
     )
     for num in options.batches:
         base = seconds[BASE, num]
@@ -304,13 +316,15 @@ def compare_speed(workers: list[Worker], limits: list[Worker], options: argparse
             ratio = statistics.median(theirs / own for theirs, own in zip(base, times, strict=True))
             share = num * flops / middle / limit[worker.form.rpartition("-")[2]]
             print(
-                f"  batch {num:2} {worker.form:18} {num / middle:6.1f} images/s, {1e3 * middle / num:6.1f} ms each,"
+                f"  batch {num:2} {worker.form:18} {num / middle:6.1f} images/s, "
+                f"{1e3 * middle / num:6.1f} ms each,"
                 f" {1e3 * middle:7.1f} ms ({1e3 * min(times):.1f} to {1e3 * max(times):.1f}),"
                 f" {ratio:4.2f}x transformers, {share:4.0%} of the GEMM limit"
             )
     for worker in workers:
         print(
-            f"  {worker.form:18} ready in {worker.open_s:4.1f} s, peak memory {worker.peak_bytes / MIB:5.0f} MiB"
+            f"  {worker.form:18} ready in {worker.open_s:4.1f} s, peak memory "
+            f"{worker.peak_bytes / MIB:5.0f} MiB"
         )
 
 
@@ -331,7 +345,9 @@ def _print_limits(
 
 
 def compare_rows(workers: list[Worker], num_images: int) -> None:
-    """Agreement with torch fp32, and of each engine with itself over batch sizes and neighbors."""
+    """Prints each engine's agreement with torch fp32, and with itself over batch sizes and
+    neighbors.
+    """
     random = np.random.default_rng(0)
     centers = random.standard_normal((NUM_CENTERS, _dimension(workers))).astype(np.float32)
     centers /= np.linalg.norm(centers, axis=1, keepdims=True)
@@ -351,13 +367,14 @@ def compare_rows(workers: list[Worker], num_images: int) -> None:
         to_exact = agreement(exact, alone, centers)
         print(
             f"  {worker.form:18} cosine to {EXACT} >= {cosine:.7f}, top-1 {to_exact[0]:.2%},"
-            f" top-{TOP} {to_exact[1]:.2%}; over batch sizes {BATCH_SIZES} and neighbors: difference <= {gap:.1e},"
+            f" top-{TOP} {to_exact[1]:.2%}; over batch sizes {BATCH_SIZES} and neighbors: "
+            f"difference <= {gap:.1e},"
             f" top-1 {first:.2%}, top-{TOP} {eight:.2%}"
         )
 
 
 def agreement(one: Rows, other: Rows, centers: Rows) -> tuple[float, float]:
-    """Share of equal nearest labels, and of the TOP nearest that both name."""
+    """Returns the shares of equal nearest labels, and of the TOP nearest that both name."""
     tops = [
         np.argsort(-(rows @ centers.T), axis=1, kind="stable")[:, :TOP] for rows in (one, other)
     ]
@@ -370,7 +387,7 @@ def _dimension(workers: list[Worker]) -> int:
 
 
 def prepared_images(folder: Path, num: int, size: int) -> NDArray[np.uint8]:
-    """Real images where there are some, every class in turn; else noise."""
+    """Returns real images if there are some, every class in turn; else noise."""
     if not folder.is_dir():
         print(f"{folder} is no folder: the images are noise")
         return np.random.default_rng(0).integers(0, 256, (num, 3, size, size), dtype=np.uint8)
@@ -400,10 +417,12 @@ def main() -> None:
     if options.form:
         work(options.form, options.tower, options.folder)
         return
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # hours may pass before the end
+    # Hours may pass before the end.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     load = os.getloadavg()[0]
     print(
-        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}"
+        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run "
+        f"{load:.1f}"
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

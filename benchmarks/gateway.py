@@ -1,15 +1,18 @@
-r"""What the gateway costs in front of Triton: the real Triton, ViT-B/32 with random weights, 32 clients, interleaved.
+r"""The cost of the gateway in front of a real Triton, for ViT-B/32 with random weights and 32
+clients.
 
-    make bundled-triton && python benchmarks/gateway.py [--rounds 3] [--images 256] [--precision fp32]
+    make bundled-triton && python benchmarks/gateway.py [--rounds 3] [--images 256]
+                                                        [--precision fp32]
 
   direct            tritonclient (gRPC) to Triton: prepared pixels, one image a request
-  pixels            KServe's binary protocol (HTTP) to the gateway, the same pixels, which it passes on to Triton
+  pixels            KServe's binary protocol (HTTP) to the gateway, which passes the same pixels on
   JPEG              a photograph of 500 x 375 pixels as the body; the gateway decodes
   embedded pixels   the same two, to a server with the embedded engine
   embedded JPEG
 
-Throughputs are `--images` answered; the median of the rounds, with least and most. The clients share the machine with
-all servers. It is not called `triton`: torch looks for a module of that name, and would find it beside a script.
+The arms are interleaved. Throughputs are `--images` answered; figures are the median of the rounds,
+with least and most. The clients share the machine with all servers. The file is not called
+`triton`, because torch looks for a module of that name and would find it beside a script.
 """
 
 import argparse
@@ -50,7 +53,7 @@ Send = Callable[[int], Awaitable[Any]]
 
 @contextmanager
 def triton(repository: Path, log: Path) -> Iterator[str]:
-    """HOST:PORT of its gRPC."""
+    """Yields HOST:PORT of its gRPC."""
     ports = {name: free_port() for name in ("grpc", "http", "metrics")}
     options = [f"--{name}-port={port}" for name, port in ports.items()]
     with log.open("w") as out:
@@ -97,21 +100,26 @@ def prepared(model: Path, photos: list[bytes]) -> list[np.ndarray]:
 
 
 def pixel_payload(name: str, pixels: np.ndarray) -> bytes:
-    """KServe's binary extension: the JSON, then the tensor."""
+    """Builds a request of KServe's binary extension: the JSON, then the tensor."""
     content = pixels.tobytes()
     tensor = {"name": "image_u8", "shape": [1, *pixels.shape], "datatype": "UINT8"}
     asked = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(content)}}]}
-    asked["outputs"] = [{"name": "embedding", "parameters": {"binary_data": True}}]  # type: ignore[dict-item]
+    outputs = [{"name": "embedding", "parameters": {"binary_data": True}}]
+    asked["outputs"] = outputs
     header = json.dumps(asked).encode()
-    head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
-    head += f"Inference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(header) + len(content)}\r\n\r\n"
+    head = (
+        f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/octet-stream\r\n"
+    )
+    head += f"Inference-Header-Content-Length: {len(header)}\r\n"
+    head += f"Content-Length: {len(header) + len(content)}\r\n\r\n"
     return head.encode() + header + content
 
 
 async def clients(
     send_of: Callable[[], Awaitable[tuple[Send, Callable[[], Any]]]], num: int
 ) -> list[float]:
-    """Seconds of each of `num` requests by so many clients, each of which waits for its answer."""
+    """Returns the seconds of each of `num` requests by clients that each wait for their answer."""
     numbers, taken = iter(range(num)), []
 
     async def client() -> None:
@@ -153,7 +161,7 @@ def over_grpc(url: str, images: list[np.ndarray]) -> Callable[[int], Awaitable[l
 
 
 def check_vectors(url: str, server: Server, pixels: np.ndarray) -> None:
-    """The gateway and Triton answer alike: a comparison of speed alone would not notice."""
+    """Checks that gateway and Triton answer alike, which a comparison of speed would not notice."""
 
     async def direct() -> np.ndarray:
         async with InferenceServerClient(url) as client:
@@ -193,7 +201,8 @@ def main() -> None:
         raise SystemExit("the bundled Triton is not installed: make bundled-triton")
     load = os.getloadavg()[0]
     print(
-        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}",
+        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run "
+        f"{load:.1f}",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -233,7 +242,8 @@ def main() -> None:
             "embedded JPEG": over_http(embedded.port, raw),
         }
         figures, others = Figures(), Others()
-        for arm in ARMS:  # kernels are compiled, allocators grown, threads started
+        # The first requests compile kernels, grow allocators and start threads.
+        for arm in ARMS:
             asyncio.run(arms[arm](2 * CLIENTS))
         others.percent()
         for number in range(options.rounds):
@@ -257,7 +267,8 @@ def main() -> None:
     print(f"  the gateway, of direct: {figures.ratio('pixels', 'direct')} (pixels),")
     print(f"    {figures.ratio('JPEG', 'direct')} (JPEG)")
     print(
-        f"  Triton behind it, of the embedded engine: {figures.ratio('pixels', 'embedded pixels')} (pixels),"
+        f"  Triton behind it, of the embedded engine: {figures.ratio('pixels', 'embedded pixels')} "
+        "(pixels),"
     )
     print(f"    {figures.ratio('JPEG', 'embedded JPEG')} (JPEG)")
 

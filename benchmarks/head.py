@@ -1,14 +1,17 @@
-"""One forward and backward pass of the class-sharded head against other ways to compute a loss over k classes.
+"""One forward and backward pass of the class-sharded head against other losses over k classes.
 
-    python benchmarks/head.py [--classes 10000 100000] [--batch 1024] [--dimension 512] [--ratio 0.1] [--runs 5]
+    python benchmarks/head.py [--classes 10000 100000] [--batch 1024] [--dimension 512]
+                              [--ratio 0.1] [--runs 5]
 
-Forms, interleaved in one run, each in a process of its own for its peak memory:
-  ours          training.parallel.partial_fc, negatives in chunks that are recomputed in the backward pass
+The forms are interleaved in one run, each in a process of its own for its peak memory:
+
+  ours          training.parallel.partial_fc, negatives in chunks, recomputed in the backward pass
   materialized  the same sampled loss with one [B, |S|] product under autograd
   per_column    the authors' later form: one sampled softmax per label column, materialized
   dense         a softmax over all k classes under autograd
-Activation memory is the peak of one pass above weights, embeddings and labels, less the gradient of the rows that the
-form touches.
+
+Activation memory is the peak of one pass above weights, embeddings and labels, less the gradient of
+the rows that the form touches.
 """
 
 import argparse
@@ -37,7 +40,9 @@ MIB = 2**20
 def passes(
     form: str, options: argparse.Namespace
 ) -> tuple[Callable[[int], int], Callable[[], None]]:
-    """(one pass, which returns the bytes of the centers' gradient; what drops the gradients)."""
+    """Returns one pass, which returns the bytes of the centers' gradient, and a drop of the
+    gradients.
+    """
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(
         (options.batch, options.dimension), generator=generator
@@ -61,7 +66,7 @@ def passes(
         loss.backward()
         gradient = head.weight.grad
         assert gradient is not None
-        values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - not coalesced by every form
+        values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001
         return values.numel() * values.element_size()
 
     return run, drop
@@ -72,7 +77,9 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _rows(weight: Tensor, ids: Tensor) -> Tensor:
-    """Rows with a sparse gradient, as ours: a dense one would cost every form but ours k rows."""
+    """Returns rows with a sparse gradient, as ours: a dense one would cost every form but ours k
+    rows.
+    """
     return functional.embedding(ids, weight, sparse=True)
 
 
@@ -115,12 +122,18 @@ def _per_column(
     return torch.stack(losses).mean()
 
 
-def _dense(embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int) -> Tensor:  # noqa: ARG001
+def _dense(
+    embeddings: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    ratio: float,  # noqa: ARG001
+    step: int,  # noqa: ARG001
+) -> Tensor:
     return functional.cross_entropy(SCALE * _unit(embeddings) @ _unit(weight).T, labels[:, 0])
 
 
 def measure(form: str, options: argparse.Namespace) -> None:
-    """In a process of its own: one pass at a time on request, times and peak memory as JSON lines."""
+    """Prints time and peak memory of one pass per request, as JSON; in a process of its own."""
     run, drop = passes(form, options)
     run(0)  # libraries allocate their workspaces once
     run(-1)
@@ -155,7 +168,8 @@ def compare(num_classes: int, options: argparse.Namespace) -> None:
     shape = ["--batch", options.batch, "--dimension", options.dimension, "--ratio", options.ratio]
     workers = {
         form: subprocess.Popen(
-            # Every tensor by mmap, so that freed memory is given back and the peak is that of live tensors.
+            # Every tensor is allocated by mmap, so that freed memory is returned and the peak is of
+            # live tensors.
             [
                 "env",
                 "MALLOC_MMAP_THRESHOLD_=65536",
@@ -181,14 +195,16 @@ def compare(num_classes: int, options: argparse.Namespace) -> None:
             worker.stdin.flush()
             seconds[form].append(_answer(worker)["seconds"])
     print(
-        f"\nk = {num_classes}, B = {options.batch}, d = {options.dimension}, r = {options.ratio}, l = {LABELS}"
+        f"\nk = {num_classes}, B = {options.batch}, d = {options.dimension}, r = {options.ratio}, "
+        f"l = {LABELS}"
     )
     for form, times in seconds.items():
         ratio = statistics.median(
             theirs / ours for theirs, ours in zip(times, seconds["ours"], strict=True)
         )
         print(
-            f"  {form:13} {statistics.median(times):7.3f} s ({min(times):.3f} to {max(times):.3f}), {ratio:5.2f}x ours,"
+            f"  {form:13} {statistics.median(times):7.3f} s ({min(times):.3f} to "
+            f"{max(times):.3f}), {ratio:5.2f}x ours,"
             f" activations {memory[form]['activation_bytes'] / MIB:7.1f} MiB"
             f" beside a gradient of {memory[form]['gradient_bytes'] / MIB:.1f} MiB"
         )

@@ -1,13 +1,15 @@
-r"""Images a second of a label job, against the same encoder alone, and by two workers; a worker's memory.
+r"""Images per second of a label job, against the encoder alone and by two workers; a worker's
+memory.
 
     python benchmarks/jobs.py --model MODEL [--images 512] [--rounds 3] [--sizes 5000 20000]
 
-MODEL is what `mlcd export` makes. Photographs of 500 x 375 pixels in tar shards, labeled by one `mlcd worker` with
-1,000 centers. The peer is the model in a process of its own, on batches of pixels that were decoded beforehand: what a
-job could reach if reading, decoding, labeling and writing took no time at all. Interleaved; a job counts from its first
-piece to its manifest. One worker and two are compared with engines of one thread each. The memory is the largest that a
-worker ever had (VmHWM), by `pixels`, so that it takes minutes: what the engine takes does not depend on the number of
-images, as it sees batches of 32.
+MODEL is the result of `mlcd export`. Photographs of 500 x 375 pixels in tar shards are labeled by
+one `mlcd worker` with 1,000 centers. The peer is the model in a process of its own, on batches of
+pixels that were decoded beforehand. That is the speed of a job if reading, decoding, labeling and
+writing took no time. Both are interleaved. A job counts from its first task to its manifest. One
+worker and two are compared with engines of one thread each. The memory is the largest of a worker
+(VmHWM). It is measured with the encoder `pixels`, so that it takes minutes: the engine's own memory
+does not depend on the number of images, because it sees batches of 32.
 """
 
 import argparse
@@ -46,7 +48,7 @@ from service.settings import read_settings
 SIZE: Final = (500, 375)
 SMALL: Final = (125, 94)
 NUM_CENTERS: Final = 1000
-SHARD_IMAGES: Final = 5000  # of a tar file
+SHARD_IMAGES: Final = 5000  # images of a tar file
 LOOK_S: Final = 0.05
 
 
@@ -60,7 +62,7 @@ def photographs(size: tuple[int, int]) -> list[bytes]:
 
 
 def write_shards(folder: Path, num: int, size: tuple[int, int]) -> str:
-    """`num` photographs in tar files: their glob."""
+    """Writes `num` photographs to tar files and returns their glob."""
     folder.mkdir()
     pictures = photographs(size)
     for start in range(0, num, SHARD_IMAGES):
@@ -74,7 +76,7 @@ def write_shards(folder: Path, num: int, size: tuple[int, int]) -> str:
 
 
 def write_centers(encoder: Encoder, out: Path) -> str:
-    """Random ones in the encoder's space; their digest."""
+    """Writes random centers in the encoder's space and returns their digest."""
     vectors = unit_rows(np.random.default_rng(0).standard_normal((NUM_CENTERS, encoder.dimension)))
     with Draft(out, Request("centers", fingerprint=encoder.fingerprint)) as draft:
         Centers(vectors, np.ones(NUM_CENTERS, np.int64), encoder.fingerprint).write(draft)
@@ -83,7 +85,7 @@ def write_centers(encoder: Encoder, out: Path) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """A queue, and what its jobs are made with."""
+    """A queue, and the inputs of its jobs."""
 
     folder: Path
     model: str
@@ -103,7 +105,7 @@ class Site:
 
     @contextmanager
     def worker(self, **settings: str) -> "Iterator[subprocess.Popen[str]]":
-        """One more that is ready, and has no work."""
+        """Yields one more worker, which is ready and has no work."""
         others = len(self.queue.workers())
         command = [
             sys.executable,
@@ -115,7 +117,8 @@ class Site:
             "--state",
             str(self.folder),
         ]
-        environment = {**os.environ, "MLCD_JOBS__ROOTS": str(self.folder.parent), **settings}  # noqa: TID251 - a child's
+        roots = {"MLCD_JOBS__ROOTS": str(self.folder.parent)}
+        environment = {**os.environ, **roots, **settings}  # noqa: TID251 - a child's
         process = subprocess.Popen(
             [*command, "--centers", str(self.folder / "centers")], text=True, env=environment
         )
@@ -144,7 +147,7 @@ def seconds(job: Job) -> float:
 
 
 def serve_peer(model: str, num: int) -> None:
-    """Images a second of the encoder, as one line of JSON for every line of standard input."""
+    """Prints the encoder's images per second as JSON for every line of standard input."""
     encoder = open_encoder(model)
     pictures = photographs(SIZE)
     pixels = np.stack(
@@ -182,21 +185,25 @@ def measure_rates(folder: Path, model: str, num: int, rounds: int) -> None:
     site = Site.build(folder / "rates", model)
     ratios = []
     with peer(model, num) as process, site.worker():
-        ask(process)  # the first of everything
+        # The first call warms up.
+        ask(process)
         site.label(images, "first")
         for number in range(rounds):
             alone = ask(process)
             found = num / seconds(site.label(images, f"labels-{number}"))
             ratios.append(found / alone)
             print(
-                f"round {number}: encoder alone {alone:6.1f} images/s, label job {found:6.1f}, ratio {ratios[-1]:.3f}"
+                f"round {number}: encoder alone {alone:6.1f} images/s, label job {found:6.1f}, "
+                f"ratio {ratios[-1]:.3f}"
             )
     print(
-        f"ratio: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) of {rounds} rounds"
+        f"ratio: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) "
+        f"of {rounds} rounds"
     )
     artifact = open_artifact(site.folder / "labels-0")
     print(
-        f"{num} images in {artifact.summary['images']} rows, {artifact.config['engine']}, {artifact.summary['scan']}"
+        f"{num} images in {artifact.summary['images']} rows, {artifact.config['engine']}, "
+        f"{artifact.summary['scan']}"
     )
 
 
@@ -215,7 +222,8 @@ def measure_workers(folder: Path, model: str, num: int, rounds: int) -> None:
                 f"round {number}: {num} images by one worker {by_one:.1f} s, by two {by_two:.1f} s"
             )
     print(
-        f"two workers: median {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+        f"two workers: median {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to "
+        f"{max(ratios):.2f})"
     )
 
 
@@ -228,7 +236,8 @@ def measure_memory(folder: Path, sizes: list[int]) -> None:
             status = Path(f"/proc/{process.pid}/status").read_text()
         peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
         print(
-            f"{size:6d} images: largest memory {peak:.0f} MiB, {size / seconds(job):.0f} images/s by pixels"
+            f"{size:6d} images: largest memory {peak:.0f} MiB, {size / seconds(job):.0f} images/s "
+            "by pixels"
         )
 
 

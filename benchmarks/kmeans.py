@@ -1,15 +1,17 @@
 """Spherical k-means: ours against faiss and scikit-learn on the same rows, interleaved in one run.
 
-    python benchmarks/kmeans.py [--rows 50000] [--clusters 1024] [--dimension 256] [--iterations 6] [--runs 2]
-    python benchmarks/kmeans.py --rows 200000 --clusters 4096 --dimension 768   # the acceptance case
+    python benchmarks/kmeans.py [--rows 50000] [--clusters 1024] [--dimension 256]
+                                [--iterations 6] [--runs 2]
+    python benchmarks/kmeans.py --rows 200000 --clusters 4096 --dimension 768   # acceptance
     python benchmarks/kmeans.py --embeddings DIR --clusters 1024                # real embeddings
 
-Every contender runs in a process of its own, reads the rows from one .npy file and does the same number of iterations,
-but "mlcd (half)", which does half as many: what counts is the time to an objective. Time is that of training alone, the
-first centers included and imports not; memory is the peak of the process (ours reads blocks, the others hold the rows).
-The objective, the mean cosine of a row and its nearest center, is computed here in float64 for all. The peers start
-from random rows. Synthetic rows: unit vectors around as many means as clusters, themselves in families, with a decaying
-spectrum as image embeddings have it (--flat: none).
+Every contender runs in a process of its own, reads the rows from one .npy file and does the same
+number of iterations. "mlcd (half)" does half as many, because the time to an objective counts. Time
+is that of training alone, with the first centers and without imports. Memory is the peak of the
+process (ours reads blocks, the others keep all rows). The objective, the mean cosine of a row and
+its nearest center, is computed here in float64 for all. The peers start from random rows. Synthetic
+rows are unit vectors around as many means as clusters. The means are in families, and the spectrum
+decays as that of image embeddings does (--flat: it does not).
 """
 
 import argparse
@@ -63,12 +65,14 @@ _CONTENDERS: Final = {
         " early_stop_threshold=-1, max_points_per_centroid=10**9)",
         train="trainer.train(rows)\ncenters = trainer.centroids",
     ),
-    # Of unit rows L2 asks the same; its centers are made unit afterwards.
+    # For unit rows L2 is equivalent; its centers are normalized afterwards.
     "faiss.SuperKMeans": _FAISS.format(
-        make="parameters = faiss.SuperKMeansParameters()\nparameters.niter = iterations\nparameters.seed = 1\n"
+        make="parameters = faiss.SuperKMeansParameters()\nparameters.niter = "
+        "iterations\nparameters.seed = 1\n"
         "parameters.early_stop_threshold = -1\nparameters.max_points_per_centroid = 10**9\n"
         "trainer = faiss.SuperKMeans(rows.shape[1], k, parameters)",
-        train="trainer.train(rows)\ncenters = faiss.vector_to_array(trainer.centroids).reshape(k, -1)",
+        train="trainer.train(rows)\ncenters = faiss.vector_to_array(trainer.centroids).reshape(k, "
+        "-1)",
     ),
     "scikit-learn": """
 from sklearn.cluster import KMeans
@@ -103,7 +107,8 @@ def main() -> None:
         rows = _rows(options)
         np.save(f"{folder}/rows.npy", rows)
         print(
-            f"{len(rows)} rows of {rows.shape[1]}, {options.clusters} clusters, {options.iterations} iterations"
+            f"{len(rows)} rows of {rows.shape[1]}, {options.clusters} clusters, "
+            f"{options.iterations} iterations"
         )
         measured: dict[str, list[tuple[float, float]]] = {
             name: [] for name in _available(options.only)
@@ -144,7 +149,7 @@ def _available(names: list[str]) -> list[str]:
 
 
 def _train(name: str, folder: str, options: argparse.Namespace) -> tuple[float, float]:
-    """(seconds, peak GiB)."""
+    """Returns (seconds, peak GiB)."""
     command = [
         sys.executable,
         "-c",

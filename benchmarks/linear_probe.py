@@ -1,13 +1,16 @@
-"""The linear probe's solver against scikit-learn's, on the same features in one run, interleaved.
+"""The linear probe's solver against scikit-learn's, on the same features, interleaved in one run.
 
     python benchmarks/linear_probe.py [--c 0.01 1 100] [--runs 3] [--embeddings DIR] [--threads N]
 
-Contenders, all from zero, all for the objective of sklearn.linear_model.LogisticRegression:
+All contenders start from zero and have the objective of sklearn.linear_model.LogisticRegression:
+
   ours           training.evaluation.logistic_regression
-  lbfgs          scikit-learn as CLIP's protocol calls it: max_iter 1000, everything else by default
-  lbfgs to gap   scikit-learn's L-BFGS with tol=1e-8 and max_iter 100,000, as far as its line search goes
-Prints the median time (least to most) and how far each objective is above the lowest of the three. The features are
-those of an embeddings artifact with classes, or scikit-learn's digits and breast cancer (standardized).
+  lbfgs          scikit-learn as CLIP's protocol calls it: max_iter 1000, else by default
+  lbfgs to gap   scikit-learn's L-BFGS with tol=1e-8 and max_iter 100,000, up to its line search
+
+It prints the median time (least to most) and how far each objective is above the lowest of the
+three. The features are those of an embeddings artifact with classes, or scikit-learn's digits and
+breast cancer (standardized).
 """
 
 import argparse
@@ -34,9 +37,8 @@ def main() -> None:
     options = read_options()
     torch.set_num_threads(options.threads)
     with threadpool_limits(options.threads), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # scikit-learn tells that it has not converged; the objective shows it
+        # scikit-learn warns that it has not converged; the objective shows it.
+        warnings.simplefilter("ignore")
         for name, (features, classes) in read_data(options.embeddings).items():
             shape = f"{features.shape[0]} rows of {features.shape[1]}, {classes.max() + 1} classes"
             print(f"{name}: {shape}, {options.threads} threads")
@@ -85,7 +87,8 @@ def compare(features: NDArray[np.float64], classes: NDArray[np.int64], c: float,
     for name, times in seconds.items():
         spread = f"{statistics.median(times):8.3f} s ({min(times):.3f} to {max(times):.3f})"
         print(
-            f"  C {c:<8g} {name:13} {spread}  objective {objectives[name] / lowest - 1:.1e} above the lowest"
+            f"  C {c:<8g} {name:13} {spread}  objective {objectives[name] / lowest - 1:.1e} above "
+            "the lowest"
         )
 
 
@@ -95,7 +98,7 @@ def ours(features: NDArray[np.float64], classes: NDArray[np.int64], c: float) ->
 
 
 def theirs(features: NDArray[np.float64], classes: NDArray[np.int64], peer: Peer) -> float:
-    """The objective of scikit-learn's solution, written out."""
+    """Returns the objective of scikit-learn's solution."""
     peer.fit(features, classes)
     logits = features @ peer.coef_.T + peer.intercept_
     if logits.shape[1] == 1:

@@ -1,8 +1,9 @@
-"""A real server offered several times what it can do: what it still does, and how it refuses the rest.
+"""A real server that is offered several times its capacity: what it answers, and how it refuses.
 
-First the peak: as many clients as keep it busy, each waiting for its answer. Then the overload: requests at a fixed
-rate, whether answered or not, each on a connection of its own. The engine is a fake one of fixed latency, so that the
-queue alone is measured, then whatever --model names. Prints goodput against the peak of the same run.
+First comes the peak, with enough clients to keep it busy, each waiting for its answer. Then comes
+the overload: requests at a fixed rate, whether answered or not, each on a connection of its own.
+The engine is first a fake one of fixed latency, so that the queue alone is measured, then that of
+--model. Goodput is printed relative to the peak of the same run.
 
     python benchmarks/overload.py --seconds 60 --factor 5 --model demo/model
 """
@@ -32,7 +33,7 @@ FAKE: Final = "fake:latency_ms=100"
 FAKE_BATCH: Final = 4
 NO_CACHE: Final = {"MLCD_CACHE__MEMORY_BYTES": "0"}  # one photograph is sent all the time
 CLIENTS: Final = 32
-SETTLE_S: Final = 2.0  # of a run that is not counted: the queue is still filling
+SETTLE_S: Final = 2.0  # seconds of a run that do not count, while the queue is filling
 RETRY_S: Final = 1.0
 ANSWERED, REFUSED, LATE = 200, 429, 504
 MIB: Final = 2**20
@@ -40,7 +41,10 @@ MIB: Final = 2**20
 
 @dataclass
 class Run:
-    """seconds: of the counted part. Latencies in seconds, by status."""
+    """The answers of one run.
+
+    seconds: the length of the counted part. Latencies are in seconds, by status.
+    """
 
     seconds: float
     latencies: dict[int, list[float]] = field(default_factory=dict)
@@ -61,7 +65,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """Rates per second, times in seconds."""
+    """The figures of a server; rates per second, times in seconds."""
 
     model: str
     deadline_s: float
@@ -79,7 +83,7 @@ class Result:
     refused_without_retry_after: int
     late: int
     requests: int
-    """Counted, whatever became of them."""
+    """The number of counted requests, answered or not."""
     other: dict[str, int]
     loop_lag_p99_s: float
     memory_before_mib: float
@@ -87,7 +91,7 @@ class Result:
 
 
 def jpeg() -> bytes:
-    """A photograph of 500 x 375 pixels."""
+    """Returns a photograph of 500 x 375 pixels."""
     from PIL import Image
     from sklearn.datasets import load_sample_image
 
@@ -106,7 +110,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`mlcd serve` in its own process, and the process of its engine."""
+    """A process of `mlcd serve`, and the process of its engine."""
 
     def __init__(self, model: str, settings: dict[str, str]) -> None:
         self.port = free_port()
@@ -122,7 +126,8 @@ class Server:
             str(self.port),
         ]
         environment = {**os.environ, **settings}  # noqa: TID251 - a child's
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process; a line for each request
+        # The log is open as long as the process, and has a line for each request.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=self._log
         )
@@ -139,7 +144,7 @@ class Server:
         raise SystemExit(f"the server did not start: {self._log.read().decode()}")
 
     def memory_mib(self) -> float:
-        """Resident bytes of the server and its engine, what they share counted twice."""
+        """Returns the resident MiB of the server and its engine; shared pages count twice."""
         children = (
             Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         )
@@ -158,7 +163,7 @@ class Server:
             time.sleep(0.2)
 
     def lag_p99_s(self) -> float:
-        """Upper end of the bucket in which the 99th percentile of the event loop's lag lies."""
+        """Returns the upper end of the bucket with the 99th percentile of the event loop's lag."""
         text = httpx.get(f"{self.url}/metrics").text
         buckets = re.findall(r'mlcd_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
         total = float(buckets[-1][1])
@@ -177,7 +182,7 @@ def serving(model: str, settings: dict[str, str]) -> Iterator[Server]:
 
 
 async def request(port: int, payload: bytes) -> tuple[int, bool]:
-    """Status, and whether Retry-After came with it."""
+    """Returns the status, and true if Retry-After came with it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(payload)
@@ -189,7 +194,7 @@ async def request(port: int, payload: bytes) -> tuple[int, bool]:
 
 
 async def measured(run: Run, port: int, payload: bytes, *, counted: bool) -> int | None:
-    """The status; None where the connection broke."""
+    """Returns the status; None if the connection broke."""
     started = time.perf_counter()
     try:
         status, retry_after = await request(port, payload)
@@ -202,20 +207,21 @@ async def measured(run: Run, port: int, payload: bytes, *, counted: bool) -> int
 
 
 async def saturate(port: int, payload: bytes, seconds: float, settle_s: float) -> Run:
-    """CLIENTS clients, each sending again when it is answered, and a while later when it is refused."""
+    """Runs CLIENTS clients; each sends again after an answer, and a while later after a refusal."""
     run, start = Run(seconds), time.perf_counter()
 
     async def client() -> None:
         while (elapsed := time.perf_counter() - start) < settle_s + seconds:
             if await measured(run, port, payload, counted=elapsed >= settle_s) == REFUSED:
-                await asyncio.sleep(RETRY_S)  # the peak shall not share the machine with refusals
+                # Refusals must not share the machine with the peak.
+                await asyncio.sleep(RETRY_S)
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return run
 
 
 async def overload(port: int, payload: bytes, rate: float, seconds: float, settle_s: float) -> Run:
-    """`rate` requests per second, whatever becomes of them."""
+    """Sends `rate` requests per second, whatever becomes of them."""
     run, start = Run(seconds), time.perf_counter()
     tasks = set()
     for number in range(int(rate * (settle_s + seconds))):
@@ -270,15 +276,18 @@ def compare(
 
 def show(result: Result) -> None:
     print(
-        f"{result.model}: peak {result.peak:.1f} images/s; offered {result.offered:.0f}, goodput {result.goodput:.1f}"
+        f"{result.model}: peak {result.peak:.1f} images/s; offered {result.offered:.0f}, goodput "
+        f"{result.goodput:.1f}"
         f" ({result.goodput_of_peak:.0%} of the peak)\n"
         f"  answered: p50 {result.answered_p50_s:.2f} s, p99 {result.answered_p99_s:.2f} s, longest"
         f" {result.answered_longest_s:.2f} s of {result.deadline_s:g} s; past it {result.late} of"
         f" {result.requests} requests; other {result.other}\n"
-        f"  refused {result.refused}: p50 {1000 * result.refused_p50_s:.1f} ms, p99 {1000 * result.refused_p99_s:.1f}"
+        f"  refused {result.refused}: p50 {1000 * result.refused_p50_s:.1f} ms, p99 "
+        f"{1000 * result.refused_p99_s:.1f}"
         f" ms, longest {1000 * result.refused_longest_s:.1f} ms, without Retry-After"
         f" {result.refused_without_retry_after}\n"
-        f"  event loop late by at most {1000 * result.loop_lag_p99_s:g} ms (p99); memory {result.memory_before_mib:.0f}"
+        f"  event loop late by at most {1000 * result.loop_lag_p99_s:g} ms (p99); memory "
+        f"{result.memory_before_mib:.0f}"
         f" MiB before, at most {result.memory_most_mib:.0f} MiB",
         flush=True,
     )
@@ -303,7 +312,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="One line of JSON per model.")
     options = parser.parse_args()
     photo = jpeg()
-    head = f"POST /v1/images/embed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(photo)}\r\n"
+    head = (
+        "POST /v1/images/embed HTTP/1.1\r\nHost: localhost\r\nConnection: "
+        f"close\r\nContent-Length: {len(photo)}\r\n"
+    )
     payload = (
         f"{head}Content-Type: image/jpeg\r\nAccept: application/octet-stream\r\n\r\n".encode()
         + photo

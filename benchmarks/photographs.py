@@ -1,11 +1,13 @@
-"""Does a search by a photograph find the photograph that it was made from? Over HTTP, among real images.
+"""Searches over HTTP, among real images, for the photographs that altered copies were made from.
 
-    python benchmarks/photographs.py IMAGES --model MODEL [--embeddings DIR] [--items 20000] [--queries 500]
+    python benchmarks/photographs.py IMAGES --model MODEL [--embeddings DIR] [--items 20000]
+                                     [--queries 500]
 
-The images become a collection that a server serves; some of them, drawn by hash, are resized, recompressed, cropped,
-turned gray or mirrored, each with another copy, and sent as queries. Prints for each kind of copy how often the image
-itself is the first match, and among the first ten, with Wilson's interval of 95 %, and what a request of 16 takes.
---embeddings: of IMAGES by MODEL, where `mlcd embed` has made them already.
+The images become a collection of a server. Some of them, drawn by hash, are resized, recompressed,
+cropped, turned gray or mirrored, each with another copy, and sent as queries. For each kind of copy
+it prints how often the image itself is the first match or among the first ten, with Wilson's
+interval of 95 %, and the time of a request of 16. --embeddings: those of IMAGES by MODEL, if `mlcd
+embed` has made them already.
 """
 
 import argparse
@@ -33,7 +35,7 @@ _NORMAL_95: Final = 1.959963984540054
 
 
 def cropped(image: Image.Image, share: float) -> Image.Image:
-    """The middle, of this share of each side."""
+    """Returns the middle of the image, with this share of each side."""
     width, height = image.size
     left, upper = round(width * (1 - share) / 2), round(height * (1 - share) / 2)
     return image.crop((left, upper, width - left, height - upper))
@@ -98,7 +100,8 @@ def run(
         add(client, path, stored, kept)
         described = client.get(path).json()
         print(
-            f"{described['items']} images, index {described['index']['kind']}, {described['dimension']} dimensions"
+            f"{described['items']} images, index {described['index']['kind']}, "
+            f"{described['dimension']} dimensions"
         )
         source = open_source(images)
         entry_of = {entry.key: entry for entry in source.entries}
@@ -140,13 +143,14 @@ def show(client: httpx.Client, path: str, name: str, keys: list[str], copies: li
             first, among = first + (found[0] == key), among + (key in found)
     p50 = np.median(times) * 1000
     print(
-        f"{name}: first {told(first, len(keys))}, top {TOP} {told(among, len(keys))}, p50 {p50:.0f} ms",
+        f"{name}: first {told(first, len(keys))}, top {TOP} {told(among, len(keys))}, p50 "
+        f"{p50:.0f} ms",
         flush=True,
     )
 
 
 def told(hits: int, num: int) -> str:
-    """With Wilson's interval."""
+    """Formats the share of hits with Wilson's interval."""
     share, z2 = hits / num, _NORMAL_95**2
     center = (share + z2 / (2 * num)) / (1 + z2 / num)
     half = _NORMAL_95 / (1 + z2 / num) * (share * (1 - share) / num + z2 / (4 * num**2)) ** 0.5
@@ -160,7 +164,7 @@ def encoded(image: Image.Image, quality: int) -> bytes:
 
 
 def chosen(num: int, wanted: int) -> np.ndarray:
-    """Of `num` rows, the same in every run."""
+    """Chooses `wanted` of `num` rows, the same in every run."""
     return np.sort(np.argsort(hash_counters(np.arange(num)), kind="stable")[:wanted])
 
 

@@ -1,15 +1,16 @@
-"""Where the cosine of positives comes to rest: scale, margin and bias, Eq. 5 (MLCD) against Eq. 4 (MLC).
+"""The resting cosine of positives by scale, margin and bias: Eq. 5 (MLCD) against Eq. 4 (MLC).
 
     python benchmarks/positive_cosine.py [--embeddings DIR --labels DIR] [--steps 600] [--seed 0]
                                          [--margins arcface cosface none] [--out FILE.json]
 
-Without artifacts: a toy of 1,024 free embeddings and 2,000 random classes in 64 dimensions, 8 nearest classes each.
-With an embeddings artifact and its labels: a network of two layers (to 128 dimensions) on the frozen embeddings, one
-tenth of the samples held out.
+Without artifacts the problem is a toy: 1,024 free embeddings and 2,000 random classes in 64
+dimensions, with the 8 nearest classes each. With an embeddings artifact and its labels, it is a
+network of two layers (to 128 dimensions) on the frozen embeddings, with one tenth of the samples
+held out.
 
-Eq. 5 stops pulling a sample's l positives where their log-sum passes 0, that is where s cos(theta + m) + b = ln l;
-`predicted` is that cosine. `precision@l` is the share of a sample's own labels among its l nearest learned centers:
-of the held-out samples where there are any, else of all.
+Eq. 5 stops pulling a sample's l positives where their log-sum passes 0, that is where s cos(theta +
+m) + b = ln l; `predicted` is that cosine. `precision@l` is the share of a sample's own labels among
+its l nearest learned centers, on the held-out samples if there are any, else on all.
 """
 
 import argparse
@@ -34,7 +35,11 @@ LABELS, CHECKPOINTS = 8, (0.02, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class Problem:
-    """name; what gives (rows, labels) of a step; the network; held-out inputs and labels; dimension; classes."""
+    """A problem to train on.
+
+    Its fields are a name; a function that returns (rows, labels) of a step; the network; held-out
+    inputs and labels; dimension; classes.
+    """
 
     name: str
     batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
@@ -47,7 +52,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """positive_cosine at the shares CHECKPOINTS of the steps; the rest at the end, means over the last tenth."""
+    """The result of a run.
+
+    positive_cosine: at the shares CHECKPOINTS of the steps. The rest is at the end, as means over
+    the last tenth.
+    """
 
     problem: str
     kind: str
@@ -64,7 +73,7 @@ class Outcome:
 
 
 class _Free(nn.Module):
-    """An embedding for every sample, free to go anywhere."""
+    """A free embedding for every sample."""
 
     def __init__(self, start: Tensor) -> None:
         super().__init__()
@@ -177,7 +186,7 @@ def train(problem: Problem, config: HeadConfig, steps: int) -> Outcome:
 
 
 def resting_cosine(config: HeadConfig) -> float:
-    """The cosine where s cos(theta + m) + b = ln l, with the margin of `config`; at most 1."""
+    """Returns the cosine where s cos(theta + m) + b = ln l, for `config`'s margin; at most 1."""
     lowered = (math.log(LABELS) - config.bias) / config.scale
     if config.margin_kind == "none":
         return min(1.0, lowered)
@@ -197,7 +206,7 @@ def precision(network: nn.Module, head: PartialFC, inputs: Tensor, labels: Tenso
 
 
 def grid(margins: Sequence[MarginKind], seed: int) -> Iterator[HeadConfig]:
-    """Every scale and loss with each margin, then Eq. 5 with ArcFace and some biases."""
+    """Yields every scale and loss with each margin, then Eq. 5 with ArcFace and some biases."""
     for margin_kind in margins:
         for scale in (8.0, 16.0, 32.0, 64.0):
             for kind in ("mlcd", "mlc"):
@@ -213,8 +222,10 @@ def print_row(outcome: Outcome) -> None:
     predicted = "" if outcome.predicted is None else f"{outcome.predicted:.3f}"
     curve = " | ".join(f"{cosine:.3f}" for cosine in outcome.positive_cosine)
     print(
-        f"| {outcome.margin_kind} | {outcome.scale:g} | {outcome.bias:g} | {outcome.kind} | {predicted} | {curve}"
-        f" | {outcome.negative_cosine:+.3f} | {outcome.sigma_positive:.2f} | {outcome.sigma_negative:.2f}"
+        f"| {outcome.margin_kind} | {outcome.scale:g} | {outcome.bias:g} | {outcome.kind} | "
+        f"{predicted} | {curve}"
+        f" | {outcome.negative_cosine:+.3f} | {outcome.sigma_positive:.2f} | "
+        f"{outcome.sigma_negative:.2f}"
         f" | {outcome.precision:.3f} |",
         flush=True,
     )
@@ -244,11 +255,13 @@ def main() -> None:
         else photographs(options.embeddings, options.labels, options.seed)
     )
     print(
-        f"{problem.name}: k = {problem.num_classes}, d = {problem.dimension}, l = {LABELS}, {options.steps} steps\n"
+        f"{problem.name}: k = {problem.num_classes}, d = {problem.dimension}, l = {LABELS}, "
+        f"{options.steps} steps\n"
     )
     shares = " | ".join(f"cos+ at {share:.0%}" for share in CHECKPOINTS)
     print(
-        f"| margin | s | b | loss | predicted | {shares} | cos- | sigma(LSEp) | sigma(LSEn) | precision@{LABELS} |"
+        f"| margin | s | b | loss | predicted | {shares} | cos- | sigma(LSEp) | sigma(LSEn) | "
+        f"precision@{LABELS} |"
     )
     print("|---|" + "---:|" * 2 + "---|" + "---:|" * (len(CHECKPOINTS) + 5))
     outcomes = []

@@ -1,12 +1,13 @@
-"""What a durable collection costs above bare faiss: the same index, the same queries, taking turns in one run.
+"""The cost of a durable collection above bare faiss: the same index and queries, in turns.
 
     python benchmarks/search.py [--items 1000000] [--dimension 512] [--recall 0.95]
 
-Prints queries a second with p50 and p99, one query at a time and 64 at a time, of the collection and of the faiss index
-inside it, asked directly with the same effort (candidates scored again where ours does), and the recall@10 of both;
-durable adds a second, many at once, one by one and from 16 threads; what an index takes to make; the start from a
-snapshot; filters that leave 1, 10 and 50 %; memory. The data are synthetic: 24 dimensions, bent into those asked for,
-with noise; queries are drawn in the same way.
+It prints queries per second with p50 and p99, one query at a time and 64 at a time, of the
+collection and of the faiss index inside it, called directly with the same effort (candidates are
+scored again if ours does so), and the recall@10 of both. It also prints durable adds per second,
+many at once, one by one and from 16 threads; the time to make an index; the start from a snapshot;
+filters that leave 1, 10 and 50 %; and memory. The data are synthetic: 24 dimensions, bent into the
+requested ones, with noise. Queries are drawn in the same way.
 """
 
 import argparse
@@ -28,19 +29,21 @@ from mlcd.indexes.tuning import measure
 from mlcd.types import Embeddings, Neighbors, unit_rows
 
 TOP: Final = 10
+# The dimensions of the surface: fewer than the vectors have, as with real features.
 LATENT: Final = 24
-"""Dimensions of the surface: fewer than the vectors have, as it is with features."""
 BATCH: Final = 64
 ROUNDS: Final = 5
 NUM_QUERIES: Final = 400
+# The per cent of the items that a filter leaves: the metadata `n` is uniform in 0 to 99.
 SHARES: Final = (1, 10, 50)
-"""Per cent of the items that a filter leaves: the metadata `n` is uniform in 0 to 99."""
 ADDED_AT_ONCE: Final = 8192
 WRITERS: Final = 16
 
 
 class Surface:
-    """Rows near a bent surface of few dimensions: neighbors lie on all sides, as those of features do."""
+    """Rows near a bent surface of few dimensions, whose neighbors are on all sides, as with
+    features.
+    """
 
     def __init__(self, dimension: int) -> None:
         self._random = np.random.default_rng(0)
@@ -79,21 +82,22 @@ def run(path: Path, num_items: int, dimension: int, recall: float) -> None:
         taken = seconds(collection.reindex)
         described = collection.describe()
         print(
-            f"index: {described.kind}, effort {described.effort}, made, tuned and audited in {taken:.0f} s"
+            f"index: {described.kind}, effort {described.effort}, made, tuned and audited in "
+            f"{taken:.0f} s"
         )
         print(f"audit: {described.recall}", flush=True)
     started = time.perf_counter()
     with Collection.open(path, background=False) as collection:
         print(f"start from snapshot, every byte verified: {time.perf_counter() - started:.1f} s")
-        print(
-            f"disk: {sum(f.stat().st_size for f in path.rglob('*') if f.is_file()) / num_items:.0f} bytes an item"
-        )
+        disk_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        print(f"disk: {disk_bytes / num_items:.0f} bytes an item")
         queries = data.draw(NUM_QUERIES)
         show_searches(collection, queries)
         show_filters(collection, queries)
         anonymous = memory_bytes() - before
         print(
-            f"memory beyond mapped files: {anonymous / len(collection) * 1e6 / 2**30:.2f} GiB a million items"
+            f"memory beyond mapped files: {anonymous / len(collection) * 1e6 / 2**30:.2f} GiB a "
+            "million items"
         )
 
 
@@ -125,7 +129,7 @@ def show_adds(collection: Collection, data: Surface, num_items: int) -> None:
 
 
 def show_searches(collection: Collection, queries: Embeddings) -> None:
-    """Ours and faiss's take turns; each round's ratio is of its own time."""
+    """Measures ours and faiss in turns; each round's ratio is of its own time."""
     truth = scores_of(collection, queries, exact=True)
     bare = bare_search(collection)
     ours = measure(scores_of(collection, queries, exact=False), truth, 0, len(collection))
@@ -135,7 +139,8 @@ def show_searches(collection: Collection, queries: Embeddings) -> None:
     else:
         scores, ids = bare(queries)
         print(
-            f", bare faiss {measure(Neighbors(ids, scores), truth, 0, len(collection)).measured:.4f}"
+            ", bare faiss "
+            f"{measure(Neighbors(ids, scores), truth, 0, len(collection)).measured:.4f}"
         )
     for num, name in ((1, "one query"), (BATCH, f"{BATCH} queries")):
         blocks = [queries[start : start + num] for start in range(0, len(queries) - num + 1, num)]
@@ -154,7 +159,8 @@ def show_searches(collection: Collection, queries: Embeddings) -> None:
         if bare is not None:
             ratios = [sum(a) / sum(b) for a, b in zip(rounds["ours"], rounds["faiss"], strict=True)]
             print(
-                f"{name}: ours takes {statistics.median(ratios):.3f} of bare faiss's time ({spread(ratios)})"
+                f"{name}: ours takes {statistics.median(ratios):.3f} of bare faiss's time "
+                f"({spread(ratios)})"
             )
     exact = [
         seconds(partial(collection.search, z, TOP, exact=True)) for z in np.split(queries[:50], 50)
@@ -174,7 +180,8 @@ def show_filters(collection: Collection, queries: Embeddings) -> None:
         how = "scan" if collection.search(queries[:1], TOP, filter=condition).exact else "index"
         p50, p99 = np.percentile(np.array(taken) * 1000, [50, 99])
         print(
-            f"filter leaving {share} %: p50 {p50:.2f} ms, p99 {p99:.2f} ms, recall {found.measured:.4f} ({how})"
+            f"filter leaving {share} %: p50 {p50:.2f} ms, p99 {p99:.2f} ms, recall "
+            f"{found.measured:.4f} ({how})"
         )
 
 
@@ -187,15 +194,17 @@ def scores_of(collection: Collection, queries: Embeddings, **options: Any) -> Ne
 
 
 def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
-    """The engine itself with the same index and effort, nothing of ours between: what faiss gives, as it gives it.
+    """Returns a search of the engine alone with the same index and effort.
 
-    Where ours scores candidates again, so does faiss (IndexRefine), from a copy of the vectors in memory.
+    It returns faiss's results unchanged. If ours scores candidates again, so does faiss
+    (IndexRefine), from a copy of the vectors in memory.
     """
     generation = collection._searcher.generation  # noqa: SLF001 - the peer is what is inside
     tuned = generation.tuned
     if tuned.index is None:
         return None
-    index, params = tuned.index._index, tuned.index._parameters({}, tuned.effort)  # type: ignore[attr-defined]  # noqa: SLF001
+    index = tuned.index._index  # type: ignore[attr-defined]  # noqa: SLF001
+    params = tuned.index._parameters({}, tuned.effort)  # type: ignore[attr-defined]  # noqa: SLF001
     if tuned.widening > 1:
         copy = faiss.IndexFlatIP(collection.dimension)
         copy.add(np.ascontiguousarray(generation.vectors))
@@ -225,7 +234,7 @@ def spread(values: list[float]) -> str:
 
 
 def memory_bytes() -> int:
-    """Of the process, without what is mapped from files."""
+    """Returns the memory of the process, without mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 

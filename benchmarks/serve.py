@@ -2,24 +2,26 @@ r"""The service's speed over HTTP, against its own engine in one process and aga
 
     python benchmarks/serve.py [--precisions fp32 bf16] [--rounds 3] [--infinity PYTHON]
 
-One ViT-B/32 with random weights and photographs of 500 x 375 pixels, interleaved:
+The arms share one ViT-B/32 with random weights and photographs of 500 x 375 pixels, interleaved:
+
   engine                batches of 32, and of 1, of prepared pixels: no decoding
   mlcd embed            the same files by its pipeline: decoding in threads, batches of 32
   raw                   32 clients on /v1/images/embed, each with one photograph as the body
   data-URI              32 clients on OpenAI's /v1/embeddings, base64 answers
-  alone                 one client, one request at a time, against decode + engine and the engine alone
+  alone                 one client, one request at a time, against decode + engine and the engine
   infinity-emb          the same weights, clients and OpenAI bodies, in the environment of PYTHON
 
-A throughput is `--images` answered, from the first byte sent to the last one read. The clients share the machine with
-the server; their share of the CPU is printed, and what other processes took of it. An
-environment with the peer, outside of this repository:
+A throughput is `--images` answered, from the first byte sent to the last one read. The clients
+share the machine with the server. Their share of the CPU is printed, and that of other processes.
+These commands make an environment with the peer, outside of this repository:
 
     python3.11 -m venv ENV
-    ENV/bin/pip install torch 'infinity-emb[server,vision]==0.0.77' 'transformers<4.50' 'sentence-transformers<4' \
-        optimum==1.24.0 'click<8.2' 'typer<0.16' aiohttp
+    ENV/bin/pip install torch 'infinity-emb[server,vision]==0.0.77' 'transformers<4.50' \
+        'sentence-transformers<4' optimum==1.24.0 'click<8.2' 'typer<0.16' aiohttp
     python benchmarks/serve.py --infinity ENV/bin/python
 
-It is not called `http`: the folder of a script comes first where Python looks for modules, the standard library's too.
+The file is not called `http`: the folder of a script comes first where Python looks for modules,
+those of the standard library too.
 """
 
 import argparse
@@ -59,7 +61,7 @@ SIZE: Final = (500, 375)
 PEER: Final = "infinity-emb"
 PEER_MODEL: Final = "peer"
 RAW, URI = "/v1/images/embed", "/v1/embeddings"
-PAUSE_S: Final = 0.3  # threads of the engine before this one may spin for a while, waiting for more
+PAUSE_S: Final = 0.3  # seconds; threads of the last engine may spin for a while, waiting for more
 START_S: Final = 180.0
 MIN_COSINE: Final = 0.999
 PRECISIONS: Final = ("fp32", "bf16")
@@ -77,7 +79,7 @@ def _jpeg(pixels: Any) -> bytes:
 
 @dataclass
 class Figures:
-    """Of every arm, one number per round."""
+    """The figures of every arm, one number per round."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
 
@@ -92,19 +94,21 @@ class Figures:
         return f"{self.median(arm):6.1f} {unit} ({min(found):.1f} to {max(found):.1f})"
 
     def ratio(self, arm: str, base: str) -> str:
-        """Of the two in the same round."""
+        """Returns the ratio of two arms in the same round."""
         found = [
             one / other for one, other in zip(self.values[arm], self.values[base], strict=True)
         ]
         return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
-# In one process: the other end of `InProcess`.
+# `work` runs in a process of its own, which `InProcess` starts.
 
 
 def work(model: str, precision: Any, folder: str) -> None:
-    """Answer what is asked on standard input with lines of JSON: images per second, or milliseconds per image."""
-    encoder = open_encoder(model, EncoderOptions(precision=precision))
+    """Answers requests on standard input with JSON lines: images per second, or milliseconds per
+    image.
+    """
+    encoder = open_encoder(model, precision=precision)
     source = open_source(folder)
     data = [source.read(entry) for entry in source.entries[:BATCH]]
     pixels = np.stack([encoder.preprocess.prepare(one) for one in data])
@@ -181,7 +185,7 @@ class InProcess:
         self._process.communicate()
 
 
-# Clients: plain sockets, for an HTTP library would take a good part of two cores.
+# Clients use plain sockets, because an HTTP library would take a good part of two cores.
 
 
 def payload(path: str, body: bytes, kind: str, accept: str) -> bytes:
@@ -217,7 +221,7 @@ async def exchange(
 
 
 async def send_all(port: int, payloads: list[bytes], num: int, clients: int) -> list[float]:
-    """Seconds of each of `num` requests by so many clients, each of which waits for its answer."""
+    """Returns the seconds of each of `num` requests by clients that each wait for their answer."""
     numbers, taken = iter(range(num)), []
 
     async def client() -> None:
@@ -234,7 +238,7 @@ async def send_all(port: int, payloads: list[bytes], num: int, clients: int) -> 
 
 @dataclass(frozen=True)
 class Served:
-    """One server that runs, and what it is sent. payloads: by the arm that sends them."""
+    """One running server and its requests; payloads: by the arm that sends them."""
 
     name: str
     port: int
@@ -259,7 +263,7 @@ class Served:
             time.sleep(PAUSE_S)
 
     def vector(self) -> Any:
-        """Of the first photograph."""
+        """Returns the vector of the first photograph."""
         answer = asyncio.run(one_answer(self.port, self.payloads["data-URI"][0]))
         return np.frombuffer(base64.b64decode(json.loads(answer)["data"][0]["embedding"]), "<f4")
 
@@ -273,7 +277,7 @@ async def one_answer(port: int, sent: bytes) -> bytes:
 
 
 def cpu_seconds(pid: int) -> dict[str, float]:
-    """Of the server's process, and of all below it."""
+    """Returns the CPU seconds of the server's process, and of all below it."""
     return {
         "server": _cpu_seconds(pid),
         "engine": sum(family_cpu_seconds(child) for child in _children(pid)),
@@ -298,13 +302,13 @@ def _cpu_seconds(pid: int) -> float:
 
 
 class Others:
-    """What processes that are not ours take of the CPU: with more than a few percent, a figure is theirs too."""
+    """The CPU share of processes that are not ours; more than a few percent distort the figures."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     def percent(self) -> float:
-        """Since the last time."""
+        """Returns the share since the last call."""
         before, self._before = self._before, self._now()
         (wall, busy, ours), (wall_before, busy_before, ours_before) = self._before, before
         return (
@@ -375,7 +379,10 @@ def wait_listening(process: "subprocess.Popen[bytes]", url: str, log: Path) -> N
 
 
 def write_peer_model(hf: Path, folder: Path) -> None:
-    """A CLIP directory around the same tower; its text tower is as small as can be and of random weights."""
+    """Writes a CLIP directory around the same tower.
+
+    Its text tower is as small as possible and has random weights.
+    """
     vision = json.loads((hf / "config.json").read_text())
     ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
     text = {
@@ -464,7 +471,7 @@ def measure_all(
 
 
 def check_vectors(engines: dict[str, InProcess], servers: list[Served]) -> None:
-    """All serve the same weights: a comparison of speed alone would not notice."""
+    """Checks that all serve the same weights, which a comparison of speed would not notice."""
     for server in servers:
         kind = server.name if server.name in engines else next(iter(engines))
         ours, theirs = np.array(engines[kind].ask("vector")), server.vector()
@@ -486,7 +493,8 @@ def show(figures: Figures, precisions: list[str], *, peer: bool) -> None:
         for arm in ("raw", "data-URI"):
             _show_arm(figures, precision, arm)
             print(
-                f"    of mlcd embed's                  {figures.ratio(f'{precision} {arm}', f'{precision} embed')}"
+                "    of mlcd embed's                  "
+                f"{figures.ratio(f'{precision} {arm}', f'{precision} embed')}"
             )
         for what, title in (
             ("engine", "engine, batch 1"),
@@ -500,7 +508,8 @@ def show(figures: Figures, precisions: list[str], *, peer: bool) -> None:
                 figures.ratio(name, f"{precision} {base} alone") for base in ("both", "engine")
             )
             print(
-                f"  one client, {arm:8} p50         {figures.show(name, 'ms')}: {both} of both, {engine} of the engine"
+                f"  one client, {arm:8} p50         {figures.show(name, 'ms')}: {both} of both, "
+                f"{engine} of the engine"
             )
     if peer:
         print(f"{PEER}, torch fp32")
@@ -515,8 +524,10 @@ def show(figures: Figures, precisions: list[str], *, peer: bool) -> None:
 def _show_arm(figures: Figures, name: str, arm: str) -> None:
     cpu = {part: figures.median(f"{name} {arm} {part}") for part in ("server", "engine", "clients")}
     print(
-        f"  {CLIENTS} clients, {arm:8}             {figures.show(f'{name} {arm}', 'images/s')}; CPU per image: server"
-        f" {cpu['server']:.1f} ms, its engine {cpu['engine']:.1f} ms; clients {cpu['clients']:.1f} % of the CPU"
+        f"  {CLIENTS} clients, {arm:8}             {figures.show(f'{name} {arm}', 'images/s')}; "
+        "CPU per image: server"
+        f" {cpu['server']:.1f} ms, its engine {cpu['engine']:.1f} ms; clients {cpu['clients']:.1f} "
+        "% of the CPU"
     )
 
 
@@ -547,7 +558,8 @@ def main() -> None:
     precisions = [one for one in options.precisions if one != "bf16" or has_bf16]
     load = os.getloadavg()[0]
     print(
-        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}",
+        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run "
+        f"{load:.1f}",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -572,7 +584,8 @@ def main() -> None:
             )
             servers.append(stack.enter_context(peer))
         check_vectors(engines, servers)
-        for server in servers:  # kernels are compiled, allocators grown, threads started
+        # The first requests compile kernels, grow allocators and start threads.
+        for server in servers:
             server.measure(Figures(), 2 * CLIENTS)
         show(measure_all(engines, servers, options), precisions, peer=options.infinity is not None)
 

@@ -1,17 +1,23 @@
 """Training on this machine: images per second, waiting for data, and the share of the matrix limit.
 
-    python benchmarks/train.py [--tower small|b32|l14] [--classes K] [--ratio R] [--batch B] [--device cpu|cuda]
+    python benchmarks/train.py [--tower small|b32|l14] [--classes K] [--ratio R] [--batch B]
+                               [--device cpu|cuda]
 
-Forms, in turn within each run, on the same tower, batch and precision (bf16 on CUDA, fp32 on the CPU):
-  synthetic  our step on images that are decoded and in memory: augmentation, tower, sampled head, clipping, AdamW
-  loader     the same with the real loader, which decodes every image from tar shards (JPEGs of --side pixels, quality
-             90, cut from scikit-learn's two photographs)
-  plain      a plain PyTorch loop: torch's cross entropy over all classes, one label, a dense AdamW; images as synthetic
-  head       forward, backward and update of our head alone, on embeddings of the batch: its share of our step
+The forms take turns within each run, on the same tower, batch and precision (bf16 on CUDA, fp32 on
+the CPU):
 
-The matrix limit is the best rate of square products, measured before each run, the best of all runs; TFLOP/s count what
-each form computes.
-Medians of the runs, with minimum and maximum; the ratio to `plain` is the median of the runs' ratios.
+  synthetic  our step on images that are decoded and in memory: augmentation, tower, sampled head,
+             clipping, AdamW
+  loader     the same with the real loader, which decodes every image from tar shards (JPEGs of
+             --side pixels, quality 90, cut from scikit-learn's two photographs)
+  plain      a plain PyTorch loop: torch's cross entropy over all classes, one label, a dense AdamW;
+             images as synthetic
+  head       forward, backward and update of our head alone, on embeddings of the batch: its share
+             of our step
+
+The matrix limit is the best rate of square products, measured before each run, the best of all
+runs. TFLOP/s count what each form computes. Figures are medians of the runs, with minimum and
+maximum; the ratio to `plain` is the median of the runs' ratios.
 """
 
 import argparse
@@ -54,7 +60,7 @@ WARM_UP: Final = 1
 
 @dataclass(frozen=True)
 class Form:
-    """name, and what does one more step and tells how long it waited for its images."""
+    """A form: its name, and a function that takes one step and returns the wait for its images."""
 
     name: str
     step: Callable[[], float]
@@ -62,7 +68,7 @@ class Form:
 
 
 def write_shards(folder: Path, num_images: int, side: int) -> None:
-    """Cuts of two photographs as JPEGs in tar shards, all different."""
+    """Writes cuts of two photographs as JPEGs in tar shards, all different."""
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     generator = np.random.default_rng(0)
     for shard in range(NUM_SHARDS):
@@ -83,7 +89,7 @@ def write_shards(folder: Path, num_images: int, side: int) -> None:
 
 
 def read_dataset(folder: Path, num_classes: int, labels_per_image: int) -> Dataset:
-    """The shards with random labels."""
+    """Reads the shards with random labels."""
     source = open_source(str(folder / "*.tar"))
     entries = source.entries
     labels = np.random.default_rng(1).integers(0, num_classes, (len(entries), labels_per_image))
@@ -100,7 +106,7 @@ def ours(
     config: RunConfig,
     device: torch.device,
 ) -> Form:
-    """Our step, as the loop takes it on one process."""
+    """Returns our step, as the loop takes it on one process."""
 
     def step() -> float:
         batch = next(batches)
@@ -205,7 +211,8 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             limit_tflops = max(limit_tflops, measured_peak_tflops(device, config.compute.precision))
             for form in forms:
                 results.setdefault(form.name, []).append(timed(form, options, device))
-            # A loader for each run: it must neither decode while others are timed, nor be ahead when it is timed.
+            # Each run has a loader of its own, which must neither decode while others are timed nor
+            # be ahead.
             first = run * (options.steps + WARM_UP + config.data.prefetch_steps)
             with Loader(dataset, config, rank=0, size=1, start_step=first) as loader:
                 batches = itertools.islice(loader, config.data.prefetch_steps, None)
@@ -229,7 +236,8 @@ def report(
             f" {statistics.median(ratios):.2f}x plain,"
             f" data wait {spread([100 * each['data_wait'] for each in runs], '.1f')} %,"
             f" {statistics.median(each['tflops'] for each in runs):.3g} TFLOP/s,"
-            f" {spread([100 * each['tflops'] / limit_tflops for each in runs], '.1f')} % of the limit"
+            f" {spread([100 * each['tflops'] / limit_tflops for each in runs], '.1f')} % of the "
+            "limit"
         )
     shares = [
         100 * head["seconds"] / whole["seconds"]
@@ -281,7 +289,8 @@ def main() -> None:
     )
     ratio, precision = config.loss.resolved_ratio(options.classes), config.compute.precision
     print(
-        f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on {where}"
+        f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on "
+        f"{where}"
     )
     measure(config, options, device)
 

@@ -1,8 +1,9 @@
-"""The picture on the front page, from a finished demo.
+"""Makes the picture on the front page from a finished demo.
 
     python docs/pictures.py demo docs/assets/centers.png
 
-Each row: one learned class, its name by majority, and the images whose embeddings are nearest to its center.
+Each row shows one learned class: its name by majority, and the images whose embeddings are nearest
+to its center.
 """
 
 import sys
@@ -20,7 +21,8 @@ _ROWS, _COLUMNS, _SIDE, _GAP, _NAME = 8, 12, 56, 6, 64
 def main(demo: Path, out: Path) -> None:
     centers = Centers.open(demo / "model" / "centers")
     embeddings = EmbeddingsArtifact.open(demo / "embeddings")
-    # The largest classes, one for each name, so that the picture shows different things.
+    # The rows are the largest classes, one for each name, so that the picture shows different
+    # things.
     by_size = sorted(range(len(centers.vectors)), key=lambda center: -centers.sizes[center])
     first_of_name = {centers.name(center): center for center in reversed(by_size)}
     shown = sorted(first_of_name.items(), key=lambda item: str(item[0]))[:_ROWS]

@@ -1,4 +1,7 @@
-"""Writes the reference pages of settings and of recipes from their classes: `python docs/tables.py`."""
+"""Writes the reference pages of settings and recipes from their classes.
+
+python docs/tables.py
+"""
 
 import ast
 import itertools
@@ -17,14 +20,14 @@ _ROOT: Final = Path(__file__).parents[1]
 _REFERENCE: Final = Path(__file__).parent / "reference"
 _SETTINGS_HEAD: Final = """# Settings
 
-Environment variables of `mlcd serve`; command-line options win. An unknown `MLCD_` name is refused with a suggestion.
-`mlcd serve --print-config` prints every setting as it would be used, one `NAME=value` a line, secrets masked;
-`mlcd serve --config FILE` reads such lines, and the environment wins over them. This page is made from the settings
-by `python docs/tables.py`.
+Environment variables of `mlcd serve`; command-line options win. An unknown `MLCD_` name is refused
+with a suggestion. `mlcd serve --print-config` prints every setting as it would be used, one
+`NAME=value` a line, secrets masked; `mlcd serve --config FILE` reads such lines, and the
+environment wins over them. This page is made from the settings by `python docs/tables.py`.
 
 More on [models](../how-to/bring-weights.md), [engines](../explanation/engines.md),
-[decoding](decoding.md#decode-modes), [approximate labels](rest.md#labels),
-[load tests](../explanation/pipeline.md#load-tests), [the engine's
+[decoding](decoding.md#decode-modes), [approximate labels](rest.md#labels), [load
+tests](../explanation/pipeline.md#load-tests), [the engine's
 process](../explanation/pipeline.md#the-engines-process) and [keys](../how-to/keys.md).
 """
 
@@ -37,16 +40,21 @@ does, under `tests/unit/`. This page is made from the source by `python docs/tab
 """
 _RECIPES_HEAD: Final = """# Recipes
 
-The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it sets one. An unknown
-key is refused with a suggestion. The built-in recipes are in `training/recipes/`. This page is made from the classes of
-`training/config.py` by `python docs/tables.py`.
+The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it
+sets one. An unknown key is refused with a suggestion. The built-in recipes are in
+`training/recipes/`. This page is made from the classes of `training/config.py` by
+`python docs/tables.py`.
 
-A recipe of your own needs what is *required* here, and data: `data.images` and `data.labels`, or `data.mix`.
+A recipe of your own needs the keys that are *required* here, and data: `data.images` and
+`data.labels`, or `data.mix`.
 """
 
 
 def settings_page() -> str:
-    """All of them, in the order of the class; settings that belong together under a heading of their own."""
+    """Returns the page of all settings, in the order of the class.
+
+    Settings that belong together have a heading of their own.
+    """
     sections = [_SETTINGS_HEAD]
     for group, fields in itertools.groupby(named_fields(), lambda named: named[1][:-1]):
         heading = []
@@ -60,7 +68,9 @@ def settings_page() -> str:
 
 
 def recipes_page() -> str:
-    """Every key, the sections in the order of the class, those of the top level first."""
+    """Returns the page of all keys: those of the top level first, then sections in the class's
+    order.
+    """
     plain = {
         name: field for name, field in RunConfig.model_fields.items() if nested_model(field) is None
     }
@@ -101,7 +111,7 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """Of a Literal, in a union too."""
+    """Yields the values of a Literal, also within a union."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [choice for part in get_args(annotation) for choice in _choices(part)]

@@ -1,4 +1,6 @@
-"""Images that somebody made to hurt: damaged, lying, enormous, of two kinds at once. All are generated, and seeded."""
+"""Images that somebody made to hurt: damaged, lying, enormous, of two kinds at once. All are
+generated, and seeded.
+"""
 
 import io
 import random
@@ -68,7 +70,7 @@ def bombs():
 
 
 def shapes():
-    """As small and as long as pictures are."""
+    """Yields pictures of the least and the greatest sides."""
     for size in ((1, 1), (1, 65_535), (65_535, 1), (2, 2), (WIDEST, 8), (8, WIDEST), (7, 13)):
         for kind in KINDS:
             if (kind != "WEBP" or max(size) <= 16_383) and (kind != "JPEG" or max(size) <= WIDEST):
@@ -79,7 +81,7 @@ def shapes():
 
 
 def polyglots():
-    """Of two kinds at once, of the wrong one, or of none that is taken."""
+    """Yields files of two kinds at once, of the wrong one, or of one that is not accepted."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("a.txt", "x" * 1000)
@@ -113,7 +115,7 @@ def polyglots():
 
 
 def animations():
-    """Of very many frames; the first is the picture."""
+    """Yields files of very many frames; the first frame is the picture."""
     frames = [Image.new("L", (16, 16), shade % 256) for shade in range(2000)]
     yield "GIF of 2000 frames", encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     yield (

@@ -9,10 +9,14 @@ FOREVER_S = 60
 
 
 class ImageHost:
-    """asked: path, and headers by lower-case name, of every request so far. most: requests answered at one time."""
+    """asked: path, and headers by lower-case name, of every request so far. most: requests answered
+    at one time.
+    """
 
     def __init__(self, answers, tls=None):
-        """answers: path to bytes, or to a function that is given the connection. tls: an ssl.SSLContext."""
+        """answers: path to bytes, or to a function that is given the connection. tls: an
+        ssl.SSLContext.
+        """
         self.answers, self.asked, self.most = answers, [], 0
         self._tls, self._now, self._lock = tls, 0, threading.Lock()
         self._stopped = threading.Event()
@@ -33,7 +37,7 @@ class ImageHost:
         return [path for path, _ in self.asked]
 
     def wait(self, seconds=FOREVER_S):
-        """As a slow host does; over as soon as the test is."""
+        """Waits like a slow host, and ends with the test."""
         self._stopped.wait(seconds)
 
     def _accept(self):
@@ -86,7 +90,8 @@ def ok(body, kind="image/png", **headers):
 
 
 def status(code):
-    return f"HTTP/1.1 {code} Whatever\r\nContent-Length: 6\r\nContent-Type: image/png\r\n\r\nSECRET".encode()
+    head = f"HTTP/1.1 {code} Whatever\r\nContent-Length: 6\r\nContent-Type: image/png\r\n\r\n"
+    return head.encode() + b"SECRET"
 
 
 def redirect(to, code=302):

@@ -29,7 +29,9 @@ _LAST_WORD_S = 2.0
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
 @click.option(
-    "--resume", metavar="RUN", help="Go on with an interrupted run; what decides its result stays."
+    "--resume",
+    metavar="RUN",
+    help="Go on with an interrupted run; the settings that decide its result stay.",
 )
 @click.option(
     "--replay",
@@ -40,21 +42,26 @@ _LAST_WORD_S = 2.0
     "--plan",
     "only_plan",
     is_flag=True,
-    help="Tell memory, arithmetic, time and disk; train nothing.",
+    help="Report memory, arithmetic, time and disk; train nothing.",
 )
 @click.option(
-    "--processes", type=click.IntRange(1), help="With --plan: how many devices.  [default: 1]"
+    "--processes", type=click.IntRange(1), help="With --plan: number of devices.  [default: 1]"
 )
 @click.option(
-    "--classes", type=click.IntRange(2), help="With --plan: of centers.  [default: of data.labels]"
+    "--classes",
+    type=click.IntRange(2),
+    help="With --plan: number of centers.  [default: that of data.labels]",
 )
 @click.option(
-    "--samples", type=click.IntRange(1), help="With --plan: of images.  [default: of data.labels]"
+    "--samples",
+    type=click.IntRange(1),
+    help="With --plan: number of images.  [default: that of data.labels]",
 )
 @click.option(
     "--peak-tflops",
     type=click.FloatRange(0, min_open=True),
-    help="With --plan: matrix limit of one device.  [default: telemetry.peak_tflops, else measured here]",
+    help="With --plan: matrix limit of one device.  [default: telemetry.peak_tflops, else measured "
+    "here]",
 )
 @click.option(
     "--mfu",
@@ -127,7 +134,10 @@ def train(
         raise click.exceptions.Exit(_FAILED) from None
     final = run.summary["final"]
     loss = "unknown" if final["loss"] is None else f"{final['loss']:.4g}"
-    line = f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: {run.path}"
+    line = (
+        f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: "
+        f"{run.path}"
+    )
     reporter.result({FINISHED: str(run.path), "digest": run.digest, **run.summary}, line)
 
 
@@ -200,9 +210,10 @@ def _common_options(command: _Command) -> _Command:
             "--images", help="Images to encode; default: those that the run was trained on."
         ),
         click.option(
-            "--train", help="What is known: images, embeddings, or a .txt file of keys, one a line."
+            "--train",
+            help="The known side: images, embeddings, or a .txt file of keys, one a line.",
         ),
-        click.option("--test", help="With --train: what is tested on, of the same kind."),
+        click.option("--test", help="With --train: the tested side, of the same kind."),
         click.option(
             "--seen",
             is_flag=True,
@@ -213,7 +224,8 @@ def _common_options(command: _Command) -> _Command:
             type=click.Choice(["embedding", "pooled"]),
             default="embedding",
             show_default=True,
-            help="embedding: as served. pooled: before the projection, not normalized, as CLIP's protocol.",
+            help="embedding: as served. pooled: before the projection, not normalized, as CLIP's "
+            "protocol.",
         ),
         click.option("--out", type=LOCAL_PATH, help="Also write the results as an artifact."),
         reporter_option,
@@ -226,7 +238,8 @@ def _common_options(command: _Command) -> _Command:
 _hold_out = click.option(
     "--hold-out",
     type=click.FloatRange(0, 1, max_open=True),
-    help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what the folders say]",
+    help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what "
+    "the folders say]",
 )
 _metric = click.option(
     "--metric",

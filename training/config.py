@@ -159,7 +159,9 @@ class LossConfig(_Section):
     """The loss and its class centers."""
 
     kind: LossKind = "mlcd"
-    """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later softmax per label."""
+    """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later form, one
+    softmax for each label.
+    """
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l, the number of nearest centers taken as positives. CD takes one."""
     drawn_from: Annotated[int, Field(ge=2)] | None = None
@@ -207,7 +209,8 @@ class LossConfig(_Section):
             raise ValueError(f"loss.bias has no effect on {self.kind}")
         if self.correct_ratio and self.filter_threshold is not None:
             raise ValueError(
-                "loss.correct_ratio would add back what loss.filter_threshold leaves out: take one of them"
+                "loss.correct_ratio would add back what loss.filter_threshold leaves out: take one "
+                "of them"
             )
         if self.kind == "per_column" and (self.policy != "independent" or self.correct_ratio):
             raise ValueError("loss.policy and loss.correct_ratio have no effect on per_column")
@@ -230,7 +233,7 @@ class LossConfig(_Section):
         return self.drawn_from or self.num_labels
 
     def head(self, num_classes: int, seed: int) -> HeadConfig:
-        """Returns the head's configuration, with the defaults that depend on the number of classes."""
+        """Returns the head's configuration; some defaults depend on the number of classes."""
         fields = self.model_dump(
             exclude={"labels_per_image", "drawn_from", "scale", "negative_ratio"}
         )
@@ -242,8 +245,7 @@ class LossConfig(_Section):
         )
 
     def resolved_scale(self, num_classes: int) -> float:
-        """Returns the measured scale for few classes and the authors' for a million, without a jump
-        between.
+        """Returns the scale measured for few classes, the authors' for a million, without a jump.
 
         For the evidence see docs/explanation/validation.md.
         """
@@ -411,7 +413,8 @@ class RunConfig(_Section):
     def _warm_up_ends(self) -> Self:
         if self.optim.warmup_steps > self.schedule.steps:
             raise ValueError(
-                f"optim.warmup_steps={self.optim.warmup_steps} is more than schedule.steps={self.schedule.steps}: "
+                f"optim.warmup_steps={self.optim.warmup_steps} is more than "
+                f"schedule.steps={self.schedule.steps}: "
                 "the learning rate would never reach optim.lr"
             )
         return self
@@ -518,7 +521,8 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
         if not first["loc"]:  # The error is about how several sections fit together.
             raise ConfigInvalid(first["msg"].removeprefix("Value error, ")) from error
         raise ConfigInvalid(
-            f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower().removeprefix('value error, ')}"
+            f"{_dotted(first['loc'])}={first['input']!r}: "
+            f"{first['msg'].lower().removeprefix('value error, ')}"
         ) from error
 
 

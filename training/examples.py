@@ -15,7 +15,7 @@ from training.data.dataset import Dataset
 
 
 def write_examples(dataset: Dataset, run: Path) -> None:
-    """Makes `run`/examples.arrow, which every checkpoint's centers copy, unless it exists already."""
+    """Makes `run`/examples.arrow, which every checkpoint's centers copy, unless it exists."""
     path = run / EXAMPLES
     if not path.is_file():
         with replacing(path) as temporary:

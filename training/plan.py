@@ -108,7 +108,10 @@ class TrainingPlan:
         rows = [
             (
                 "model",
-                f"{self.parameters / 1e6:.1f} M weights, {self.num_classes} centers of {self.embedding_dim}",
+                (
+                    f"{self.parameters / 1e6:.1f} M weights, {self.num_classes} centers of "
+                    f"{self.embedding_dim}"
+                ),
             ),
             ("memory", f"{_size(memory.total)} {where}, at the worst moment"),
             ("", f"{_size(memory.backbone):>9}  weights, gradients and moments"),
@@ -120,11 +123,17 @@ class TrainingPlan:
             ("", f"{_size(memory.update):>9}  the update, when activations are gone"),
             (
                 "length",
-                f"{self.steps} steps of {self.batch_size}: {self.epochs:.3g} epochs of {self.num_samples} images",
+                (
+                    f"{self.steps} steps of {self.batch_size}: {self.epochs:.3g} epochs of "
+                    f"{self.num_samples} images"
+                ),
             ),
             (
                 "arithmetic",
-                f"{self.flops_per_image / 1e9:.4g} GFLOP an image, {100 * self.head_share:.1f} % by the centers",
+                (
+                    f"{self.flops_per_image / 1e9:.4g} GFLOP an image, {100 * self.head_share:.1f} "
+                    "% by the centers"
+                ),
             ),
             ("", f"{self.flops_per_step:.3g} FLOP a step, {self.flops:.3g} in all"),
             (
@@ -133,11 +142,17 @@ class TrainingPlan:
             ),
             (
                 "",
-                f"at {100 * self.device.utilization:.0f} % of {peak:.3g} TFLOP/s a process, {self.device.source}",
+                (
+                    f"at {100 * self.device.utilization:.0f} % of {peak:.3g} TFLOP/s a process, "
+                    f"{self.device.source}"
+                ),
             ),
             (
                 "checkpoint",
-                f"{_size(self.checkpoint_bytes)}, {self.checkpoints} kept: {_size(self.disk_bytes)} of disk",
+                (
+                    f"{_size(self.checkpoint_bytes)}, {self.checkpoints} kept: "
+                    f"{_size(self.disk_bytes)} of disk"
+                ),
             ),
         ]
         return "\n".join(f"{name:<11}{text}" for name, text in rows)
@@ -160,7 +175,8 @@ def plan_training(
         )
     if config.schedule.batch_size // config.compute.accumulation < world_size:
         raise ConfigInvalid(
-            f"schedule.batch_size={config.schedule.batch_size} in {config.compute.accumulation} parts leaves some of "
+            f"schedule.batch_size={config.schedule.batch_size} in {config.compute.accumulation} "
+            "parts leaves some of "
             f"{world_size} processes without an image",
             remedy="raise schedule.batch_size, or lower compute.accumulation",
         )

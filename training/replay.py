@@ -45,7 +45,10 @@ class Replay:
         }
 
     def __str__(self) -> str:
-        norms = f"gradient norms {self.grad_norm:.6g} (backbone) and {self.center_grad_norm:.6g} (centers)"
+        norms = (
+            f"gradient norms {self.grad_norm:.6g} (backbone) and {self.center_grad_norm:.6g} "
+            "(centers)"
+        )
         lines = [
             f"step {self.step}: loss {self.loss:.6g}, {norms}",
             f"weights that are not finite: {', '.join(self.not_finite) or 'none'}",
@@ -97,7 +100,10 @@ def replay(run: Path, batch: Path) -> Replay:
 
 @contextmanager
 def _first_not_finite(state: TrainState) -> Iterator[list[str]]:
-    """Yields a list that collects the names of modules whose output is not finite, as they finish."""
+    """Yields a list that collects the names of modules with an output that is not finite.
+
+    They are in the order in which they finished.
+    """
     found: list[str] = []
 
     def watch(module: nn.Module, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Composition root of training: config to objects to loop."""
+"""The composition root of training: it turns a config into objects and runs the loop."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -45,11 +45,12 @@ _CHECKPOINTS = "checkpoints"
 
 
 def run_training(config: RunConfig, reporter: Reporter) -> Artifact:
-    """Train, or go on training, and publish the run at `config.out`; under torchrun every process calls it.
+    """Trains, or goes on training, and publishes the run at `config.out`.
 
-    A run that was interrupted goes on from its last checkpoint when the same config is run again, on any number of
-    processes, and ends with the same weights as if it had not been interrupted (CPU, same numbers of threads and
-    processes). Raises Elsewhere where another process tells what went wrong.
+    Under torchrun every process calls it. An interrupted run goes on from its last checkpoint when
+    the same config is run again, on any number of processes. It ends with the same weights as
+    without the interruption (on the CPU, with the same numbers of threads and processes). Raises
+    Elsewhere if another process reports what went wrong.
     """
     with open_processes(config.device, config.num_threads) as processes:
         processes.meet("the start")
@@ -96,7 +97,7 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
         fingerprint = state.backbone.replica().float().fingerprint()
         processes.meet("the end")
         if processes.world.rank == 0:
-            # config.yaml names places, which are no part of what was made; so it is kept like a log.
+            # config.yaml contains paths, which are no part of the result, so it is kept like a log.
             summary = _summary(draft.path, dataset, state)
             draft.publish(fingerprint=fingerprint, summary=summary, logs=_logs(draft.path))
     processes.meet("the end")
@@ -104,7 +105,10 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
 
 
 def _refuse_earlier(out: Path, request: Request) -> None:
-    """Raises Conflict where a run of an earlier version stands at `out`, finished or not: it would go on as another."""
+    """Raises Conflict if a run of an earlier version is at `out`, finished or not.
+
+    Such a run would go on with other crops and other negatives.
+    """
     finished = (
         open_artifact(out, verify_files=False).request().identity()
         if (out / MANIFEST).is_file()
@@ -117,13 +121,14 @@ def _refuse_earlier(out: Path, request: Request) -> None:
             and identity["config"].get("arithmetic") != ARITHMETIC
         ):
             raise Conflict(
-                f"{out} was begun by another version of mlcd, which crops images and draws negatives otherwise",
+                f"{out} was begun by another version of mlcd, which crops images and draws "
+                "negatives otherwise",
                 remedy="end it with that version, or remove it or give another output directory",
             )
 
 
 def read_run_config(run: Path) -> RunConfig:
-    """The config of a run, finished or interrupted (`RUN` names either)."""
+    """Reads the config of a run, finished or interrupted (`RUN` names either)."""
     path = run_directory(run) / CONFIG
     try:
         fields = yaml.safe_load(path.read_text())
@@ -138,7 +143,7 @@ def read_run_config(run: Path) -> RunConfig:
 
 
 def run_directory(run: Path) -> Path:
-    """Where the files of a run are, finished or interrupted. Raises ConfigInvalid."""
+    """Returns the directory of a run, finished or interrupted. Raises ConfigInvalid."""
     for directory in (run, draft_path(run)):
         if (directory / CONFIG).is_file():
             return directory
@@ -150,9 +155,10 @@ def run_directory(run: Path) -> Path:
 def initial_state(
     config: RunConfig, num_classes: int, processes: Processes, centers: Centers | None = None
 ) -> TrainState:
-    """Step 0. Weights are drawn on the CPU, so that they do not depend on the device.
+    """Builds the state at step 0.
 
-    Raises ConfigInvalid where `centers` do not fit the classes or model.embedding_dim.
+    Weights are drawn on the CPU, so that they do not depend on the device. Raises ConfigInvalid if
+    `centers` do not fit the classes or model.embedding_dim.
     """
     model = initial_model(config).to(processes.device)
     backbone = Backbone(model, config.compute, processes.world)
@@ -171,7 +177,7 @@ def initial_state(
 
 
 def initial_model(config: RunConfig) -> Servable:
-    """The untrained tower of this seed, on the CPU."""
+    """Returns the untrained tower of this seed, on the CPU."""
     trunk = ViT(config.model.vit())
     trunk.initialize(
         torch.Generator().manual_seed(int(hash_counters(config.seed, Stream.TOWER)[0]))
@@ -181,7 +187,7 @@ def initial_model(config: RunConfig) -> Servable:
 
 
 def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
-    """Raises ConfigInvalid where the labels do not suffice for the loss."""
+    """Builds the request. Raises ConfigInvalid if there are too few labels for the loss."""
     wanted, setting = (
         config.loss.num_stored,
         "drawn_from" if config.loss.drawn_from else "labels_per_image",
@@ -190,7 +196,8 @@ def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
         stored = int(table.artifact.config["top"])
         if wanted > stored:
             raise ConfigInvalid(
-                f"loss.{setting}={wanted}, but {table.artifact.path} holds {stored} labels per image",
+                f"loss.{setting}={wanted}, but {table.artifact.path} holds {stored} labels per "
+                "image",
                 remedy=f"label with --top {wanted}, or set loss.{setting}={stored}",
             )
     if wanted >= dataset.num_centers:
@@ -202,7 +209,7 @@ def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
 
 
 def _parents(config: RunConfig, out: Path, dataset: Dataset) -> Iterator[Parent]:
-    """Of a mixture, the first data set has the roles that a single one has."""
+    """Yields the parents; the first data set of a mixture has the same roles as a single one."""
     for index, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
         suffix = f"-{index}" if index else ""
         yield table.artifact.as_parent_of(out, f"labels{suffix}")
@@ -215,9 +222,11 @@ def _parents(config: RunConfig, out: Path, dataset: Dataset) -> Iterator[Parent]
 
 @contextmanager
 def _draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
-    """Of the first process, which alone holds the lock and publishes; the others write into the same directory.
+    """Opens the draft of the run for every process.
 
-    Once a step was saved it stays, whatever fails later: an evaluation's images may be away for a moment.
+    The first process alone holds the lock and publishes; the others write into the same directory.
+    Once a step was saved the draft stays, whatever fails later: an evaluation's images may be
+    unavailable for a moment.
     """
     draft = Draft(out, request)
     with ExitStack() as stack:
@@ -236,7 +245,10 @@ def _draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]
 
 
 def _agreed_latest(store: CheckpointStore, processes: Processes) -> int | None:
-    """What the first process finds: another may look at a shared disk through an older cache."""
+    """Returns the latest step that the first process finds.
+
+    Another process may see a shared disk through an older cache.
+    """
     found = store.latest() if processes.world.rank == 0 else None
     latest = int(processes.world.max(torch.tensor(-1 if found is None else found)))
     return None if latest < 0 else latest
@@ -274,7 +286,7 @@ def _journal(
     processes: Processes,
     meter: Any,
 ) -> Iterator[Journal]:
-    """The first process keeps the numbers; every one the keys of its own samples."""
+    """Opens the logs; the first process writes the numbers, each process its samples' keys."""
     device, rank = processes.device, processes.world.rank
     with ExitStack() as stack:
         records: list[Log] = []
@@ -311,7 +323,10 @@ def _summary(run: Path, dataset: Dataset, state: TrainState) -> dict[str, Any]:
 
 
 def _logs(run: Path) -> tuple[str, ...]:
-    """What tells about the making, and is no part of what was made: everything but the checkpoints."""
+    """Returns the paths of all files but the checkpoints.
+
+    They describe how the run was made and are no part of its result.
+    """
     names: Sequence[str] = [
         path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()
     ]

@@ -1,22 +1,23 @@
-"""Signals: before and after the loop they end the run at once, in the loop they are a question asked between steps."""
+"""Signals end the run at once outside of the loop; the loop asks for them between steps."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-_PREEMPTING: Final = (
-    signal.SIGTERM,
-    signal.SIGUSR1,
-)  # what job schedulers send before they take a machine away
+# The signals that job schedulers send before they take a machine away.
+_PREEMPTING: Final = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came; a checkpoint of the reached step is on disk."""
+    """Ctrl-C arrived; a checkpoint of the reached step is on disk."""
 
 
 class Preempted(Interrupted):
-    """SIGTERM or SIGUSR1 came; a checkpoint of the reached step is on disk. step: None outside of the loop."""
+    """SIGTERM or SIGUSR1 arrived; a checkpoint of the reached step is on disk.
+
+    step: None outside of the loop.
+    """
 
     def __init__(self, step: int | None) -> None:
         super().__init__()
@@ -24,7 +25,7 @@ class Preempted(Interrupted):
 
 
 class Signals:
-    """What came to this process so far."""
+    """The signals that this process has received so far."""
 
     def __init__(self) -> None:
         self.interrupted = False
@@ -39,7 +40,10 @@ class Signals:
 
 @contextmanager
 def preemptible() -> Iterator[None]:
-    """SIGTERM and SIGUSR1 raise Preempted, as Ctrl-C raises: outside of the loop all that is done is on disk."""
+    """Makes SIGTERM and SIGUSR1 raise Preempted, just as Ctrl-C raises.
+
+    Outside of the loop everything that is done is on disk.
+    """
 
     def stop(_: int, __: object) -> NoReturn:
         raise Preempted(None)
@@ -50,7 +54,7 @@ def preemptible() -> Iterator[None]:
 
 @contextmanager
 def received_signals() -> Iterator[Signals]:
-    """Collect SIGINT, SIGTERM and SIGUSR1 instead of dying of them."""
+    """Collects SIGINT, SIGTERM and SIGUSR1 instead of ending the process."""
     signals = Signals()
     with _handled((signal.SIGINT, *_PREEMPTING), signals.receive):
         yield signals

@@ -1,4 +1,4 @@
-"""Everything that must survive a crash: weights, centers, both optimizers' moments, and three integers."""
+"""The state that must survive a crash: weights, centers, moments, and three integers."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,11 @@ from training.parallel.partial_fc import PartialFC
 
 @dataclass
 class TrainState:
-    """`step` counts finished steps; order, negatives, augmentation and learning rate follow from it.
+    """The state of a training.
 
-    skipped_steps: those left out because loss or gradient was not finite. skipped_samples: images that could not be
-    used, over all processes.
+    step: finished steps; order, negatives, augmentation and learning rate follow from it.
+    skipped_steps: steps left out because loss or gradient was not finite. skipped_samples: images
+    that could not be used, over all processes.
     """
 
     backbone: Backbone

@@ -1,4 +1,4 @@
-"""One step: micro-batches in, loss, gradients, update, meters out."""
+"""One training step, from micro-batches to loss, gradients, update and meters."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from training.state import TrainState
 
 
 class MicroBatch(Protocol):
-    """See `training.data.loader.Batch`."""
+    """A micro-batch; see `training.data.loader.Batch`."""
 
     @property
     def images(self) -> Tensor: ...
@@ -26,7 +26,7 @@ class MicroBatch(Protocol):
 
 @dataclass(frozen=True)
 class Meters:
-    """Scalar tensors of one step, over all processes; read them only when they are logged."""
+    """The scalar tensors of one step, over all processes; read them only when they are logged."""
 
     loss: Tensor
     head: dict[str, Tensor]
@@ -41,7 +41,7 @@ class Meters:
             "grad_norm": self.grad_norm,
             "center_grad_norm": self.center_grad_norm,
         }
-        # JSON knows no NaN: a mean over nothing (no positive, no negative) is null.
+        # JSON has no NaN, so a mean over nothing (no positive, no negative) is null.
         values = {name: tensor.item() for name, tensor in tensors.items()}
         return {
             **{name: value if math.isfinite(value) else None for name, value in values.items()},
@@ -50,7 +50,10 @@ class Meters:
 
 
 class NotFinite(Exception):
-    """Loss or gradient is not finite: nothing was updated, the gradients are dropped; the same on all processes."""
+    """Loss or gradient is not finite, on all processes alike.
+
+    Nothing was updated, and the gradients are dropped.
+    """
 
     def __init__(self, meters: Meters) -> None:
         super().__init__("not finite")
@@ -58,7 +61,10 @@ class NotFinite(Exception):
 
 
 def on_device(parts: Sequence[MicroBatch], device: torch.device) -> Iterator[Tensor]:
-    """The images of one micro-batch at a time, so that only one is on the device as floating-point numbers."""
+    """Yields the images of one micro-batch at a time, as floating-point numbers on the device.
+
+    So only one micro-batch takes memory there in that form.
+    """
     for part in parts:
         yield part.images.to(device, non_blocking=True).float()
 
@@ -70,13 +76,15 @@ def train_step(
     shares: Sequence[float],
     config: RunConfig,
 ) -> Meters:
-    """One update of `state` by micro-batches: float images [b, 3, S, S] (0..255), labels int64 [b, L], shares.
+    """Updates `state` once, by micro-batches, without advancing `state.step`.
 
-    shares: each micro-batch's share of the global step, the same on all processes; one with no share is left out.
-    `state.step` is not advanced. Raises NotFinite before the update.
+    images: float [b, 3, S, S] (0..255). labels: int64 [b, L]. shares: each micro-batch's share of
+    the global step, the same on all processes; a micro-batch without a share is left out. Raises
+    NotFinite before the update.
     """
     lr = _set_learning_rate(state, config)
-    if not any(shares):  # no sample of the step could be used
+    # No sample of the step could be used.
+    if not any(shares):
         nothing = torch.tensor(math.nan)
         return Meters(nothing, {}, nothing, nothing, lr)
     loss, head = backward(state, images, labels, shares)
@@ -85,7 +93,8 @@ def train_step(
     norms = clip_global_norm(backbone, centers, max_norm, state.centers.world)
     meters = Meters(loss, head, *norms, lr)
     finite = torch.isfinite(loss) & torch.isfinite(norms[0]) & torch.isfinite(norms[1])
-    # The one read by the host. The maximum, so that all decide alike whatever each has seen.
+    # This is the only value that the host reads. It is a maximum, so that all processes decide
+    # alike.
     if bool(state.centers.world.max(torch.where(finite, 0.0, 1.0))):
         _drop_gradients(state)
         raise NotFinite(meters)
@@ -98,7 +107,10 @@ def train_step(
 def backward(
     state: TrainState, images: Iterable[Tensor], labels: Sequence[Tensor], shares: Sequence[float]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Gradients of the global mean loss, averaged over processes, in `state`'s parameters; the loss and meters."""
+    """Computes gradients of the global mean loss in `state`'s parameters; returns loss and meters.
+
+    The gradients are averaged over processes.
+    """
     world, device = state.centers.world, state.centers.weight.device
     # With one micro-batch the head gathers the step's labels itself.
     step_labels = world.gather_rows(torch.cat(list(labels))) if len(labels) > 1 else None
@@ -138,7 +150,7 @@ def _drop_gradients(state: TrainState) -> None:
 
 
 def _averaged(parts: Sequence[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """By share; of a mean over nothing (NaN), over the micro-batches that have something."""
+    """Averages meters by share; a meter that is NaN (a mean over nothing) does not count."""
     if len(parts) == 1:
         return dict(parts[0][1])
     averages = {}

@@ -1,1 +1,1 @@
-"""The validation study: does Eq. 5 earn its place at a size that anyone can repeat?"""
+"""The validation study: it asks if Eq. 5 is worth its cost at a size that anyone can repeat."""

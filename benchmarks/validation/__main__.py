@@ -1,14 +1,15 @@
-"""Run the study, or go on with it; then write its numbers.
+"""Runs the study, or goes on with it, and then writes its numbers.
 
-    python -m benchmarks.validation --tier smoke|cpu|gpu --data DIR [--out DIR] [--only RUN] [--max-runs N]
-                                   [--minutes M] [--jobs N] [--references]
+    python -m benchmarks.validation --tier smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
+                                    [--max-runs N] [--minutes M] [--jobs N] [--references]
 
-RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a command for each.
-Every run is a process of its own; finished ones are never repeated, an interrupted one goes on at its last checkpoint
-(one of instance discrimination starts anew). After each call the raw numbers of all finished runs are written to
-RESULTS/TIER.parquet and RESULTS/TIER-curves.parquet, beside those of runs that this state does not have; of a run that
-another state made before, it says how many numbers came out the same. `python -m benchmarks.validation.report` draws
-from these files.
+RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a
+command for each. Every run is a process of its own. Finished runs are never repeated. An
+interrupted one goes on at its last checkpoint (one of instance discrimination starts anew). After
+each call the raw numbers of all finished runs are written to RESULTS/TIER.parquet and
+RESULTS/TIER-curves.parquet, beside those of runs that this state does not have. If another state
+made a run before, the number of equal results is printed. `python -m benchmarks.validation.report`
+draws from these files.
 """
 
 import argparse
@@ -38,10 +39,12 @@ def main() -> int:
     options = _parsed()
     study = Study(TIERS[options.tier], options.data, options.out / options.tier)
     try:
-        if not (study.state / "sets").is_dir():  # else it has all that it needs
+        # Existing sets are complete.
+        if not (study.state / "sets").is_dir():
             require(study.data, ["tiny_imagenet_pretrain", *SINGLE_LABEL, FASHION])
         if options.run is not None:
-            with suppress(Preempted):  # it has saved, and goes on when it is run again
+            # A preempted run has saved, and goes on when it is run again.
+            with suppress(Preempted):
                 perform(study, RunSpec.parse(options.run))
             return 0
         only = (
@@ -92,14 +95,16 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument(
         "--references", action="store_true", help="only floors and ceilings; else they come last"
     )
-    parser.add_argument(
-        "--run", help=argparse.SUPPRESS
-    )  # what the processes of single runs are given
+    # These options are given to the processes of single runs.
+    parser.add_argument("--run", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _run_all(study: Study, options: argparse.Namespace, only: Sequence[RunSpec] | None) -> None:
-    """Start what is due while there is any. Raises InvalidInput where a run fails, after the others have ended."""
+    """Starts due runs while there are any.
+
+    Raises InvalidInput if a run fails, after the others have ended.
+    """
     jobs = options.jobs or (1 if study.tier.device == "cuda" else available_cores())
     left = options.max_runs if options.max_runs is not None else sys.maxsize
     deadline = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
@@ -146,7 +151,7 @@ def _wanted(study: Study, only: Sequence[RunSpec] | None) -> Iterator[RunSpec]:
 
 
 def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: float) -> int:
-    """The exit status of the run's process; at the deadline it is told to save and to end."""
+    """Returns the exit status of the run's process; at the deadline the process saves and ends."""
     places = ["--tier", study.tier.name, "--data", str(options.data), "--out", str(options.out)]
     command = [sys.executable, "-m", "benchmarks.validation", *places, "--run", spec.name]
     with subprocess.Popen(command) as process:

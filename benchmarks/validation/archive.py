@@ -1,4 +1,4 @@
-"""Images in one zip: what a study keeps, and what travels to another machine."""
+"""Images in one zip, which a study keeps and which can be sent to another machine."""
 
 import io
 import zipfile
@@ -17,7 +17,7 @@ _QUALITY: Final = 90
 
 
 def write_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Named files, stored as they are; published by rename."""
+    """Writes named files unchanged into a zip, published by rename."""
     written = path.with_suffix(".partial")
     with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files:
@@ -26,19 +26,23 @@ def write_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
 
 
 def shrunk(data: bytes, size: int) -> bytes:
-    """An encoded image as it is where no side is longer than `size`, else the square that a tower takes, as JPEG."""
+    """Returns an encoded image unchanged if no side is longer than `size`.
+
+    A larger one becomes the square that a tower takes, as JPEG.
+    """
     if max(decode(data).size) <= size:
         return data
     square = PreprocessSpec(resize_shortest=size, crop=size).prepare(data)
     buffer = io.BytesIO()
-    Image.fromarray(square.transpose(1, 2, 0)).save(
-        buffer, "JPEG", quality=_QUALITY, subsampling=0
-    )  # color is half of what is asked for
+    # Without subsampling=0, color would have half of the requested resolution.
+    Image.fromarray(square.transpose(1, 2, 0)).save(buffer, "JPEG", quality=_QUALITY, subsampling=0)
     return buffer.getvalue()
 
 
 def pack_photographs(shards: str, path: Path, per_class: int) -> None:
-    """So many photographs of each class by the hash of the key, one folder per class, byte for byte."""
+    """Writes so many photographs of each class by the hash of the key, one folder per class,
+    unchanged.
+    """
     source = open_source(shards)
     entries = source.entries
     classes = [str(entry.class_name) for entry in entries]

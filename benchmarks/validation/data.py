@@ -1,7 +1,7 @@
 """The pre-training set by the product's own commands: `mlcd embed`, `mlcd cluster`, `mlcd label`.
 
-What is there is left alone. A fifth of each class, by the hash of the key, is left out
-of clustering and training.
+Existing artifacts are kept. A fifth of each class, by the hash of the key, is left out of
+clustering and training.
 """
 
 import fcntl
@@ -24,7 +24,10 @@ from mlcd.keys import HELD_OUT_FRACTION
 
 @dataclass(frozen=True)
 class PretrainingData:
-    """root: the shared data. state: where artifacts are kept."""
+    """The data of pre-training.
+
+    root: the shared data. state: the directory of artifacts.
+    """
 
     root: Path
     state: Path
@@ -32,18 +35,18 @@ class PretrainingData:
 
     @property
     def images(self) -> str:
-        """What `mlcd embed` and the trainer read."""
+        """The images for `mlcd embed` and the trainer."""
         return str(
             self.root / self.tier.shards if self.tier.packed_per_class is None else self.photographs
         )
 
     @property
     def photographs(self) -> Path:
-        """Of a tier that travels."""
+        """The zip of photographs of a tier that is sent to another machine."""
         return self.state / "photographs.zip"
 
     def encoder(self, variant: Variant) -> str:
-        """What `mlcd embed --model` takes."""
+        """The encoder for `mlcd embed --model`."""
         name = variant.features or self.tier.encoder
         return str(self.root / name) if name.endswith(".onnx") else name
 
@@ -60,7 +63,7 @@ class PretrainingData:
         return clusters if variant.features is None else f"{clusters}-{variant.features}"
 
     def prepare(self, variant: Variant) -> Path:
-        """Labels of all photographs, `stored_labels` each; the path of the artifact."""
+        """Labels all photographs, `stored_labels` each, and returns the path of the artifact."""
         labels, centers = self.state / f"labels-{self._clustering(variant)}", self.centers(variant)
         embeddings = self.embeddings(variant)
         if (labels / MANIFEST).is_file():
@@ -87,7 +90,9 @@ class PretrainingData:
         return labels
 
     def labels(self, spec: RunSpec) -> Path:
-        """The labels that a run is trained on; of several runs at a time one makes them, and the others wait."""
+        """Returns the labels of a run; of several runs at a time one makes them, and the others
+        wait.
+        """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / ".making").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,7 +119,10 @@ class PretrainingData:
 
 
 def make(artifact: Path, *words: object) -> None:
-    """Run a command of the product unless its artifact is there. Raises InvalidInput with its line where it fails."""
+    """Runs a command of the product unless its artifact exists.
+
+    Raises InvalidInput with the command line if it fails.
+    """
     if (artifact / MANIFEST).is_file():
         return
     command = [sys.executable, "-m", "mlcd", *map(str, words)]
@@ -125,7 +133,7 @@ def make(artifact: Path, *words: object) -> None:
 
 
 def require(root: Path, names: Sequence[str]) -> None:
-    """Raises NotFound where a data set is missing."""
+    """Raises NotFound if a data set is missing."""
     for name in names:
         if not (root / name).exists():
             raise NotFound(
@@ -135,7 +143,7 @@ def require(root: Path, names: Sequence[str]) -> None:
 
 
 def _threshold(table: LabelTable, mean: float) -> float:
-    """The cosine that `mean` labels of an image reach on average, to two decimals."""
+    """Returns the cosine that `mean` labels of an image reach on average, to two decimals."""
     scores = np.concatenate([part.astype(np.float64) for part in _scores(table)])
     wanted = round(mean * len(table.keys))
     return round(float(np.sort(scores)[-wanted]), 2)

@@ -1,4 +1,4 @@
-"""Where and from what a result comes: machine, versions, commit."""
+"""The origin of a result: machine, versions, commit."""
 
 import json
 import platform
@@ -18,8 +18,10 @@ _SOURCES = ("mlcd", "training", "benchmarks/validation")
 
 @dataclass(frozen=True)
 class Origin:
-    """commit ends in `+` where the sources that decide results differ from it; of a run that went on at another one
-    both are told, see THEN.
+    """The origin of a run.
+
+    commit ends in `+` if the sources that decide results differ from it. A run that went on at
+    another commit has both, see THEN.
     """
 
     cpu: str
@@ -45,7 +47,9 @@ def origin() -> Origin:
 
 
 def origin_so_far(path: Path) -> Origin:
-    """Of a run that begins now, or goes on: taken when its process starts, and kept in the file."""
+    """Returns the origin of a run that begins or goes on, kept in the file from its process's
+    start.
+    """
     now = origin()
     if path.is_file():
         commits = json.loads(path.read_text())["commit"]

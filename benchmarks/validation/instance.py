@@ -1,9 +1,10 @@
-"""Instance discrimination without text, the paper's opponent: two views of each photograph, softmax or sigmoid.
+"""Instance discrimination without text, the paper's opponent: two views of each photograph.
 
-Everything but the loss is the trainer's: the same first weights, samples, order, steps, learning rate, clipping; the
-first view is what cluster discrimination sees, the second another draw of the same augmentation. Both towers' passes
-cost twice as much per step. The inverse temperature is learned, as CLIP and SigLIP do (and so is SigLIP's bias, from
--log of the number of negatives on).
+The loss is softmax or sigmoid. Everything else is the trainer's: the same first weights, samples,
+order, steps, learning rate and clipping. The first view is that of cluster discrimination; the
+second is another draw of the same augmentation. The passes of both views make a step cost twice as
+much. The inverse temperature is learned, as in CLIP and SigLIP, and so is SigLIP's bias, which
+starts from -log of the number of negatives.
 """
 
 import json
@@ -31,8 +32,8 @@ from training.step import on_device
 
 InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
 
-_SECOND_VIEW: Final = 1 << 31  # added to the seed: another stream of the same augmentation
-_MAX_SCALE: Final = 100.0  # CLIP's
+_SECOND_VIEW: Final = 1 << 31  # added to the seed for another stream of the same augmentation
+_MAX_SCALE: Final = 100.0  # CLIP's limit
 WEIGHTS: Final = "weights"
 METRICS: Final = "metrics.jsonl"
 
@@ -48,7 +49,7 @@ class InstanceLoss(nn.Module):
             self.bias = nn.Parameter(torch.tensor(-math.log(batch_size - 1)))
 
     def forward(self, first_BD: Tensor, second_BD: Tensor) -> Tensor:
-        """Unit rows, pair by pair, to a scalar."""
+        """Returns the loss of unit rows, pair by pair, as a scalar."""
         scale = self.log_scale.exp()
         if self.kind == "instance_softmax":
             return clip_loss(first_BD, second_BD, scale)
@@ -56,14 +57,15 @@ class InstanceLoss(nn.Module):
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """After the optimizer's step, as CLIP does."""
+        """Limits the scale after the optimizer's step, as CLIP does."""
         self.log_scale.clamp_(0.0, math.log(_MAX_SCALE))
 
 
 def train_instances(config: RunConfig, kind: InstanceKind, scale: float) -> Path:
-    """Train and publish at `config.out` by rename; interrupted, it starts anew. The directory of the weights.
+    """Trains, and publishes at `config.out` by rename; returns the directory of the weights.
 
-    Of `config.data.labels` only the list of photographs is used; `config.loss` is not.
+    An interrupted training starts anew. From `config.data.labels` only the list of photographs is
+    used; `config.loss` is not used.
     """
     out = Path(config.out)
     if not (out / WEIGHTS).is_dir():

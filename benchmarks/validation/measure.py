@@ -1,8 +1,9 @@
-"""What a representation is worth: k-NN and linear probe on every task, mean average precision over attributes.
+"""The measures of a representation: k-NN and linear probe on every task, mAP over attributes.
 
-k-NN takes the embedding as served, 5 neighbors; the probes take the features before the projection, as CLIP's protocol.
-They choose C among powers of ten instead of on CLIP's 96 steps: the weakest of these take minutes each on features of
-so small a tower, more than its training.
+k-NN uses the embedding as served and 5 neighbors. The probes use the features before the
+projection, as CLIP's protocol does. They choose C among powers of ten instead of CLIP's 96 steps:
+the weakest penalties of these take minutes each on features of so small a tower, more than its
+training.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,11 @@ _BATCH: Final = 256
 
 @dataclass(frozen=True)
 class Measurement:
-    """set: of images. task: the column of classes, or `attributes`. value: an accuracy, or a mean average precision."""
+    """One measured value.
+
+    set: the images. task: the column of classes, or `attributes`. value: an accuracy, or a mean
+    average precision.
+    """
 
     set: str
     task: str
@@ -41,7 +46,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Rows:
-    """embedding: unit rows [N, D], for neighbors. features: [N, F], for probes."""
+    """Both kinds of rows of a tower.
+
+    embedding: unit rows [N, D], for neighbors. features: [N, F], for probes.
+    """
 
     embedding: NDArray[np.float32]
     features: NDArray[np.float32]
@@ -49,7 +57,7 @@ class Rows:
 
 @torch.no_grad()
 def encode(model: Servable, pixels: NDArray[np.uint8]) -> Rows:
-    """Both of a tower's outputs for uint8 [N, 3, S, S]."""
+    """Returns both of a tower's outputs for uint8 [N, 3, S, S]."""
     model.eval()
     embeddings, pooled = [], []
     for start in range(0, len(pixels), _BATCH):
@@ -61,7 +69,7 @@ def encode(model: Servable, pixels: NDArray[np.uint8]) -> Rows:
 
 
 def encode_reference(rows: NDArray[np.float32], test: NDArray[np.bool_]) -> Rows:
-    """Features of another kind: the mean of the known images is subtracted before rows are compared."""
+    """Returns rows for features of another kind, less the mean of the known images."""
     return Rows(unit_rows(rows - rows[~test].mean(axis=0)), rows)
 
 
@@ -78,7 +86,7 @@ def measure_neighbors(images: EvaluationSet, rows: Rows) -> Iterator[Measurement
 
 
 def measure(images: EvaluationSet, rows: Rows) -> Iterator[Measurement]:
-    """Everything that the set can tell."""
+    """Yields everything that can be measured on the set."""
     yield from measure_neighbors(images, rows)
     for task in images.tasks:
         yield Measurement(
@@ -92,7 +100,9 @@ def measure(images: EvaluationSet, rows: Rows) -> Iterator[Measurement]:
 
 
 def measure_majority(images: EvaluationSet) -> Iterator[Measurement]:
-    """What no image has to be seen for: the class that most known images have; equal scores for every attribute, whose
+    """Yields the values of a guess that looks at no image.
+
+    The guess is the class that most known images have, and equal scores for every attribute, whose
     average precision is the share of test images that have it.
     """
     none = np.empty((len(images.keys), 0), np.float32)
@@ -109,7 +119,10 @@ def measure_majority(images: EvaluationSet) -> Iterator[Measurement]:
 
 
 def linear_probe(samples: LabeledRows) -> float:
-    """Accuracy of logistic regression on the test images; C chosen on a fifth of the others, then fitted to all."""
+    """Returns the accuracy of logistic regression on the test images.
+
+    C is chosen on a fifth of the others; the model is then fitted to all of them.
+    """
     split = split_samples(samples.splits, HELD_OUT_FRACTION)
     check_probe_split(samples.class_names, split)
     num_classes = len(set(samples.class_names))

@@ -1,4 +1,4 @@
-"""The raw numbers of a tier, by arm, task and seed; and what pairs of arms differ by."""
+"""The raw numbers of a tier by arm, task and seed, and the differences between pairs of arms."""
 
 import json
 import statistics
@@ -23,11 +23,11 @@ from benchmarks.validation.table import read
 from benchmarks.validation.tiers import Tier
 
 PRETRAIN: Final = "pretrain"
+# Settings are chosen by this measure. It is no evaluation: its classes are those of training.
 HELD_OUT: Final = (PRETRAIN, "class", "knn")
-"""What settings are chosen by: no evaluation, of the classes that were trained on."""
 METRICS: Final = {"knn": "k-NN", "linear_probe": "probe", "map": "mAP"}
+# These metrics are averaged over tasks; there is only one task of mAP.
 AVERAGED: Final = ("knn", "linear_probe")
-"""Over tasks; of mAP there is one."""
 _OPPONENTS: Final = ("cd", "per_column", "mlc", *INSTANCE_ARMS)
 _TITLES: Final = {
     "tiny_imagenet_30": "Tiny ImageNet, 30 classes",
@@ -37,14 +37,14 @@ _TITLES: Final = {
     PRETRAIN: "pre-training's classes, photographs held out",
 }
 
+# The set, the task and the metric.
 Task = tuple[str, str, str]
-"""set, task, metric."""
+# The values of one arm at one setting, by task and seed.
 Runs = Mapping[Task, Mapping[int, float]]
-"""Of one arm at one setting: values by task and seed."""
+# The differences by title of the task (or of a mean of tasks), and by the other arm.
 Differences = Mapping[str, Mapping[str, Interval]]
-"""By title of the task, or of the mean of some, and by what is subtracted or from what."""
+# The step, the positive cosine and the negative one.
 Curve = list[tuple[float, float, float]]
-"""(step, positive cosine, negative cosine)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Numbers:
         )
 
     def tasks(self) -> list[Task]:
-        """In a fixed order; the pre-training set is no evaluation."""
+        """The tasks in a fixed order; the pre-training set is no evaluation."""
         found = {
             (row["set"], row["task"], row["metric"]) for row in self.rows if row["set"] != PRETRAIN
         }
@@ -74,7 +74,7 @@ class Numbers:
         )
 
     def reported(self, arm: str, setting: Setting | None) -> dict[Task, dict[int, float]]:
-        """Of the reported runs of an arm at a setting (None: whatever it is), by task and seed."""
+        """Returns the reported runs of an arm at a setting (None: any), by task and seed."""
         return _by_task(
             row
             for row in self.rows
@@ -84,19 +84,22 @@ class Numbers:
     def swept(
         self, arm: str, setting: Setting, steps: int, variant: Variant
     ) -> dict[Task, dict[int, float]]:
-        """Of the sweep's runs that differ in their seed alone, by task and seed."""
+        """Returns the sweep's runs that differ in their seed alone, by task and seed."""
         names = {
             RunSpec("sweep", arm, seed, setting, steps, variant).name for seed in self.tier.seeds
         }
         return _by_task(row for row in self.rows if row["run"] in names)
 
     def tuned(self, arm: str) -> Setting | None:
-        """What tuning chose; None before it is finished."""
+        """Returns the setting that tuning chose; None before it is finished."""
         scores = {row["run"]: row["value"] for row in self.rows if row["set"] == PRETRAIN}
         return tuning(self.tier, arm, scores)[1]
 
     def settings(self) -> dict[str, Setting]:
-        """Of each arm that trains: the tuned one once every seed of every arm of clusters has it, else the recipe's."""
+        """Returns the setting of each arm that trains.
+
+        It is the tuned one once every seed of every arm of clusters has it, else the recipe's.
+        """
         arms = (*CLUSTER_ARMS, *INSTANCE_ARMS)
         tuned = {arm: self.tuned(arm) for arm in arms}
         ready = all(self._has_every_seed(arm, tuned[arm]) for arm in CLUSTER_ARMS)
@@ -112,8 +115,11 @@ class Numbers:
         return any(row["stage"] == "sweep" for row in self.rows)
 
     def by_clusters(self, metric: str) -> dict[str, dict[int, float]]:
-        """Of the untrained tower and each arm of clusters, by their number: the mean over the metric's tasks, of the
-        first seed, where that has run. The untrained tower's is the same for each.
+        """Returns the mean over the metric's tasks, of the first seed, by arm and number of
+        clusters.
+
+        The arms are the untrained tower, whose value is the same for each number, and each arm of
+        clusters, as far as they were run.
         """
         tasks = [task for task in self.tasks() if task[2] == metric]
         first, numbers = (
@@ -137,7 +143,7 @@ class Numbers:
         return self.swept(arm, setting, self.tier.steps, Variant(clusters=clusters))
 
     def cosines(self) -> dict[str, list[Curve]]:
-        """Of MLC and MLCD: a curve for every reported seed."""
+        """Returns the curves of MLC and MLCD, one for every reported seed."""
         settings = self.settings()
         arm_of_run = {
             row["run"]: row["arm"]
@@ -165,12 +171,12 @@ def title(task: Task) -> str:
 
 
 def count_seeds(runs: Runs) -> set[int]:
-    """How many seeds the tasks have; empty where nothing was run."""
+    """Returns how many seeds the tasks have; empty if nothing was run."""
     return {len(values) for values in runs.values()}
 
 
 def pairs_of_arms(numbers: Numbers) -> Differences:
-    """Each arm minus each one before it, at their own settings."""
+    """Returns each arm minus each one before it, at their own settings."""
     arms = {arm: numbers.reported(arm, setting) for arm, setting in numbers.settings().items()}
     names = list(arms)
     pairs = [(first, second) for place, first in enumerate(names) for second in names[:place]]
@@ -181,15 +187,17 @@ def pairs_of_arms(numbers: Numbers) -> Differences:
 
 
 def differences(numbers: Numbers, settings: Mapping[str, Setting]) -> Differences:
-    """MLCD minus each opponent that has run."""
+    """Returns MLCD minus each opponent that has run."""
     ours = numbers.reported("mlcd", settings["mlcd"])
     others = {arm: numbers.reported(arm, settings[arm]) for arm in _OPPONENTS if arm in settings}
     return paired(numbers.tasks(), {arm: (ours, theirs) for arm, theirs in others.items()})
 
 
 def paired(tasks: Sequence[Task], pairs: Mapping[str, tuple[Runs, Runs]]) -> Differences:
-    """First minus second of each pair: the means over tasks of a metric, then every task, and what settings are chosen
-    by. Empty before there is one.
+    """Returns first minus second of each pair, and is empty before there is a pair.
+
+    The means over tasks of a metric come first, then every task and the measure that chooses
+    settings.
     """
     pairs = {name: pair for name, pair in pairs.items() if all(pair)}
     found: dict[str, dict[str, Interval]] = {}
@@ -210,7 +218,7 @@ def paired(tasks: Sequence[Task], pairs: Mapping[str, tuple[Runs, Runs]]) -> Dif
 
 
 def _by_task(rows: Iterable[dict[str, Any]]) -> dict[Task, dict[int, float]]:
-    """Values by task and seed."""
+    """Returns values by task and seed."""
     found: dict[Task, dict[int, float]] = defaultdict(dict)
     for row in rows:
         found[row["set"], row["task"], row["metric"]][row["seed"]] = row["value"]
@@ -222,7 +230,7 @@ def _has(row: dict[str, Any], setting: Setting | None) -> bool:
 
 
 def _mean(by_task: Runs, tasks: Sequence[Task]) -> Values:
-    """By seed, over the tasks, of the seeds that have all of them."""
+    """Returns the mean over the tasks by seed, for the seeds that have all of them."""
     if not tasks:
         return {}
     seeds = set.intersection(*(set(by_task.get(task, {})) for task in tasks))

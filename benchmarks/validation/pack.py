@@ -1,7 +1,9 @@
-"""One file of at most 50 MB with all that a tier's runs need, for a machine that has nothing but the repository.
+"""One file of at most 50 MB with all that a tier's runs need besides the repository.
 
-python -m benchmarks.validation.pack --tier gpu --data DATA --out STATE FILE.tar
-there:  tar -xf FILE.tar -C STATE, then python -m benchmarks.validation --tier gpu --out STATE --minutes 10
+    python -m benchmarks.validation.pack --tier gpu --data DATA --out STATE FILE.tar
+
+On the other machine run `tar -xf FILE.tar -C STATE`, and then `python -m benchmarks.validation
+--tier gpu --out STATE --minutes 10`.
 """
 
 import argparse
@@ -31,9 +33,8 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     options = parser.parse_args()
     try:
-        print(
-            f"{pack(Study(TIERS[options.tier], options.data, options.out / options.tier), options.file)} bytes"
-        )
+        study = Study(TIERS[options.tier], options.data, options.out / options.tier)
+        print(f"{pack(study, options.file)} bytes")
     except MlcdError as error:
         print(error, file=sys.stderr)
         return 2
@@ -41,7 +42,10 @@ def main() -> int:
 
 
 def pack(study: Study, file: Path) -> int:
-    """Prepare the study, write the tar by rename, return its size. Raises InvalidInput above MAX_BYTES."""
+    """Prepares the study, writes the tar by rename and returns its size.
+
+    Raises InvalidInput above MAX_BYTES.
+    """
     study.prepare()
     labels = study.pretraining.prepare(Variant())
     tables = sorted(

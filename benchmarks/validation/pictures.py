@@ -18,7 +18,7 @@ _COLORS: Final = ("#1f5f99", "#b3541e", "#3d7a3d", "#7a3d7a", "#8a7a1e")
 
 
 def draw_differences(found: Differences, path: Path) -> None:
-    """MLCD minus each opponent with its interval, in points; pairs without one are left out."""
+    """Draws MLCD minus each opponent with its interval, in points; pairs without one are absent."""
     titles = list(found)
     figure, axes = plt.subplots(figsize=(7, 0.42 * len(titles) + 1))
     arms = list(next(iter(found.values())))
@@ -44,7 +44,7 @@ def draw_differences(found: Differences, path: Path) -> None:
 
 
 def draw_cosines(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
-    """Positive and negative cosines over the steps, one line for each seed."""
+    """Draws positive and negative cosines over the steps, one line for each seed."""
     figure, panels = plt.subplots(1, 2, figsize=(7, 2.6))
     for panel, (index, title) in zip(panels, ((1, "positives"), (2, "negatives")), strict=True):
         for (arm, runs), color in zip(curves.items(), _COLORS, strict=False):
@@ -59,7 +59,9 @@ def draw_cosines(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
 
 
 def draw_clusters(by_metric: Mapping[str, Mapping[str, Mapping[int, float]]], path: Path) -> None:
-    """A panel for each metric: what each arm reaches with so many clusters, in percent, beside the untrained tower."""
+    """Draws a panel for each metric: each arm's percentage by number of clusters, and the untrained
+    tower's.
+    """
     figure, panels = plt.subplots(1, len(by_metric), figsize=(7, 2.8))
     for panel, (title, by_arm) in zip(panels, by_metric.items(), strict=True):
         for (arm, by_clusters), color in zip(by_arm.items(), ("black", *_COLORS), strict=False):

@@ -1,11 +1,12 @@
-"""Which runs are due: a pure function of the tier and of what is finished.
+"""The runs that are due, a pure function of the tier and of the finished runs.
 
-First every arm of clusters at the recipe's setting, seed by seed, so that an early stop leaves whole seeds. Then
-tuning, one round after the other for each arm, on a seed that is not reported and on photographs of the pre-training
-set that were held out: no evaluation set is looked at. Then every arm at its tuned setting (what the recipe's setting
-has made already is not made again); then the sweep of k, which defaults rest on; then instance discrimination, which
-costs twice as much; then the other sweeps, on the first reported seed; at last the other seeds of two of them, what
-longer training changes and what the centers of k-means do.
+First comes every arm of clusters at the recipe's setting, seed by seed, so that an early stop
+leaves whole seeds. Then comes tuning, one round after the other for each arm. It uses a seed that
+is not reported and held-out photographs of the pre-training set; no evaluation set is looked at.
+Then comes every arm at its tuned setting (runs of the recipe's setting are not repeated); then the
+sweep of k, on which defaults rest; then instance discrimination, which costs twice as much; then
+the other sweeps, on the first reported seed. Last come the other seeds of two of them: longer
+training, and the centers of k-means.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,25 +25,25 @@ from benchmarks.validation.arms import (
 )
 from benchmarks.validation.tiers import Tier
 
+# The k-NN accuracy of every finished run, by name, on the pre-training set's held-out photographs.
 Scores = Mapping[str, float]
-"""Of every finished run by name: k-NN accuracy on the pre-training set's held-out photographs."""
 
+# The length of longer training, in multiples of the tier's steps.
 LONGER: Final = 3
-"""Times the steps of the tier."""
 FROM_RANDOM: Final = Variant(embedding_dim=1280)
+# These are as wide as the features of MOBILENET, so that the classifier can start at the centers.
 FROM_KMEANS: Final = Variant(embedding_dim=1280, kmeans_centers=True)
-"""As wide as the features of MOBILENET, so that the classifier can start at the centers; the other is its pair."""
 
 
 def due(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
-    """Runs that are not finished and can start now, in the order in which to start them."""
+    """Yields runs that are not finished and can start now, in the order of their start."""
     for spec in known(tier, scores):
         if spec.name not in scores:
             yield spec
 
 
 def known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
-    """All runs that can be told so far, finished or not, each once."""
+    """Yields all runs that are known so far, finished or not, each once."""
     yield from {spec.name: spec for spec in _all_known(tier, scores)}.values()
 
 
@@ -73,7 +74,10 @@ def _all_known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
 
 @dataclass(frozen=True)
 class _Tuned:
-    """runs: all that can be told so far. chosen: of the arms whose tuning is finished."""
+    """The state of tuning.
+
+    runs: all that are known so far. chosen: the settings of arms whose tuning is finished.
+    """
 
     runs: list[RunSpec]
     chosen: dict[str, Setting]
@@ -94,7 +98,7 @@ def reported(tier: Tier, arm: str, seed: int, setting: Setting) -> RunSpec:
 
 
 def tuning(tier: Tier, arm: str, scores: Scores) -> tuple[list[RunSpec], Setting | None]:
-    """(all tuning runs that can be told so far, the best setting once all are finished)."""
+    """Returns all tuning runs known so far, and the best setting once all are finished."""
     best = default_setting(arm)
     if tier.tune_steps == 0:
         return [], best
@@ -107,7 +111,7 @@ def tuning(tier: Tier, arm: str, scores: Scores) -> tuple[list[RunSpec], Setting
         told += specs
         if any(spec.name not in scores for spec in specs):
             return told, None
-        # The first of equals: what stands goes before what would replace it.
+        # Of equals the first wins: the present value comes before its replacement.
         standing = RunSpec("tune", arm, tier.tune_seed, best, tier.tune_steps)
         best = max([standing, *specs], key=lambda spec: scores[spec.name]).setting
     return told, best
@@ -122,8 +126,9 @@ def _rounds(arm: str) -> Iterator[Callable[[Setting], list[Setting]]]:
 
 
 def sweep_of_clusters(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """A fifth and four times as many clusters, at the tuned settings; `mlcd` at the common one, too: which suits it may
-    depend on k.
+    """Yields runs with a fifth and with four times as many clusters, at the tuned settings.
+
+    `mlcd` also runs at the common setting, because the better one may depend on k.
     """
     for clusters in swept_clusters(tier):
         settings = [(arm, chosen[arm]) for arm in ("mlcd", "mlc", "cd", "per_column")]
@@ -138,20 +143,23 @@ def swept_clusters(tier: Tier) -> tuple[int, int]:
 
 
 def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
-    """One change at a time to `mlcd`, but for k, at the tuned setting, one seed; then every arm on features without
-    supervision.
+    """Yields one change at a time to `mlcd`, except of k, at the tuned setting and with one seed.
+
+    Then come all arms on features without supervision.
     """
     seed, base, common = tier.seeds[0], chosen["mlcd"], default_setting("mlcd")
 
     def changed(arm: str = "mlcd", setting: Setting | None = None, **variant: object) -> RunSpec:
-        return RunSpec("sweep", arm, seed, setting or chosen[arm], tier.steps, Variant(**variant))  # type: ignore[arg-type]
+        of_variant = Variant(**variant)  # type: ignore[arg-type]
+        return RunSpec("sweep", arm, seed, setting or chosen[arm], tier.steps, of_variant)
 
     yield from (changed(labels=labels) for labels in (1, 2, 4, 16))
     of_ratios = (replace(base, ratio=ratio) for ratio in (0.1, 0.3, 1.0))
     of_scales = (replace(base, scale=scale) for scale in (4.0, 8.0, 16.0, 32.0, 64.0))
     of_a_million_classes = replace(base, scale=64.0, ratio=0.1)
     for setting in (*of_ratios, *of_scales, of_a_million_classes):
-        if setting not in (base, common):  # reported ones
+        # The others are reported.
+        if setting not in (base, common):
             yield changed(setting=setting)
     yield changed(labels=16, threshold_mean=8.0)
     yield from (changed(arm, drawn_from=10) for arm in ("mlcd", "per_column"))
@@ -161,7 +169,11 @@ def sweeps(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[RunSpec]:
 
 
 def repeated(tier: Tier, chosen: Mapping[str, Setting], seed: int) -> Iterator[RunSpec]:
-    """The sweeps that have every seed: `mlcd` from the centers of k-means and not, every arm trained for longer."""
+    """Yields the sweeps that have every seed.
+
+    These are `mlcd` from the centers of k-means and from random ones, and every arm trained for
+    longer.
+    """
     for variant in (FROM_RANDOM, FROM_KMEANS):
         yield RunSpec("sweep", "mlcd", seed, chosen["mlcd"], tier.steps, variant)
     yield from (

@@ -1,5 +1,7 @@
-"""Floors and ceilings: the most frequent class, raw pixels, the features that were clustered, and on CIFAR a network
-trained on CIFAR itself.
+"""Floors and ceilings of the study.
+
+They are the most frequent class, raw pixels, the features that were clustered, and on CIFAR a
+network trained on CIFAR itself.
 """
 
 import json
@@ -22,7 +24,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 MAJORITY: Final = "majority"
 _RESNET: Final = "encoders/resnet_cifar10/resnet20.onnx"
 _CIFAR: Final = "cifar10_jpg"
-# Its provenance: RGB / 255 normalized with ImageNet's statistics, 32 px.
+# Its provenance states RGB / 255 normalized with ImageNet's statistics, 32 px.
 _RESNET_INPUT: Final = {
     "name": "resnet20",
     "input": "pixel_values",
@@ -38,7 +40,7 @@ _RESNET_INPUT: Final = {
 
 
 def perform_references(study: Study) -> None:
-    """Measure those that are not measured yet."""
+    """Measures the references that are not measured yet."""
     models = _models(study)
     for name in (MAJORITY, *models):
         for images in study.evaluation_sets():
@@ -64,7 +66,7 @@ def _measured(study: Study, name: str, model: str, images: EvaluationSet) -> Ite
 
 
 def references(study: Study) -> Iterator[dict[str, Any]]:
-    """Records as those of runs."""
+    """Yields records like those of runs."""
     for path in sorted(_folder(study).glob(f"*/*/{RESULT}")):
         yield json.loads(path.read_text())
 
@@ -74,7 +76,7 @@ def _folder(study: Study) -> Path:
 
 
 def _models(study: Study) -> dict[str, str]:
-    """By name, what `mlcd embed --model` takes."""
+    """Returns, by name, the models for `mlcd embed --model`."""
     resnet = study.state / "resnet20" / "resnet20.onnx"
     if not resnet.is_file():
         resnet.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
-"""Tables and pictures from the raw numbers: rewrites the marked blocks of the report, and its PNG files.
+"""Writes tables and pictures from the raw numbers into the report's marked blocks and PNG files.
 
-    python -m benchmarks.validation.report [--tier cpu] [--results DIR] [--page FILE.md] [--assets DIR]
+    python -m benchmarks.validation.report [--tier cpu] [--results DIR] [--page FILE.md]
+                                           [--assets DIR]
 
-Nothing is run and nothing is typed by hand: a block stands between `<!-- validation: NAME -->` and
-`<!-- /validation -->`, and holds what the numbers say now.
+Nothing is run and nothing is typed by hand. A block is between `<!-- validation: NAME -->` and
+`<!-- /validation -->`, and contains the present numbers.
 """
 
 import argparse
@@ -48,8 +49,9 @@ from benchmarks.validation.tiers import TIERS, Tier
 
 _DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 _REFERENCES: Final = (MAJORITY, "pixels", "mobilenet_v2", "resnet20")
+# The last points of a curve, which has one for every tenth step; a single batch is too few to show
+# its  end.
 _LAST_POINTS: Final = 5
-"""Of a curve, which has one for every tenth step: a single batch is too few to tell its end by."""
 _NOTHING: Final = "nothing"
 _NOT_RUN: Final = "Not run yet."
 
@@ -77,7 +79,7 @@ def main() -> None:
 
 
 def filled(page: str, numbers: Numbers) -> str:
-    """The page with every marked block made anew. Raises KeyError for a block that nobody makes."""
+    """Returns the page with every marked block made anew. Raises KeyError for an unknown block."""
     blocks: dict[str, Callable[[Numbers], str]] = {
         "accuracy": accuracy_table,
         "differences": difference_table,
@@ -98,7 +100,7 @@ def filled(page: str, numbers: Numbers) -> str:
 
 
 def accuracy_table(numbers: Numbers) -> str:
-    """Means over seeds, in percent."""
+    """Returns means over seeds, in percent."""
     if not numbers.tasks():
         return _NOT_RUN
     settings = numbers.settings()
@@ -114,14 +116,14 @@ def accuracy_table(numbers: Numbers) -> str:
 
 
 def difference_table(numbers: Numbers) -> str:
-    """MLCD minus each opponent, in points, and as a picture."""
+    """Returns MLCD minus each opponent, in points, and as a picture."""
     found = differences(numbers, numbers.settings())
     picture = "![MLCD minus each other arm, with intervals](../assets/validation-differences.png)"
     return f"{_difference_rows(found, 'mlcd - {}')}\n\n{picture}" if found else _NOT_RUN
 
 
 def pairs_table(numbers: Numbers) -> str:
-    """Every arm against every other, in the means only."""
+    """Returns every arm against every other, in the means only."""
     found = pairs_of_arms(numbers)
     if not found:
         return _NOT_RUN
@@ -135,14 +137,14 @@ def pairs_table(numbers: Numbers) -> str:
 
 
 def common_table(numbers: Numbers) -> str:
-    """The same where every arm has the recipe's setting."""
+    """Returns the same differences with the recipe's setting for every arm."""
     return _difference_rows(
         differences(numbers, {arm: default_setting(arm) for arm in CLUSTER_ARMS}), "mlcd - {}"
     )
 
 
 def untrained_table(numbers: Numbers) -> str:
-    """Each arm minus the untrained tower of the same seed."""
+    """Returns each arm minus the untrained tower of the same seed."""
     settings, floor = numbers.settings(), numbers.reported(UNTRAINED, None)
     found = paired(
         numbers.tasks(),
@@ -152,7 +154,7 @@ def untrained_table(numbers: Numbers) -> str:
 
 
 def own_table(numbers: Numbers) -> str:
-    """Each arm of clusters at its own setting minus itself at the common one, where the two differ."""
+    """Returns each arm of clusters at its own setting minus the common one, if the two differ."""
     settings = {arm: setting for arm, setting in numbers.settings().items() if arm in CLUSTER_ARMS}
     pairs = {
         f"{arm}, {setting} - common": (
@@ -180,7 +182,7 @@ def _difference_rows(found: Differences, header: str) -> str:
 
 
 def longer_table(numbers: Numbers) -> str:
-    """MLCD minus each other arm of clusters, where all train for longer."""
+    """Returns MLCD minus each other arm of clusters, when all train for longer."""
     runs = _longer(numbers)
     ours = runs.pop("mlcd")
     return _difference_rows(
@@ -189,7 +191,7 @@ def longer_table(numbers: Numbers) -> str:
 
 
 def longer_untrained_table(numbers: Numbers) -> str:
-    """Each arm of clusters, trained for longer, minus the untrained tower of the same seed."""
+    """Returns each arm of clusters, trained for longer, minus its seed's untrained tower."""
     floor = numbers.reported(UNTRAINED, None)
     return _difference_rows(
         paired(numbers.tasks(), {arm: (r, floor) for arm, r in _longer(numbers).items()}), "{}"
@@ -202,7 +204,7 @@ def _longer(numbers: Numbers) -> dict[str, Runs]:
 
 
 def centers_table(numbers: Numbers) -> str:
-    """MLCD from the centers of k-means minus from random ones."""
+    """Returns MLCD from the centers of k-means minus from random ones."""
     setting, steps = numbers.settings()["mlcd"], numbers.tier.steps
     pair = (
         numbers.swept("mlcd", setting, steps, FROM_KMEANS),
@@ -212,7 +214,7 @@ def centers_table(numbers: Numbers) -> str:
 
 
 def tuning_table(numbers: Numbers) -> str:
-    """Every tuning run, and what was chosen."""
+    """Returns every tuning run, and the chosen setting."""
     rows = [row for row in numbers.rows if row["stage"] == "tune"]
     if not rows:
         return _NOT_RUN
@@ -232,7 +234,9 @@ def tuning_table(numbers: Numbers) -> str:
 
 
 def sweep_table(numbers: Numbers) -> str:
-    """Every sweep's first seed, beside the reported runs of it that it changes, and the untrained tower."""
+    """Returns every sweep's first seed, beside the reported runs that it changes and the untrained
+    tower.
+    """
     if not numbers.has_sweeps:
         return _NOT_RUN
     arms = (UNTRAINED, *CLUSTER_ARMS)
@@ -253,11 +257,14 @@ def sweep_table(numbers: Numbers) -> str:
     table = _table(
         [*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))]
     )
-    return f"{table}\n\n![Accuracy of each arm by the number of clusters](../assets/validation-clusters.png)"
+    return (
+        f"{table}\n\n![Accuracy of each arm by the number of "
+        "clusters](../assets/validation-clusters.png)"
+    )
 
 
 def cosine_table(numbers: Numbers) -> str:
-    """Mean cosines at the end of training, over the seeds."""
+    """Returns the mean cosines at the end of training, over the seeds."""
     found = numbers.cosines()
     if not found:
         return _NOT_RUN
@@ -275,7 +282,7 @@ def cosine_table(numbers: Numbers) -> str:
 
 
 def run_facts(numbers: Numbers) -> str:
-    """What it was measured on, by what, in how long."""
+    """Returns the machine, the programs and the time of the measurements."""
     rows = list({row["run"]: row for row in numbers.rows}.values())
     if not rows:
         return _NOT_RUN
@@ -328,7 +335,7 @@ def _changes(row: dict[str, Any], tier: Tier, settings: dict[str, Setting]) -> s
 
 
 def _by_number(changes: str) -> list[tuple[bool, str | float]]:
-    """What sorts changes by what is changed, and by its value; nothing goes first."""
+    """Returns the key that sorts changes by name, then value; no change goes first."""
     words = [] if changes == _NOTHING else changes.replace(",", " ,").split()
     return [
         (True, float(word)) if re.fullmatch(r"-?[\d.]+", word) else (False, word) for word in words

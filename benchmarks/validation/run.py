@@ -1,4 +1,4 @@
-"""One run of the study: train an arm, evaluate it, write result.json."""
+"""One run of the study: it trains an arm, evaluates it and writes result.json."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,10 @@ CURVES: Final = ("loss", "positive_cosine", "negative_cosine")
 
 @dataclass(frozen=True)
 class Study:
-    """Where a study lives. data: the shared data sets. state: everything that it makes."""
+    """The directories of a study.
+
+    data: the shared data sets. state: everything that the study makes.
+    """
 
     tier: Tier
     data: Path
@@ -39,7 +42,7 @@ class Study:
         return PretrainingData(self.data, self.state, self.tier)
 
     def prepare(self) -> None:
-        """Everything that runs share, before they start side by side."""
+        """Makes everything that runs share, before they start side by side."""
         self.pretraining.prepare(Variant())
         for images in (self.pretraining_set(), *self.evaluation_sets()):
             pixels(images, self.state, self.tier.image_size)
@@ -57,17 +60,17 @@ class Study:
         return (self.folder(spec) / RESULT).is_file()
 
     def scores(self) -> dict[str, float]:
-        """Of every finished run: see `plan.Scores`."""
+        """Returns the scores of every finished run: see `plan.Scores`."""
         return {result["name"]: _tuning_score(result) for result in self.results()}
 
     def results(self) -> list[dict[str, Any]]:
-        """Of every finished run, by name."""
+        """Returns the results of every finished run, by name."""
         paths = sorted((self.state / "runs").glob(f"*/*/{RESULT}"))
         return [json.loads(path.read_text()) for path in paths]
 
 
 def perform(study: Study, spec: RunSpec) -> None:
-    """Train, evaluate, write result.json; what is finished is left alone, what was interrupted goes on."""
+    """Trains, evaluates and writes result.json, or resumes; a finished run stays as it is."""
     if study.is_done(spec):
         return
     folder = study.folder(spec)
@@ -101,7 +104,7 @@ def perform(study: Study, spec: RunSpec) -> None:
 
 
 def config_of(study: Study, spec: RunSpec) -> RunConfig:
-    """The recipe `small` with what the tier, the arm, its setting and the variant say."""
+    """Returns the recipe `small` with the changes of tier, arm, setting and variant."""
     tier, variant = study.tier, spec.variant
     overrides = [
         *tier.overrides,
@@ -114,9 +117,9 @@ def config_of(study: Study, spec: RunSpec) -> RunConfig:
         f"model.image_size={tier.image_size}",
         f"schedule.steps={max(1, spec.steps)}",
         f"optim.lr={spec.setting.lr}",
-        *(["optim.warmup_steps=0"] if spec.steps == 0 else []),  # untrained
+        *(["optim.warmup_steps=0"] if spec.steps == 0 else []),  # the untrained tower
         f"checkpoint.every_steps={tier.checkpoint_steps}",
-        "telemetry.peak_tflops=1.0",  # of no account here, and measuring it takes a second
+        "telemetry.peak_tflops=1.0",  # it does not matter here, and measuring it takes a second
     ]
     if variant.embedding_dim is not None:
         overrides.append(f"model.embedding_dim={variant.embedding_dim}")

@@ -1,7 +1,8 @@
-"""The images that representations are judged on: of classes that pre-training never saw, with the sets' own splits.
+"""The evaluation images, of classes that pre-training never saw, with the sets' own splits.
 
-Each set is cut to at most so many known and test images per class, by the hash of the key, and kept as a zip of its
-files (so that `mlcd embed` reads it too) with a table of splits and labels, and as pixels of the model's size.
+Each set is cut to at most so many known and test images per class, by the hash of the key. It is
+kept as a zip of its files (so that `mlcd embed` reads it too) with a table of splits and labels,
+and as pixels of the model's size.
 """
 
 import csv
@@ -30,13 +31,18 @@ SINGLE_LABEL: Final = ("tiny_imagenet_30", "cifar10_jpg", "caltech101_20")
 FASHION_TASKS: Final = ("articleType", "baseColour", "gender")
 _FACETS: Final = ("gender", "masterCategory", "subCategory", "articleType", "baseColour")
 _TEST_SPLITS: Final = ("test", "val")
-_MIN_KNOWN: Final = 8  # of a class, so that the probe's train and validation parts have some
+# known images of a class, so that the probe's train and validation parts have some
+_MIN_KNOWN: Final = 8
 MIN_TAGGED: Final = 25  # known images with an attribute for it to count in the multi-label mAP
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """keys, test (bool): N each. columns: of each task or facet, N labels. location: a source that mlcd reads."""
+    """One set of evaluation images.
+
+    keys, test (bool): N each. columns: N labels for each task or facet. location: a source that
+    mlcd reads.
+    """
 
     name: str
     location: str
@@ -49,7 +55,9 @@ class EvaluationSet:
         return FASHION_TASKS if self.name == FASHION else tuple(self.columns)
 
     def samples(self, task: str, rows: NDArray[np.float32]) -> LabeledRows:
-        """Those whose class has a few known and at least one test image, split as the set says."""
+        """Returns the samples whose class has a few known and at least one test image, with the
+        set's split.
+        """
         classes = np.array(self.columns[task])
         counts = {
             name: int((classes[~self.test] == name).sum())
@@ -61,7 +69,9 @@ class EvaluationSet:
         return LabeledRows(rows[chosen], keys, split_of(keys, names, self.test[chosen]), names)
 
     def tags(self) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
-        """(names, bool [N, A]): every value of a facet that enough known images and at least one test image have."""
+        """Returns (names, bool [N, A]) for every facet's value with enough known and at least one
+        test image.
+        """
         names, columns = [], []
         for facet in _FACETS:
             values = np.array(self.columns[facet])
@@ -80,7 +90,10 @@ class EvaluationSet:
 def split_of(
     keys: Sequence[str], classes: Sequence[str], test: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Positions in (0, 1) as `mlcd.keys`, such that a hold-out of HELD_OUT_FRACTION takes just the test images."""
+    """Returns positions in (0, 1), as `mlcd.keys` does, that hold out just the test images.
+
+    The hold-out is HELD_OUT_FRACTION.
+    """
     positions = np.empty(len(keys))
     for part, start, width in (
         (test, 0.0, HELD_OUT_FRACTION),
@@ -93,7 +106,7 @@ def split_of(
 
 
 def open_sets(root: Path, state: Path, tier: Tier) -> Iterator[EvaluationSet]:
-    """All sets but the pre-training one, made on first use."""
+    """Yields all sets but the pre-training one, made on first use."""
     for name in SINGLE_LABEL:
         listed = partial(_listed, root / name, "label", tier.known_per_class, tier.test_per_class)
         yield _open_copied(state, name, tier, listed)
@@ -108,7 +121,7 @@ def open_sets(root: Path, state: Path, tier: Tier) -> Iterator[EvaluationSet]:
 
 
 def open_pretraining(images: str, state: Path, tier: Tier) -> EvaluationSet:
-    """Held-out photographs of the pre-training set, and some that were trained on to vote for them."""
+    """Opens held-out photographs of the pre-training set, and trained ones to vote for them."""
 
     def listed() -> "_Listing":
         entries = open_source(images).entries
@@ -127,7 +140,9 @@ def open_pretraining(images: str, state: Path, tier: Tier) -> EvaluationSet:
 
 
 def pixels(images: EvaluationSet, state: Path, size: int) -> NDArray[np.uint8]:
-    """uint8 [N, 3, size, size] as a tower of that size takes them; kept on disk, read as they are used."""
+    """Returns uint8 [N, 3, size, size] as a tower of that size takes them; kept on disk, read on
+    use.
+    """
     path = state / "sets" / f"{images.name}-{size}.npy"
     if not path.is_file():
         spec = PreprocessSpec(resize_shortest=size, crop=size)
@@ -156,7 +171,7 @@ class _Listing:
 
 
 def _listed(folder: Path, capped_by: str, num_known: int, num_test: int) -> _Listing:
-    """The rows of labels.csv with their labels, cut to so many per value of one column."""
+    """Returns the rows of labels.csv with their labels, cut to so many per value of one column."""
     by_key = {entry.key: entry for entry in open_source(str(folder)).entries}
     with (folder / "labels.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -194,7 +209,9 @@ def _capped(rows: Sequence[_Row], column: str, num_known: int, num_test: int) ->
 def _open_copied(
     state: Path, name: str, tier: Tier, listed: Callable[[], _Listing]
 ) -> EvaluationSet:
-    """The images as a zip beside the table; of a tier that travels, large ones at the model's size."""
+    """Opens the images as a zip beside the table; in a tier for another machine, at most at model
+    size.
+    """
     archive = state / "sets" / f"{name}.zip"
     if not archive.is_file():
         archive.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Paired differences over seeds, and how they are written."""
+"""Paired differences over seeds, and their text."""
 
 import math
 import statistics
@@ -8,16 +8,16 @@ from typing import Final
 
 from scipy.stats import t
 
+# Fewer pairs have no visible interval: two that happen to be alike would seem the surest of all.
 MIN_PAIRS: Final = 4
-"""Fewer have no interval that is shown: two that happen to be alike would seem the surest of all."""
 
+# Values by seed.
 Values = Mapping[int, float]
-"""By seed."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """mean and the half width of its 95 % t-interval over n pairs; NaN below two."""
+    """An interval: mean and half width of its 95 % t-interval over n pairs; NaN below two."""
 
     mean: float
     half_width: float
@@ -25,18 +25,21 @@ class Interval:
 
     @property
     def is_clear(self) -> bool:
-        """Whether zero is outside; never of fewer than MIN_PAIRS."""
+        """Tells if zero is outside; false with fewer than MIN_PAIRS."""
         return self.n >= MIN_PAIRS and abs(self.mean) > self.half_width
 
 
 def paired_difference(first: Values, second: Values) -> Interval:
-    """Of first minus second over the seeds that both have: same seed, same first weights, order, augmentation."""
+    """Returns the interval of first minus second over the seeds that both have.
+
+    A pair has the same seed, and so the same first weights, order and augmentation.
+    """
     seeds = sorted(first.keys() & second.keys())
     return interval([first[seed] - second[seed] for seed in seeds])
 
 
 def interval(values: list[float]) -> Interval:
-    """Of the mean of independent values."""
+    """Returns the interval of the mean of independent values."""
     n = len(values)
     if n < 2:
         return Interval(values[0] if values else math.nan, math.nan, n)
@@ -45,10 +48,10 @@ def interval(values: list[float]) -> Interval:
 
 
 def in_points(found: Interval) -> str:
-    """Percentage points."""
+    """Formats an interval in percentage points."""
     if found.n == 0:
         return "not run"
-    mean = round(100 * found.mean, 1) + 0.0  # no minus before a zero
+    mean = round(100 * found.mean, 1) + 0.0  # adding 0.0 removes the minus of a zero
     if found.n < MIN_PAIRS:
         return f"{mean:+.1f} (n = {found.n})"
     text = f"{mean:+.1f} ± {100 * found.half_width:.1f}"

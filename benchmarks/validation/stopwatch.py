@@ -1,4 +1,4 @@
-"""Time that a stage takes, over all the processes that worked on it one after the other."""
+"""The time that a stage takes, over all the processes that worked on it one after the other."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Stopwatch:
-    """Adds to what its file holds from earlier processes; what one that was killed had done is not counted."""
+    """Adds to the time of earlier processes in its file; that of a killed process is lost."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The raw numbers of a study: one row per measurement, and the curves, as parquet."""
+"""The raw numbers of a study as parquet: one row per measurement, and the curves."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ _ByRun = dict[str, list[_Row]]
 class Repeated:
     """A run that a table had before, from another state.
 
-    same_numbers, same_points: how many of its measurements, and of the points of its curve, came out the same to the
-    last bit. commit: of the run before.
+    same_numbers, same_points: the number of its measurements, and of the points of its curve, that
+    are equal to the last bit. commit: that of the earlier run.
     """
 
     run: str
@@ -39,9 +39,9 @@ class Repeated:
 
 
 def gather(study: Study, folder: Path) -> list[Repeated]:
-    """Write TIER.parquet and TIER-curves.parquet of everything that is finished.
+    """Writes TIER.parquet and TIER-curves.parquet of everything that is finished.
 
-    Other runs that they hold, of other states, are kept. Those that a state made again replace what there was.
+    Other runs in them, of other states, are kept. Those that this state made again are replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = study.results()
@@ -77,7 +77,8 @@ def _repeated(
 ) -> Iterator[Repeated]:
     for run, now in rows.items():
         before = rows_before.get(run, now)
-        if before == now:  # gathered before
+        # The run was gathered before.
+        if before == now:
             continue
         same_numbers = sum(value in _values(before) for value in _values(now))
         points, points_before = curves.get(run, []), curves_before.get(run, [])
@@ -90,7 +91,7 @@ def _values(rows: list[_Row]) -> list[tuple[str, str, str, float]]:
 
 
 def read(path: Path) -> list[_Row]:
-    """The rows that `gather` wrote; none where it wrote none."""
+    """Returns the rows that `gather` wrote, if any."""
     rows: list[_Row] = pq.read_table(path).to_pylist() if path.is_file() else []
     return rows
 
@@ -124,9 +125,8 @@ def _write(by_run: _ByRun, path: Path) -> None:
         return
     written = path.with_suffix(".partial")
     rows = [row for rows in by_run.values() for row in rows]
-    names = dict.fromkeys(
-        name for row in rows for name in row
-    )  # those of another version may be others
+    # Those of another version may differ.
+    names = dict.fromkeys(name for row in rows for name in row)
     pq.write_table(
         pa.table({name: [row.get(name) for row in rows] for name in names}),
         written,

@@ -1,4 +1,4 @@
-"""How large the study is: model, steps, clusters, seeds, evaluation images."""
+"""The size of the study: model, steps, clusters, seeds, evaluation images."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,13 +6,14 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Tier:
-    """Everything that decides a run's result beside arm, seed and setting.
+    """All that decides a run's result besides arm, seed and setting.
 
-    overrides: of the recipe `small`. encoder: an .onnx file below the data directory, or a built-in encoder's name.
-    num_threads: of each run; with it and its seed a run is bit-identical on one kind of CPU. tune_steps 0: every
-    arm takes its default setting. instances: instance discrimination, too, at twice the cost of a step.
-    known_per_class, test_per_class: caps by hash of the key. packed_per_class: the study stands on a copy of
-    so many photographs of each class and of small evaluation images, which travels.
+    overrides: changes of the recipe `small`. encoder: an .onnx file below the data directory, or a
+    built-in encoder's name. num_threads: those of each run; with it and its seed a run is
+    bit-identical on one kind of CPU. tune_steps 0: every arm takes its default setting. instances:
+    also instance discrimination, at twice the cost of a step. known_per_class, test_per_class: caps
+    by hash of the key. packed_per_class: the study uses a copy of so many photographs of each class
+    and of small evaluation images, which can be sent to another machine.
     """
 
     name: str
@@ -48,7 +49,7 @@ TIERS: Final = {
     tier.name: tier
     for tier in (
         Tier(
-            name="toy",  # seconds: what the tests run
+            name="toy",  # takes seconds; the tests run it
             shards="tiny_imagenet_pretrain/pretrain-0000.tar",
             encoder="pixels",
             overrides=(

@@ -110,7 +110,10 @@ def test_every_duration_of_the_service_is_in_timings():
     ],
 )
 def test_the_vocabulary_imports_nothing_heavy(package):
-    code = f"import {package}, sys; print([m for m in ('torch', 'redis', 'fastapi', 'faiss', 'openvino') if m in sys.modules])"
+    code = (
+        f"import {package}, sys; print([m for m in ('torch', 'redis', 'fastapi', 'faiss', "
+        "'openvino') if m in sys.modules])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

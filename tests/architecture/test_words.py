@@ -12,7 +12,9 @@ FRAGMENT = re.compile(r"(Of|As|By|Where|What|Whether|Who)\b")
 
 
 def fragments(source: str) -> Iterator[tuple[int, str]]:
-    """Yields the line and the first line of each docstring, of fields too, that opens with a fragment."""
+    """Yields the line and the first line of each docstring, of fields too, that opens with a
+    fragment.
+    """
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))) if FRAGMENT.match(text.lstrip()):

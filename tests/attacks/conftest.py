@@ -66,12 +66,15 @@ class Watch:
     def __str__(self):
         middle, longest = statistics.median(self.seconds), max(self.seconds)
         p99 = sorted(self.seconds)[int(0.99 * (len(self.seconds) - 1))]
-        return f"{len(self.seconds)} asked: median {middle:.4f} s, p99 {p99:.4f} s, longest {longest:.4f} s"
+        return (
+            f"{len(self.seconds)} asked: median {middle:.4f} s, p99 {p99:.4f} s, longest "
+            f"{longest:.4f} s"
+        )
 
 
 @contextlib.contextmanager
 def watched(server, path="/health/live", **request):
-    """What somebody else sees meanwhile, on a connection that stays open."""
+    """Measures how another client is served meanwhile, on a connection that stays open."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
 
         def ask():

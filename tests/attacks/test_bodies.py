@@ -113,7 +113,8 @@ SEARCH = "/v1/collections/some/search"
 def test_no_json_stops_the_others(attacked, tokens, path):
     """Four at a time of each kind. One of 60 MB took 2 to 10 seconds of everybody, and 1.9 GiB.
 
-    The bound here is wide, for this machine may be busy: what the event loop was kept waiting is printed.
+    The bound here is wide, for this machine may be busy: what the event loop was kept waiting is
+    printed.
     """
     headers = {"Authorization": f"Bearer {tokens[1]}", "Content-Type": "application/json"}
 
@@ -152,7 +153,7 @@ def test_json_takes_no_more_than_three_times_its_bytes(attacked, tokens, name):
 
 
 def test_multipart_forms_do_not_stop_the_others(attacked, tokens):
-    """What makes a parser look twice: line ends, almost boundaries, very many parts."""
+    """The forms have line ends, near-boundaries and very many parts, hard for a parser."""
     boundary = b"b" * 70
     part = (
         b'\r\n--%b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' % boundary

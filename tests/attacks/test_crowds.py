@@ -1,4 +1,6 @@
-"""More connections than there may be, each of them at work on something: probes are answered all the same."""
+"""More connections than there may be, each of them at work on something: probes are answered all
+the same.
+"""
 
 import contextlib
 import time
@@ -28,7 +30,9 @@ def crowded(tokens, tmp_path_factory):
 
 
 def probes(server, num=20):
-    """How many of so many probes are answered, each on a connection of its own, as balancers ask."""
+    """How many of so many probes are answered, each on a connection of its own, as
+    balancers ask.
+    """
     answered = 0
     for _ in range(num):
         with contextlib.suppress(httpx.TransportError):

@@ -1,4 +1,6 @@
-"""Web pages of other origins, which make their visitor's browser ask a server that knows no keys."""
+"""Web pages of other origins, which make their visitor's browser ask a server that knows
+no keys.
+"""
 
 import http.server
 import shutil
@@ -48,7 +50,9 @@ def keyless(tmp_path_factory):
     ],
 )
 def test_a_name_that_the_server_does_not_have_is_refused(keyless, host, status):
-    """With a name of its own for this machine's address, a page is of the same origin: DNS rebinding."""
+    """With a name of its own for this machine's address, a page is of the same origin: DNS
+    rebinding.
+    """
     given = host.format(port=keyless.port).encode("latin-1")
     answer = httpx.get(f"{keyless.url}/v1/info", headers={b"Host": given})
     assert answer.status_code == status
@@ -145,7 +149,9 @@ def test_an_open_server_answers_to_addresses_and_to_names_of_its_own_network(hos
         assert httpx.get(f"{server.url}/health/live", headers={"Host": host}).status_code == status
 
 
-PAGE = b"""<!doctype html><title>evil</title><form method=post enctype=text/plain><input name=x></form>"""
+PAGE = (
+    b"<!doctype html><title>evil</title><form method=post enctype=text/plain><input name=x></form>"
+)
 
 
 class _Evil(http.server.BaseHTTPRequestHandler):
@@ -179,13 +185,16 @@ def test_in_a_real_browser_a_page_of_another_origin_adds_nothing_and_reads_nothi
     with browsing(program, tmp_path, names={"evil.example": "127.0.0.1"}) as page:
         page.open(evil)
         for kind in ("text/plain", ""):
-            blob = f"new Blob([JSON.stringify({{items: [{{id: 'planted', embedding: Array({len(keyless.row)}).fill(1)}}]}})], {{type: '{kind}'}})"
+            items = f"[{{id: 'planted', embedding: Array({len(keyless.row)}).fill(1)}}]"
+            blob = f"new Blob([JSON.stringify({{items: {items}}})], {{type: '{kind}'}})"
             page.value(
-                f"fetch('{keyless.url}/v1/collections/some/items', {{method: 'POST', mode: 'no-cors', body: {blob}}})"
+                f"fetch('{keyless.url}/v1/collections/some/items', "
+                f"{{method: 'POST', mode: 'no-cors', body: {blob}}})"
                 ".catch(() => 0).then(() => 1)"
             )
         page.value(
-            f"(form => {{ form.action = '{keyless.url}/v1/collections/some/items'; form.submit() }})(document.forms[0])"
+            f"(form => {{ form.action = '{keyless.url}/v1/collections/some/items'; "
+            "form.submit() })(document.forms[0])"
         )
         # DNS rebinding: the page's own name leads to the server.
         page.open(f"http://evil.example:{keyless.port}/v1/collections")

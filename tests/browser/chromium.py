@@ -1,4 +1,6 @@
-"""A real browser without a screen, told over its debugging protocol, that can reach this machine and nothing else."""
+"""A real browser without a screen, told over its debugging protocol, that can reach this machine
+and nothing else.
+"""
 
 import contextlib
 import json
@@ -13,11 +15,14 @@ from websockets.sync.client import ClientConnection, connect
 
 _SAID = ("error", "warning")
 _LOAD_S = 30
+_ONLY_HERE = ("MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1", "EXCLUDE localhost")
 
 
 @contextlib.contextmanager
 def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = None):
-    """A page of a browser that keeps all of its own in `folder`. names: addresses of hosts that it is told."""
+    """A page of a browser that keeps all of its own in `folder`. names: addresses of hosts that it
+    is told.
+    """
     known = [f"MAP {name} {address}" for name, address in (names or {}).items()]
     command = [
         program,
@@ -25,7 +30,7 @@ def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = No
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",
-        f"--host-resolver-rules={', '.join([*known, 'MAP * ~NOTFOUND', 'EXCLUDE 127.0.0.1', 'EXCLUDE localhost'])}",
+        f"--host-resolver-rules={', '.join([*known, *_ONLY_HERE])}",
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
         *(["--no-sandbox"] if os.getuid() == 0 else []),
@@ -41,7 +46,7 @@ def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = No
 
 
 def _address(browser: "subprocess.Popen[bytes]", port_file: Path) -> str:
-    """Of its page's debugger."""
+    """Returns the address of its page's debugger."""
     deadline = time.monotonic() + _LOAD_S
     while True:
         assert time.monotonic() < deadline, "the browser did not start"
@@ -86,7 +91,7 @@ class Page:
             time.sleep(0.05)
 
     def value(self, expression: str):
-        """Of JavaScript; a promise's is waited for."""
+        """Returns the value of JavaScript; it waits for a promise's value."""
         found = self.ask(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )

@@ -1,4 +1,6 @@
-"""The pages that the server has for people, in a real browser that can reach nothing but the server."""
+"""The pages that the server has for people, in a real browser that can reach nothing but the
+server.
+"""
 
 import shutil
 
@@ -39,7 +41,10 @@ def test_the_api_document_is_shown_and_tried_out_without_a_network(page, server,
     paths = client.get("/openapi.json").json()["paths"]
     shown = page.until("document.querySelectorAll('.opblock').length")
     assert shown == sum(len(operations) for operations in paths.values())
-    block = "[...document.querySelectorAll('.opblock')].find(b => b.querySelector('[data-path=\"/v1/info\"]'))"
+    block = (
+        "[...document.querySelectorAll('.opblock')].find(b => "
+        "b.querySelector('[data-path=\"/v1/info\"]'))"
+    )
     for button in (".opblock-summary-control", ".execute"):
         page.until(f"(found => found && (found.click(), true))({block}.querySelector('{button}'))")
     fingerprint = client.get("/v1/info").json()["fingerprint"]

@@ -1,4 +1,6 @@
-"""Fixtures of the job stores: one database after the other, opened as often as there are processes."""
+"""Fixtures of the job stores: one database after the other, opened as often as there are
+processes.
+"""
 
 import contextlib
 

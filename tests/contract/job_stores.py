@@ -1,4 +1,4 @@
-"""What the tests of job stores do over and over."""
+"""The common steps of the tests of job stores."""
 
 import time
 

@@ -1,4 +1,6 @@
-"""One suite for every job store: the course of a job, whatever keeps it, piece by piece, with all that goes wrong."""
+"""One suite for every job store: the course of a job, whatever keeps it, piece by piece, with all
+that goes wrong.
+"""
 
 import time
 
@@ -322,7 +324,7 @@ def test_what_has_ended_cannot_be_canceled(store):
 
 
 def test_a_hundred_thousand_shards_are_claimed_one_by_one(store):
-    """What is kept of a job must not grow with its shards: each claim would cost more."""
+    """The stored data of a job must not grow with its shards, or each claim would cost more."""
     job_id = planned(store, [1000] * 100_000)
     assert store.get(job_id).images == 100_000_000
     for number in range(50):

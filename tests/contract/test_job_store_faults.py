@@ -1,4 +1,6 @@
-"""One suite for every job store: records that cannot be read, clocks that are set, and databases that are away."""
+"""One suite for every job store: records that cannot be read, clocks that are set, and databases
+that are away.
+"""
 
 import contextlib
 import shutil
@@ -130,7 +132,7 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
 
 
 def test_after_an_event_that_a_job_has_not_come_to_is_its_last_one(store):
-    """As where an older queue was put back, under who has watched the newer one."""
+    """This happens if an older queue was restored while a client watched the newer one."""
     job_id = submitted(store)
     store.planned(claim(store), [10])
     events = store.events(job_id)
@@ -271,7 +273,7 @@ embedded = pytest.mark.parametrize("where", ["embedded"], indirect=True)
 
 @contextlib.contextmanager
 def held(where):
-    """By another process, as it seems to SQLite."""
+    """Holds the database by what seems to SQLite another process."""
     with contextlib.closing(sqlite3.connect(file_of(where), isolation_level=None)) as database:
         database.execute("BEGIN IMMEDIATE")
         yield

@@ -343,7 +343,8 @@ def test_a_queue_of_the_version_before_is_brought_up(tmp_path, monkeypatch):
         kept = submitted(store)
     with contextlib.closing(sqlite3.connect(tmp_path / "jobs" / "queue.sqlite")) as database:
         database.execute(
-            "UPDATE jobs SET record = json_remove(record, '$.key', '$.rests', '$.damaged_files', '$.refusal')"
+            "UPDATE jobs SET record = json_remove(record, '$.key', '$.rests', '$.damaged_files', "
+            "'$.refusal')"
         )
         database.commit()
         database.executescript(

@@ -104,7 +104,9 @@ def test_what_is_kept_outlives_the_process(opened):
 
 
 def test_a_job_comes_to_its_end_whoever_is_killed(request, where, store):
-    """kill -9 of both workers three times, and of Redis where it is there: every shard counts once."""
+    """kill -9 of both workers three times, and of Redis where it is there: every shard
+    counts once.
+    """
     job_id = submitted(store)
 
     def start():
@@ -139,7 +141,10 @@ def until(condition):
 
 def test_processes_may_open_it_at_one_moment(where):
     """The first of them makes it."""
-    code = "import json, sys; from service.jobs.service import open_queue; from service.settings import read_settings;"
+    code = (
+        "import json, sys; from service.jobs.service import open_queue; from service.settings "
+        "import read_settings;"
+    )
     code += "sys.stdin.read(); open_queue(read_settings(json.loads(sys.argv[1]))).depth()"
     command = [sys.executable, "-c", code, json.dumps(where)]
     processes = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(4)]

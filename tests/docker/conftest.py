@@ -1,4 +1,6 @@
-"""`make test-docker`: images and stacks as `docker build` and compose make them, asked from outside."""
+"""`make test-docker`: images and stacks as `docker build` and compose make them, asked from
+outside.
+"""
 
 import shutil
 from pathlib import Path
@@ -40,7 +42,7 @@ def image(engine, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model_dir(engine, journey, tmp_path_factory):
-    """What `mlcd demo` leaves, readable for the containers' user, as docs/how-to/deploy.md says."""
+    """The result of `mlcd demo`, readable for the containers' user, as in docs/how-to/deploy.md."""
     out = tmp_path_factory.mktemp("served")
     for name in ("model", "embeddings"):
         shutil.copytree(journey / name, out / name)

@@ -1,4 +1,6 @@
-"""Docker as its users have it: the engine's client and compose, and a stack of containers that is gone afterwards."""
+"""Docker as its users have it: the engine's client and compose, and a stack of containers that is
+gone afterwards.
+"""
 
 import json
 import os
@@ -106,9 +108,14 @@ class Stack:
         ).stdout
 
     def kill(self, service: str, name: str) -> None:
-        """SIGKILL to the process `name`, from inside: what `docker kill` ends is not started again."""
+        """SIGKILL to the process `name`, from inside: what `docker kill` ends is not
+        started again.
+        """
         before = self.inspect(service)["RestartCount"]
-        script = 'for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline | grep -q "^$0" && kill -9 ${p#/proc/}; done'
+        script = (
+            'for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline | grep -q "^$0" '
+            "&& kill -9 ${p#/proc/}; done"
+        )
         self.execute(service, "sh", "-c", script, name, check=False)
         self.wait_restarted(service, before)
 

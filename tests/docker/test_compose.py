@@ -55,7 +55,9 @@ def cached(stack, result):
 
 
 def remembered(stack, content):
-    """Embed it and wait until Redis has it: written behind the answer, on disk a second later at most."""
+    """Embed it and wait until Redis has it: written behind the answer, on disk a second later at
+    most.
+    """
     vector = embed(stack, content)
     deadline = time.monotonic() + 10
     while stack.execute("redis", "redis-cli", "dbsize").strip() == "0":
@@ -209,7 +211,8 @@ pixels = np.random.default_rng(0).integers(0, 256, (4, 3, crop, crop), dtype=np.
 given = grpc.InferInput("image_u8", list(pixels.shape), "UINT8")
 given.set_data_from_numpy(pixels)
 name = sys.argv[1]
-rows = grpc.InferenceServerClient("triton:8001").infer(name, [given], client_timeout=10).as_numpy("embedding")
+client = grpc.InferenceServerClient("triton:8001")
+rows = client.infer(name, [given], client_timeout=10).as_numpy("embedding")
 print((rows * encoder.encode(pixels)).sum(axis=1).min())
 """
 

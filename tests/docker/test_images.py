@@ -1,4 +1,6 @@
-"""The images: what is in them, who they run as, and that they need nothing of what a container may be denied."""
+"""The images: what is in them, who they run as, and that they need nothing of what a container may
+be denied.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Images added later: embedded, labeled and indexed beside what is there, undisturbed and killed."""
+"""Images added later: embedded, labeled and indexed beside what is there, undisturbed and
+killed.
+"""
 
 import json
 import shutil
@@ -70,7 +72,9 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-    """Everything made of 60 photographs and a broken one; then 20 more, and another broken one, are there."""
+    """Everything made of 60 photographs and a broken one; then 20 more, and another broken one, are
+    there.
+    """
     folder = tmp_path_factory.mktemp("append")
     write_digits(folder / "photos", 60)
     (folder / "photos" / "broken.png").write_bytes(b"no image")
@@ -108,7 +112,8 @@ def test_new_images_are_added_and_the_rest_stays_as_it_is(folder):
     assert embeddings.artifact.summary["added"] == 20
     assert len(set(embeddings.keys)) == 80
     done("verify", folder)
-    # Again, with or without the flag, there is nothing to do; as it would be for who had made it at once.
+    # Again, with or without the flag, there is nothing to do; as it would be for who had made it at
+    # once.
     digests = {name: open_artifact(folder / name).digest for name in old}
     for command in (embed, label):
         done(*command(folder, "--append"))
@@ -117,7 +122,9 @@ def test_new_images_are_added_and_the_rest_stays_as_it_is(folder):
 
 
 def test_a_run_knows_what_its_centers_were_made_from_after_images_were_added(folder):
-    """The rows that were clustered are those of then; the split of the images is taken anew, and that is said."""
+    """The rows that were clustered are those of then; the split of the images is taken anew, and
+    that is said.
+    """
     run = folder / "run"
     data = (f"data.images={folder / 'photos'}", f"data.labels={folder / 'labels'}")
     short = (

@@ -1,4 +1,6 @@
-"""`mlcd cluster` as users run it: killed and resumed, by several processes, in bounded memory, with a report."""
+"""`mlcd cluster` as users run it: killed and resumed, by several processes, in bounded memory, with
+a report.
+"""
 
 import json
 import os
@@ -90,7 +92,8 @@ def manifest(out):
     return json.loads((out / "manifest.json").read_text())
 
 
-# Dies by SIGKILL, as `kill -9` would have it, before or after the checkpoint of one iteration stands.
+# Dies by SIGKILL, as `kill -9` would have it, before or after the checkpoint of one iteration
+# stands.
 DIES = """
 import os, signal, sys
 from mlcd.pipelines import cluster
@@ -235,7 +238,8 @@ def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):
     with Image.open(out / "sizes.png") as picture:
         assert picture.size[0] > 200
         assert len(picture.convert("RGB").getcolors(100_000)) > 2
-    # Times and pictures are no part of what was made: the centers are those of a run without a report.
+    # Times and pictures are no part of what was made: the centers are those of a run without a
+    # report.
     plain = tmp_path / "plain"
     assert call_mlcd("cluster", embeddings, plain, "--clusters", 10).returncode == 0
     assert (plain / "centers.npy").read_bytes() == (out / "centers.npy").read_bytes()
@@ -284,7 +288,7 @@ def test_no_key_is_kept_where_none_is_wanted(tmp_path, embeddings):
 
 
 def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, whole, rows):
-    """Of those that were not clustered, where these are enough; as the model gave them."""
+    """The rows are those that were not clustered, if they are enough, as the model gave them."""
     assert Centers.open(whole).audit_rows is None
     for hold_out, unseen in ((0.4, True), (0.1, False)):
         out = tmp_path / str(hold_out)

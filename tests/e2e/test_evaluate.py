@@ -1,4 +1,6 @@
-"""`mlcd evaluate`: kinds, features, protocol, several processes, and one line for what cannot be evaluated."""
+"""`mlcd evaluate`: kinds, features, protocol, several processes, and one line for what cannot be
+evaluated.
+"""
 
 import json
 import shutil
@@ -45,10 +47,17 @@ def test_every_number_comes_with_its_protocol(journey, digits, tmp_path):
         assert metrics["test_images"] == 40
         assert 1e-6 <= metrics["c"] <= 1e6
         assert metrics["objective_gap"] < 1e-6
-        assert {name: protocol[name] for name in ("kind", "features", "metric", "hold_out", "images", "classes")} == {
-            "kind": "linear-probe", "features": "embedding", "metric": "mean-per-class", "hold_out": 0.2,
-            "images": 200, "classes": 10,
-        }  # fmt: skip
+        assert {
+            name: protocol[name]
+            for name in ("kind", "features", "metric", "hold_out", "images", "classes")
+        } == {
+            "kind": "linear-probe",
+            "features": "embedding",
+            "metric": "mean-per-class",
+            "hold_out": 0.2,
+            "images": 200,
+            "classes": 10,
+        }
         assert len(protocol["split"]) == 64
     assert run["protocol"]["split"] == features["protocol"]["split"]
     assert features["metrics"]["linear_probe_mean_per_class"] > 0.8

@@ -1,4 +1,4 @@
-"""What decoders would remark stays unsaid: commands tell of a bad image in errors.jsonl alone."""
+"""Decoders' remarks stay unsaid: commands report a bad image in errors.jsonl alone."""
 
 import io
 import json

@@ -1,4 +1,6 @@
-"""The recipe `smoke` by the public commands: tar shards of real images to a trained tower in under a minute."""
+"""The recipe `smoke` by the public commands: tar shards of real images to a trained tower in under
+a minute.
+"""
 
 import json
 import tarfile

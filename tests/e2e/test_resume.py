@@ -168,7 +168,8 @@ main()
     )
     assert died.returncode == -signal.SIGKILL
     assert (tmp_path / "run.partial" / "checkpoints" / "step_000010.partial" / "centers").is_dir()
-    # A mistake on resume must not cost the checkpoints: files of the same names and sizes, but no images.
+    # A mistake on resume must not cost the checkpoints: files of the same names and sizes, but no
+    # images.
     junk = tmp_path / "junk"
     for path in digits.rglob("*.png"):
         (junk / path.parent.name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""`mlcd evaluate` knows what a run was trained on and what its centers were made from, by the bytes of the images."""
+"""`mlcd evaluate` knows what a run was trained on and what its centers were made from, by the bytes
+of the images.
+"""
 
 import json
 import shutil
@@ -82,7 +84,9 @@ def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
 
 
 def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path):
-    """In another folder, under other names: 0 to 9 are the classes, and each key begins with one."""
+    """In another folder, under other names: 0 to 9 are the classes, and each key begins
+    with one.
+    """
     run = runs / "run-0.2-0.2"
     for side in ("train", "test"):
         for folder in sorted(digits.iterdir()):

@@ -1,4 +1,6 @@
-"""The study's command at toy size, on real photographs: it finishes, resumes, repeats itself and fills the report."""
+"""The study's command at toy size, on real photographs: it finishes, resumes, repeats itself and
+fills the report.
+"""
 
 import json
 import os
@@ -85,7 +87,10 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
     before, after = json.loads(results.pop(lost)), json.loads(lost.read_text())
     name, numbers = f"report/{lost.parent.name}", len(before["measurements"])
     points = len(before["curves"])
-    as_before = f"{name}: {numbers} of {numbers} numbers and {points} of {points} points of the curve as before, at "
+    as_before = (
+        f"{name}: {numbers} of {numbers} numbers and {points} of {points} points of the curve as "
+        "before, at "
+    )
     assert result.stdout.splitlines() == [
         f"finished {name}",
         f"{as_before}{before['origin']['commit']}",

@@ -1,4 +1,6 @@
-"""Coverage-guided fuzzing of one target with atheris: `python fuzz.py TARGET [options of libFuzzer]`; `make fuzz`."""
+"""Coverage-guided fuzzing of one target with atheris: `python fuzz.py TARGET [options of
+libFuzzer]`; `make fuzz`.
+"""
 
 import logging
 import sys

@@ -1,4 +1,6 @@
-"""The service without a socket: its application on a loop of this thread, with an engine that computes nothing."""
+"""The service without a socket: its application on a loop of this thread, with an engine that
+computes nothing.
+"""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -36,7 +38,9 @@ class Service:
         self._loop.close()
 
     def ask(self, path, body, *headers, method="POST"):
-        """headers: pairs of bytes. Raises AssertionError where an exchange leaves something held."""
+        """headers: pairs of bytes. Raises AssertionError where an exchange leaves
+        something held.
+        """
         answer = self._loop.run_until_complete(
             asyncio.wait_for(self._exchange(method, path, headers, body), 20)
         )

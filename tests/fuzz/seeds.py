@@ -1,4 +1,4 @@
-"""Where fuzzing begins: valid inputs of each target, and hostile images."""
+"""The inputs that fuzzing begins with: valid ones of each target, and hostile images."""
 
 import base64
 import functools
@@ -34,7 +34,10 @@ def seeds(target):
             {"name": "image_u8", "shape": [1, 3, 1, 1], "datatype": "UINT8", "data": [1, 2, 3]}
         ]
     }
-    part = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+    part = (
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n'
+        b"Content-Type: image/png\r\n\r\n"
+    )
     openai = {
         "model": "fake:latency_ms=0",
         "input": [uri.decode()],

@@ -1,4 +1,6 @@
-"""What is fed with bytes that nobody vouches for. Each target takes any bytes and raises AssertionError at a fault."""
+"""The code that is fed with untrusted bytes. Each target takes any bytes and raises AssertionError
+at a fault.
+"""
 
 import functools
 import json

@@ -1,4 +1,6 @@
-"""The fuzzing targets under Hypothesis: any bytes, and bytes that look right for a while. `make fuzz` goes on from here."""
+"""The fuzzing targets under Hypothesis: any bytes, and bytes that look right for a while. `make
+fuzz` goes on from here.
+"""
 
 import json
 import struct

@@ -17,7 +17,8 @@ from tests.conftest import free_port, start_mlcd
 class Server:
     """settings: MLCD_ names without the prefix, in lower case; two underscores for nested ones.
 
-    output: a file for all that it says, where that may be more than a pipe holds. files: how many it may have open.
+    output: a file for all that it says, where that may be more than a pipe holds. files: how many
+    it may have open.
     """
 
     def __init__(self, model, *, output=subprocess.PIPE, files=None, **settings):

@@ -1,4 +1,4 @@
-"""Who may enter: every route of the document, with every kind of key, on the real server."""
+"""Access to every route of the document, with every kind of key, on the real server."""
 
 import contextlib
 import http.client
@@ -20,8 +20,8 @@ from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, serving, until
 from tests.integration.test_schema import explore
 
+# The open routes of the document; the pages are open too.
 OPEN_TO_ALL = {"/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"}
-"""Of the document; beside them there are the pages."""
 NEEDED = {
     "/v1/info": [],
     "/v1/embeddings": ["embed"],
@@ -131,7 +131,9 @@ def needed(operation):
 
 
 def test_every_route_of_the_document_lets_in_whom_it_says_and_nobody_else(anyone, operations, keys):
-    """No key, one of each bad kind, one of each scope; each as bearer and in X-API-Key, with no body at all."""
+    """No key, one of each bad kind, one of each scope; each as bearer and in X-API-Key, with no
+    body at all.
+    """
     bad = [
         None,
         *(keys.tokens[kind] for kind in ("wrong", "revoked", "expired", "of another file")),
@@ -171,7 +173,7 @@ def test_the_document_asks_for_keys_everywhere_but_where_it_must_not(operations)
 
 
 def test_no_other_spelling_of_a_route_goes_around_its_key(running):
-    """As bytes on the wire: clients tidy up what they are given."""
+    """The routes are sent as bytes on the wire, because clients normalize paths."""
     for method in ("GET", "HEAD", "POST", "OPTIONS"):
         for path in (
             "/v1/info",
@@ -282,10 +284,13 @@ def test_which_header_counts(anyone, keys):
 
 
 def test_nothing_of_a_request_is_read_before_its_key(running):
-    """A client without one cannot make the server hold its body: the answer is there before any of it is sent."""
+    """A client without one cannot make the server hold its body: the answer is there before any of
+    it is sent.
+    """
     with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
         client.sendall(
-            b"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 60000000\r\n\r\n"
+            b"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: image/png\r\nContent-Length: 60000000\r\n\r\n"
         )
         assert client.recv(100).startswith(b"HTTP/1.1 401 ")
     assert running.metric('mlcd_held{of="bytes"}') == 0
@@ -407,7 +412,9 @@ def test_browsers_and_caches_are_told_what_they_may_do(anyone, keys, picture):
 
 
 def test_keys_are_nowhere_but_in_the_answer_to_create(anyone, keys, running, picture):
-    """After every kind of request, also such as fail: logs, metrics, answers, the list of processes, the disk."""
+    """After every kind of request, also such as fail: logs, metrics, answers, the list of
+    processes, the disk.
+    """
     secrets = [token[14:] for token in keys.tokens.values() if token]
     seen = []
     for token in keys.tokens.values():
@@ -490,7 +497,9 @@ def test_several_processes_all_hear_of_a_revoked_key(tmp_path):
         server = Server("hog", auth__keys_file=path, processes=2, output=output)
 
     def statuses():
-        """Each over a connection of its own, at the same time, so that more than one process answers."""
+        """Each over a connection of its own, at the same time, so that more than one process
+        answers.
+        """
         with ThreadPoolExecutor(16) as threads:
             asked = [
                 threads.submit(httpx.get, f"{server.url}/v1/info", headers=as_bearer(token))

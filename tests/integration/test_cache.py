@@ -1,4 +1,6 @@
-"""The cache of a real server, with a real Redis that is stopped, frozen, filled and emptied under load."""
+"""The cache of a real server, with a real Redis that is stopped, frozen, filled and emptied under
+load.
+"""
 
 import contextlib
 import io

@@ -63,7 +63,7 @@ def centers(journey):
 
 @contextlib.contextmanager
 def serving_at(port, model, **settings):
-    """As `serving`, at a port of one's own choice, and not waiting: the client's repeats are what waits."""
+    """Serves as `serving` does, at a given port and without waiting: the client's repeats wait."""
     given = {
         f"MLCD_{name.upper()}": str(value) for name, value in ({"drain_s": 0} | settings).items()
     }
@@ -410,7 +410,9 @@ def test_another_model_in_the_middle_ends_the_call(paths):
 
 
 def test_a_server_with_little_room_is_neither_overrun_nor_given_up(paths):
-    """Room for four images; three requests of two at one time, and a second client that does the same."""
+    """Room for four images; three requests of two at one time, and a second client that does the
+    same.
+    """
     limits = {"limits__max_images": 4, "limits__max_queued_images": 4}
     with serving("fake:latency_ms=150", engine="fake", max_batch=2, **limits) as server:
         options = {"batch_size": 2, "in_flight": 3, "retries": 30}
@@ -424,7 +426,8 @@ def test_a_server_with_little_room_is_neither_overrun_nor_given_up(paths):
             answers = list(pool.map(lambda _: ask(), range(2)))
         refused = server.metric('mlcd_requests_total{route="/v1/images/embed",status="429"}')
         assert refused > 0
-        # None came back within the second that each refusal asks for, hence at most one per request and second.
+        # None came back within the second that each refusal asks for, hence at most one per request
+        # and second.
         assert refused <= 2 * options["in_flight"] * (time.monotonic() - started + 1)
         assert (answers[0] == answers[1]).all()
         assert not np.isnan(answers[0]).any()
@@ -550,7 +553,8 @@ def test_a_server_that_is_not_there():
 def test_it_needs_numpy_and_httpx_alone_and_a_program_that_forgets_to_close_ends(server, paths):
     code = f"""
 import sys
-for name in ("torch", "faiss", "fastapi", "openvino", "pyarrow", "pydantic", "orjson", "PIL", "service"):
+heavy = ("torch", "faiss", "fastapi", "openvino", "pyarrow", "pydantic", "orjson", "PIL", "service")
+for name in heavy:
     sys.modules[name] = None
 from mlcd.client import Client
 client = Client({server!r})

@@ -1,4 +1,6 @@
-"""Collections over HTTP: an afternoon with one, what is refused, what survives, and who may only read."""
+"""Collections over HTTP: an afternoon with one, what is refused, what survives, and who may only
+read.
+"""
 
 import json
 import random
@@ -254,7 +256,7 @@ def test_a_collection_is_made_once_and_for_one_thing(client, photos):
 
 @pytest.mark.parametrize("item_id", ODD_IDS)
 def test_every_id_reaches_its_item(running_anew, item_id):
-    """As bytes in the path: clients tidy up dots."""
+    """The ids are bytes in the path, because clients normalize dots."""
     with httpx.Client(base_url=running_anew.url) as client:
         photos = "/v1/collections/odd"
         client.put(photos)
@@ -400,7 +402,9 @@ def test_several_processes_search_and_change_nothing(journey, new_state, picture
 
 
 def test_a_full_disk_loses_nothing_that_was_acknowledged(journey, tmp_path):
-    """The disk is a limit on the size of a file, which SQLite meets as it would meet the end of the disk."""
+    """The disk is a limit on the size of a file, which SQLite meets as it would meet the end of the
+    disk.
+    """
     with (
         serving(journey / "model", state_dir=tmp_path) as server,
         httpx.Client(base_url=server.url) as client,
@@ -436,9 +440,11 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(journey, tmp_path):
 
 
 class Writer(threading.Thread):
-    """Writes until the server is gone. known: what was acknowledged; about: what was asked for last.
+    """Writes until the server is gone. known: what was acknowledged; about: what was asked for
+    last.
 
-    A state is (version of the embedding, version of the metadata), None where the item is not there.
+    A state is (version of the embedding, version of the metadata), None where the item is not
+    there.
     """
 
     def __init__(self, url, path, name, known, first_version):
@@ -528,7 +534,9 @@ def killed(journey, state, times):
 
 
 def check(client, path, known):
-    """Every item is as it was acknowledged; of a request without an answer all has happened or nothing."""
+    """Every item is as it was acknowledged; of a request without an answer all has happened or
+    nothing.
+    """
     present = {}
     for item_id, state in known.items():
         answer = client.get(item_path(path, item_id), params={"embedding": True})

@@ -1,4 +1,6 @@
-"""Clients that are slow, wordy, many or wrong, on the wire: the server goes on answering others and lets go of them."""
+"""Clients that are slow, wordy, many or wrong, on the wire: the server goes on answering others and
+lets go of them.
+"""
 
 import contextlib
 import http.client
@@ -57,7 +59,9 @@ def answers(server):
 
 
 def test_the_slow_are_let_go_and_hold_up_nobody(server):
-    """Each as slow as can be: silent, header by header, a body that trickles, one that nobody reads any more."""
+    """Each as slow as can be: silent, header by header, a body that trickles, one that nobody reads
+    any more.
+    """
     slow = {
         "silent": ([], b""),
         "header by header": ([b"GET /health/live HTTP/1.1\r\n"], b"a: b\r\n"),
@@ -109,7 +113,10 @@ def deaf_client(server):
 
 
 def kept(server, client):
-    """Whether the server's end is open: the client's cannot know, with more before it than it takes."""
+    """Tells if the server's end is open.
+
+    The client's end cannot know, when more data is before it than it takes.
+    """
     ends = f":{server.port:04X}", f":{client.getsockname()[1]:04X}"
     with Path("/proc/net/tcp").open() as connections:
         found = [line.split()[1:4] for line in connections.readlines()[1:]]
@@ -117,7 +124,7 @@ def kept(server, client):
 
 
 def alive(client, more):
-    """Whether the server still listens, after `more`."""
+    """Tells if the server still listens, after `more`."""
     client.setblocking(False)
     try:
         while client.recv(2**16):
@@ -216,7 +223,10 @@ HUGE = b"x" * 2**20
         pytest.param([b"GET / HTTP/1.1\r\na\0b: c\r\n\r\n"], 400, id="a header with a zero"),
         pytest.param(
             [
-                b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+                (
+                    b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Connection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+                )
             ],
             None,
             id="websocket",

@@ -1,4 +1,4 @@
-"""What our own routes give beside JSON, and what every answer says about its origin."""
+"""Our own routes' answers besides JSON, and the origin that every answer states."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What becomes of a real server and its clients when the engine is killed, hangs or raises, and when clients leave."""
+"""A real server and its clients when the engine is killed, hangs or raises, or clients leave."""
 
 import contextlib
 import io
@@ -37,7 +37,10 @@ def ask(server, image=GRAY):
 
 
 def request_head(length, path="/v1/images/embed"):
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {length}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: "
+        f"{length}\r\n\r\n"
+    )
     return head.encode()
 
 
@@ -58,7 +61,8 @@ def test_an_engine_that_is_killed_fails_its_waiters_and_is_back_within_seconds()
         assert until(lambda: not server.ready(), 5) < FLIP_S
         answers = [future.result(timeout=20) for future in waiting]
         statuses = [answer.status_code for answer in answers]
-        # At the engine were two batches of at most four; the others were queued, for the next engine.
+        # At the engine were two batches of at most four; the others were queued, for the next
+        # engine.
         assert set(statuses) == {200, 503}
         assert 1 <= statuses.count(503) <= 8
         for answer in answers:

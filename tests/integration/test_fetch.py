@@ -169,7 +169,9 @@ def test_what_is_refused_anyway_is_not_fetched(ask, host, model):
 
 
 def test_a_slow_host_holds_up_nobody_else(fetching, host, model, picture):
-    """Its requests wait with nothing admitted; everything else is answered before the first of them ends."""
+    """Its requests wait with nothing admitted; everything else is answered before the first of them
+    ends.
+    """
     body = {"images": [f"{host.url}/slow"] * 8}
     with ThreadPoolExecutor(10) as pool, httpx.Client(base_url=fetching.url, timeout=30) as client:
         slow = [

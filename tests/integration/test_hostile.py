@@ -1,6 +1,8 @@
-"""No image hurts the service: each is answered or refused by its name, its neighbors and the next request are not harmed.
+"""No image hurts the service: each is answered or refused by its name, its neighbors and the next
+request are not harmed.
 
-Groups of hostile images go to a real server: each in a batch between two good ones, and by itself on every other route.
+Groups of hostile images go to a real server: each in a batch between two good ones, and by itself
+on every other route.
 """
 
 import base64
@@ -27,7 +29,8 @@ IN_DIALECTS = {
     415: 400,
 }  # of OpenAI and Cohere, whose clients have no class of error for these
 BATCH = 20
-GROWTH_MIB = 48  # of the process that decodes: fragments, and what libraries set up on the first image of a kind
+# of the process that decodes: fragments, and what libraries set up on the first image of a kind
+GROWTH_MIB = 48
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ class Api:
         return rows, {error["index"]: error["type"] for error in body["errors"]}
 
     def between(self, image):
-        """What becomes of an image between two good ones: None or the reason of its refusal."""
+        """Returns the result of an image between two good ones: None or why it is refused."""
         rows, errors = self.embed([self.photo, image, self.photo])
         assert np.array_equal(rows[0], self.row)
         assert np.array_equal(rows[2], self.row)
@@ -104,7 +107,10 @@ class Api:
         """One of each other route: every answer's status; all agree, each in its dialect."""
         text, encoded = base64.b64encode(image).decode(), data_uri(image)
         element = struct.pack("<I", len(image)) + image
-        head = b'{"inputs":[{"name":"image","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":%d}}]}'
+        head = (
+            b'{"inputs":[{"name":"image","shape":[1],"datatype":"BYTES",'
+            b'"parameters":{"binary_data_size":%d}}]}'
+        )
         head %= len(element)
         infer = f"/v2/models/{self.model}/infer"
         dialects = [
@@ -115,11 +121,28 @@ class Api:
             self.client.post("/v2/embed", json={"model": self.model, "images": [encoded]}),
         ]
         answers = [
-            self.client.post("/v1/images/embed", content=image, headers={"Content-Type": "image/jpeg", "Accept": "application/x-npy"}),
-            self.client.post("/v1/labels", files=files(self.photo, image), headers={"Accept": "application/x-npy"}),
-            self.client.post(infer, json={"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}]}),
-            self.client.post(infer, content=head + element, headers={"Inference-Header-Content-Length": str(len(head))}),
-        ]  # fmt: skip
+            self.client.post(
+                "/v1/images/embed",
+                content=image,
+                headers={"Content-Type": "image/jpeg", "Accept": "application/x-npy"},
+            ),
+            self.client.post(
+                "/v1/labels",
+                files=files(self.photo, image),
+                headers={"Accept": "application/x-npy"},
+            ),
+            self.client.post(
+                infer,
+                json={
+                    "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}]
+                },
+            ),
+            self.client.post(
+                infer,
+                content=head + element,
+                headers={"Inference-Header-Content-Length": str(len(head))},
+            ),
+        ]
         for answer in answers + dialects:
             assert answer.status_code in STATUSES, answer.text
             if answer.status_code != 200:
@@ -215,7 +238,9 @@ def test_bombs_are_refused_by_their_header_or_decoded_within_bounds(api, bombs):
 
 
 def test_the_server_answers_while_bombs_are_decoded(running, api, bombs):
-    """Four requests of the largest pictures that are let in; somebody asks for health all the while."""
+    """Four requests of the largest pictures that are let in; somebody asks for health all the
+    while.
+    """
     large = [bombs["PNG of 85 megapixels"], bombs["TIFF of 80 megapixels"]]
     senders = [threading.Thread(target=api.embed, args=(large,)) for _ in range(4)]
     for sender in senders:

@@ -1,4 +1,6 @@
-"""From images to a search in a server that runs all the while: the server, a worker, an index job."""
+"""From images to a search in a server that runs all the while: the server, a worker, an
+index job.
+"""
 
 import os
 
@@ -83,7 +85,7 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
 
 
 def _held_elsewhere(home, name, described):
-    """By this process."""
+    """Creates the collection in this process."""
     return Collection.create(
         home / name,
         fingerprint=described["fingerprint"],

@@ -1,4 +1,6 @@
-"""Batch jobs over REST and by `mlcd jobs`, on a real server; the worker is played by hand, on the server's queue."""
+"""Batch jobs over REST and by `mlcd jobs`, on a real server; the worker is played by hand, on the
+server's queue.
+"""
 
 import contextlib
 import json
@@ -757,7 +759,9 @@ def until_end(lines):
 
 @pytest.mark.redis
 def test_jobs_outlive_redis_and_all_servers_see_them(tmp_path):
-    """kill -9 of Redis: requests are refused meanwhile; what was acknowledged is there afterwards."""
+    """kill -9 of Redis: requests are refused meanwhile; what was acknowledged is there
+    afterwards.
+    """
     write_digits(tmp_path / "root" / "images", 3)
     asked = {"kind": "embed", "input": str(tmp_path / "root" / "images")}
     with redis_server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as redis:

@@ -1,4 +1,6 @@
-"""The numbers of /metrics against what clients counted themselves, with one and with two server processes."""
+"""The numbers of /metrics against what clients counted themselves, with one and with two server
+processes.
+"""
 
 import io
 import json

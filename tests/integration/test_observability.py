@@ -1,4 +1,4 @@
-"""What a real server logs, traces and says of itself in its answers."""
+"""The logs and traces of a real server, and its answers' statements about itself."""
 
 import http.server
 import json
@@ -48,10 +48,20 @@ def test_one_line_for_each_request_and_nothing_of_what_it_brought(logging_server
     for secret in ("SECRET", "PAYLOAD", "KEY", "?"):
         assert secret not in output
     embedded, refused, unknown = lines_of(output)
-    assert embedded.items() >= {
-        "level": "info", "logger": "mlcd.access", "request_id": "mine.1", "method": "POST",
-        "route": "/v1/images/embed", "status": 200, "images": 2, "trace_id": TRACE, "span_id": PARENT,
-    }.items()  # fmt: skip
+    assert (
+        embedded.items()
+        >= {
+            "level": "info",
+            "logger": "mlcd.access",
+            "request_id": "mine.1",
+            "method": "POST",
+            "route": "/v1/images/embed",
+            "status": 200,
+            "images": 2,
+            "trace_id": TRACE,
+            "span_id": PARENT,
+        }.items()
+    )
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00", embedded["time"])
     assert embedded["ms"] > 5
     assert (refused["status"], "images" in refused, "trace_id" in refused) == (400, False, False)
@@ -133,9 +143,13 @@ def test_spans_reach_a_collector(collector, journey, photo):
         pair.key: pair.value.int_value or pair.value.string_value for pair in request.attributes
     }
     assert attributes == {
-        "http.request.method": "POST", "http.route": "/v1/labels", "http.response.status_code": 200,
-        "mlcd.request_id": "traced", "mlcd.images": 2, "mlcd.fingerprint": answer.headers["x-mlcd-fingerprint"],
-    }  # fmt: skip
+        "http.request.method": "POST",
+        "http.route": "/v1/labels",
+        "http.response.status_code": 200,
+        "mlcd.request_id": "traced",
+        "mlcd.images": 2,
+        "mlcd.fingerprint": answer.headers["x-mlcd-fingerprint"],
+    }
     stages = [spans[name] for name in ("decode", "queue", "inference", "labels")]
     for stage in stages:
         assert (stage.trace_id, stage.parent_span_id) == (request.trace_id, request.span_id)
@@ -183,7 +197,7 @@ def test_the_caller_decides_what_is_traced(collector, photo):
 
 @pytest.fixture
 def own_client(journey, new_state):
-    """Of a server that may lose its collection."""
+    """A client of a server that may lose its collection."""
     with (
         serving(journey / "model", state_dir=new_state()) as server,
         httpx.Client(base_url=server.url, timeout=30) as client,
@@ -192,7 +206,7 @@ def own_client(journey, new_state):
 
 
 def test_every_answer_of_every_route_says_what_it_was_made_with(own_client):
-    """By the API document, so that no route is forgotten; whether the answer is a refusal or not."""
+    """The routes come from the API document, so that none is forgotten; refusals are included."""
     client = own_client
     info = client.get("/v1/info").json()
     asked = 0

@@ -1,4 +1,6 @@
-"""A real server offered five times what it can do, for seconds; benchmarks/overload.py does it for a minute."""
+"""A real server offered five times what it can do, for seconds; benchmarks/overload.py does it for
+a minute.
+"""
 
 import json
 import socket

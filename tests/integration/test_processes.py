@@ -1,4 +1,6 @@
-"""Several server processes on one port: what they share, and what becomes of it when one or all of them end."""
+"""Several server processes on one port: what they share, and what becomes of it when one or all of
+them end.
+"""
 
 import json
 import os

@@ -8,9 +8,9 @@ import pytest
 
 from tests.integration.running import serving
 
-# All of its checks but one: what the document allows may still be refused (with a status that it names). JSON Schema
-# cannot say that bytes are an image, that a tensor is as long as its shape, that a vector has the model's dimension,
-# or that a number is within a limit of the running server.
+# All of its checks but one: what the document allows may still be refused (with a status that it
+# names). JSON Schema cannot say that bytes are an image, that a tensor is as long as its shape,
+# that a vector has the model's dimension, or that a number is within a limit of the running server.
 NOT_SAYABLE = "positive_data_acceptance"
 
 

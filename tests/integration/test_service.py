@@ -106,7 +106,9 @@ def test_labels_are_the_nearest_shipped_centers(client, picture, journey):
 
 
 def test_names_set_by_hand_are_served_and_go_into_labels(picture, journey, tmp_path):
-    """Of centers whose digest, and so whose model's, stays; `mlcd label` writes them too."""
+    """The names are those of centers whose digest, and so whose model's, stays; `mlcd label` writes
+    them too.
+    """
     _, data, _ = picture
     model, digest = tmp_path / "model", Centers.open(journey / "model" / "centers").digest
     shutil.copytree(journey / "model", model)
@@ -224,19 +226,23 @@ def test_the_openai_route_speaks_openai_errors(client, picture):
 
 def test_own_routes_speak_problem_json(client, picture):
     _, data, _ = picture
+    as_json, as_text, as_form = (
+        {"Content-Type": kind}
+        for kind in ("application/json", "text/plain", "multipart/form-data; boundary=x")
+    )
     cases = [
         (client.get("/nothing"), 404),
         (client.get("/v1/labels"), 405),
         (client.post("/v1/labels", json={}), 400),
-        (client.post("/v1/labels", content=b"{", headers={"Content-Type": "application/json"}), 400),
+        (client.post("/v1/labels", content=b"{", headers=as_json), 400),
         (client.post("/v1/labels", json={"embeddings": [[1.0]]}), 400),
         (client.post("/v1/labels", json={"embeddings": [[0.0] * 16]}), 400),
         (client.post("/v1/labels?top=0", files=files(data)), 400),
         (client.post("/v1/labels?top=5000", files=files(data)), 413),
         (client.post("/v1/labels?mode=roughly", files=files(data)), 400),
-        (client.post("/v1/labels", content=b"x", headers={"Content-Type": "text/plain"}), 415),
+        (client.post("/v1/labels", content=b"x", headers=as_text), 415),
         (client.post("/v1/images/embed", files={"other": data}), 400),
-        (client.post("/v1/images/embed", content=b"--x", headers={"Content-Type": "multipart/form-data; boundary=x"}), 400),
+        (client.post("/v1/images/embed", content=b"--x", headers=as_form), 400),
         (client.post("/v1/images/embed", files=files(*[data] * 65)), 413),
         (client.post("/v1/labels", json={"images": [data_uri(data)] * 65}), 413),
         (client.post("/v1/collections/none/search", files=files(data)), 404),

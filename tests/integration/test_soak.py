@@ -1,6 +1,7 @@
 """Ten minutes of mixed load on a real server: what grows is found.
 
-SOAK_SECONDS gives another length, SOAK_PROCESSES several server processes; both are this test's own.
+SOAK_SECONDS gives another length, SOAK_PROCESSES several server processes; both are this test's
+own.
 """
 
 import io
@@ -28,7 +29,8 @@ PROCESSES = int(os.environ.get("SOAK_PROCESSES", "1"))
 CLIENTS = 6
 WARM_UP = 0.25  # of the time
 MOST_MIB = 100
-IDLE_S = 11  # the framework's threads, which write large uploads to files, may wait ten seconds for the next one
+# the framework's threads, which write large uploads to files, may wait ten seconds for the next one
+IDLE_S = 11
 
 
 def picture(width, height, kind, *, seed):
@@ -41,7 +43,7 @@ def picture(width, height, kind, *, seed):
 
 
 def pictures():
-    """Of sizes from a point to twelve megapixels, as JPEG, PNG and WebP."""
+    """Returns pictures from one pixel to twelve megapixels, as JPEG, PNG and WebP."""
     sides = [
         (1, 1),
         (8, 8),
@@ -136,7 +138,10 @@ class Load:
     def leave(self, client):
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             body = self.fresh()
-            head = f"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = (
+                "POST /v1/images/embed HTTP/1.1\r\nHost: x\r\nContent-Type: "
+                f"image/png\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
             connection.sendall(head.encode() + body[: self.random.randrange(len(body))])
 
 
@@ -145,7 +150,7 @@ def family(pid):
 
 
 def memory_mib(pids):
-    """Of all processes, what they share counted once."""
+    """Returns the memory of all processes; shared pages count once."""
     texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
     return sum(int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) for text in texts) / 1024
 
@@ -208,8 +213,10 @@ def test_nothing_grows(journey, shared_data):
         statuses = sum((load.statuses for load in soak.loads), Counter())
         first, last = np.median(seen[: len(seen) // 4]), np.median(seen[-len(seen) // 4 :])
         sys.stdout.write(
-            f"{SECONDS:.0f} s, answers {dict(statuses)}: {first:.0f} to {last:.0f} MiB (most {max(seen):.0f}),"
-            f" threads and files {[sum(of.values()) for of in before]} to {[sum(of.values()) for of in after]}\n"
+            f"{SECONDS:.0f} s, answers {dict(statuses)}: {first:.0f} to {last:.0f} MiB (most "
+            f"{max(seen):.0f}),"
+            f" threads and files {[sum(of.values()) for of in before]} to "
+            f"{[sum(of.values()) for of in after]}\n"
         )
         assert [broken for load in soak.loads for broken in load.broken] == []
         assert statuses[200] > SECONDS

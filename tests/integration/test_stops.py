@@ -1,4 +1,6 @@
-"""Signals to every process of a server or worker, as systemd sends them, a terminal or `timeout`: nothing is lost."""
+"""Signals to every process of a server or worker, as systemd sends them, a terminal or `timeout`:
+nothing is lost.
+"""
 
 import os
 import signal
@@ -15,7 +17,9 @@ NUM_CLIENTS = 24
 
 
 def family(pid):
-    """The process and all below it, the last first: an engine hears of a signal before its server does."""
+    """The process and all below it, the last first: an engine hears of a signal before its server
+    does.
+    """
     return [*(other for child in children(pid) for other in family(child)), pid]
 
 

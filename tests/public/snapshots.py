@@ -1,4 +1,5 @@
-"""The public surface, written down: `python tests/public/snapshots.py` writes it anew after a change that is meant.
+"""The public surface, written down: `python tests/public/snapshots.py` writes it anew after a
+change that is meant.
 
 A change of these files is one that users meet: the changelog says it.
 """
@@ -39,7 +40,8 @@ def _signature(member: object) -> str:
     if not callable(member):
         return ""
     signature = inspect.signature(member)
-    # Types are written otherwise by other versions of Python and NumPy; names and defaults are what calls rest on.
+    # Types are written otherwise by other versions of Python and NumPy; names and defaults are what
+    # calls rest on.
     bare = [
         parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
     ]
@@ -78,7 +80,9 @@ def _kind(kind: click.ParamType) -> str:
 
 
 def rest_document() -> str:
-    """The OpenAPI document without its prose, a line for each parameter, body, response and schema."""
+    """The OpenAPI document without its prose, a line for each parameter, body, response
+    and schema.
+    """
     from service.http.app import create_app
 
     document = _without_prose(create_app(None).openapi())

@@ -1,4 +1,4 @@
-"""What users hold on to changes only where somebody means it: names, commands and routes are written down."""
+"""The public surface changes only on purpose: names, commands and routes are written down."""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""A real server from the project's environment, and the clients' view of it. Only .venv-sdk has what these tests need."""
+"""A real server from the project's environment, and the clients' view of it. Only .venv-sdk has
+what these tests need.
+"""
 
 import base64
 import json

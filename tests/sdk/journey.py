@@ -1,6 +1,8 @@
-"""A small trained model, and what `mlcd embed` gives for some images: run by the project's own interpreter.
+"""A small trained model, and what `mlcd embed` gives for some images: run by the project's own
+interpreter.
 
-Writes OUT/demo (every artifact) and OUT/samples.json: path of an image and its embedding, three times.
+Writes OUT/demo (every artifact) and OUT/samples.json: path of an image and its embedding, three
+times.
 """
 
 import json

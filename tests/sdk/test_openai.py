@@ -75,7 +75,7 @@ def test_langchain(server, model, samples):
 
 
 def test_tokens_are_refused_with_the_switch_that_mends_it(client, model):
-    """What LangChain sends without the switch; its own tokenizer would have to be downloaded."""
+    """LangChain sends tokens without the switch; its own tokenizer would have to be downloaded."""
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
         client.embeddings.create(model=model, input=[[9906, 1917]])
 

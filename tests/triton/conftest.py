@@ -1,4 +1,6 @@
-"""The real Triton server, bundled with nvidia-pytriton in an environment of its own: `make test-triton` installs it."""
+"""The real Triton server, bundled with nvidia-pytriton in an environment of its own: `make
+test-triton` installs it.
+"""
 
 import contextlib
 import os
@@ -54,7 +56,9 @@ class TritonPythonModel(TritonPythonModel):
 
 
 class Server:
-    """One server on ports of its own; `kill`, `pause` and `start` do to it what happens to servers."""
+    """One server on ports of its own; `kill`, `pause` and `start` do to it what happens
+    to servers.
+    """
 
     def __init__(self, repository: Path, log: Path) -> None:
         self.repository, self.log = repository, log
@@ -111,7 +115,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in rows)
 
     def resident_mib(self) -> list[float]:
-        """Of each of its processes: the server, and a stub for every version of a model."""
+        """Returns the memory of each process: the server, and a stub for each model version."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -154,7 +158,9 @@ def export(weights: Path, out: Path, name: str, **options) -> None:
 
 @contextlib.contextmanager
 def flooded(server: Server, name: str):
-    """Another client keeps `name` at work for a second and a half ahead, with room in its queue for two who wait."""
+    """Another client keeps `name` at work for a second and a half ahead, with room in its queue for
+    two who wait.
+    """
     client, ended = InferenceServerClient(server.url), threading.Event()
     sides = client.get_model_config(name, as_json=True)["config"]["input"][0]["dims"]
     batch = np.ones((SLOW_BATCH, *map(int, sides)), np.uint8)
@@ -195,7 +201,9 @@ def weights(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory, weights) -> Path:
-    """tiny: as exported. slow, broken: with a model.py that sleeps or fails. bare: without what mlcd writes."""
+    """tiny: as exported. slow, broken: with a model.py that sleeps or fails. bare: without what
+    mlcd writes.
+    """
     require_triton()
     out = tmp_path_factory.mktemp("triton") / "repository"
     export(weights, out, "tiny")

@@ -1,4 +1,6 @@
-"""The adapter against the real server: what it answers, and what it says when Triton cannot answer."""
+"""The adapter against the real server: what it answers, and what it says when Triton
+cannot answer.
+"""
 
 import asyncio
 import contextlib
@@ -22,8 +24,8 @@ from tests.triton.conftest import SLOW_BATCH, SLOW_QUEUE, SLOW_S, export, floode
 
 pytestmark = pytest.mark.triton
 
+# The longest time until readiness reports a change.
 FLIP_S = 2.0
-"""What readiness may take to tell."""
 AT_ONCE_S = 0.05
 BACK_S = 15.0
 
@@ -164,7 +166,9 @@ def test_a_late_request_says_so_in_time(server, pictures):
 
 
 def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
-    """Some requests are late and probes too, as the queue is long; others are answered: the circuit stays closed."""
+    """Some requests are late and probes too, as the queue is long; others are answered: the circuit
+    stays closed.
+    """
     answered, faults = [], []
 
     async def client(encoder, timeout_s, until):

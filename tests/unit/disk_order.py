@@ -7,7 +7,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def recorded():
-    """The steps of what runs within: ("sync", path) and ("rename", source, target). All of it is really done."""
+    """The steps of what runs within: ("sync", path) and ("rename", source, target). All of it is
+    really done.
+    """
     steps, fsync, rename = [], os.fsync, os.rename
 
     def synced(descriptor):
@@ -26,7 +28,9 @@ def recorded():
 
 
 def check_durable(steps, path, *, files=()):
-    """What is at `path`, and the `files` in it, was on the disk before it was there; then its name was."""
+    """Checks that the content of `path` and its `files` was on the disk before the rename, and the
+    name after it.
+    """
     (place,) = (
         number for number, step in enumerate(steps) if step[0] == "rename" and step[2] == path
     )

@@ -19,7 +19,7 @@ def nobody():
 
 @contextlib.contextmanager
 def open_folder():
-    """Where others than its owner may enter, as they may not in pytest's own."""
+    """Yields a folder that others than its owner may enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o777)
         yield Path(name)

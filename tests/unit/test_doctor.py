@@ -92,7 +92,10 @@ def test_instruction_sets_that_matter_are_read(tmp_path):
 
 def test_a_cpuset_is_obeyed():
     core = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{core}]); from mlcd.cores import available_cores as n; print(n())"
+    code = (
+        f"import os; os.sched_setaffinity(0, [{core}]); from mlcd.cores import available_cores as "
+        "n; print(n())"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,6 @@
-"""A Triton repository: what is in it, who parses it, what is refused, and how a later version joins."""
+"""A Triton repository: what is in it, who parses it, what is refused, and how a later version
+joins.
+"""
 
 import ast
 import json
@@ -43,7 +45,7 @@ def weights(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def later(tmp_path_factory) -> Path:
-    """Of the same sizes, and another model."""
+    """Another model of the same sizes."""
     folder = tmp_path_factory.mktemp("towers") / "later"
     folder.mkdir()
     write_hf(tower(SIZES[1], seed=5), folder)
@@ -201,7 +203,9 @@ def test_a_later_version_stands_beside_the_earlier(model, later_model, tmp_path)
 
 
 def test_what_is_there_is_left_alone_and_the_rest_made_up_for(model, later_model, tmp_path):
-    """Killed between the two renames, the same command finishes; of an earlier version it does nothing."""
+    """Killed between the two renames, the same command finishes; of an earlier version it does
+    nothing.
+    """
     out = tmp_path / "out"
     write(model, out)
     earlier = (out / "m" / "config.pbtxt").read_bytes()

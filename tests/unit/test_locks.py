@@ -1,4 +1,6 @@
-"""What the images install, deploy/locks, is what pyproject.toml and constraints.txt say: `make lock` was not forgotten."""
+"""The images install deploy/locks, which must match pyproject.toml and constraints.txt by `make
+lock`.
+"""
 
 import importlib.metadata
 import re

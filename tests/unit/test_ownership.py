@@ -1,4 +1,6 @@
-"""Whose an unfinished output is: discarded by its owner alone, never beneath who is at work in it, never in part."""
+"""Whose an unfinished output is: discarded by its owner alone, never beneath who is at work in it,
+never in part.
+"""
 
 import tempfile
 from pathlib import Path
@@ -23,7 +25,7 @@ HIDDEN = ".out.partial.discarded"
 
 @pytest.fixture
 def folder():
-    """Where others than its owner may enter."""
+    """A folder that others than its owner may enter."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o777)
         yield Path(name)

@@ -1,4 +1,6 @@
-"""The unit of work of a batch job: any process makes any shard, as often as it likes, and the bytes are the same."""
+"""The unit of work of a batch job: any process makes any shard, as often as it likes, and the bytes
+are the same.
+"""
 
 import io
 import resource
@@ -169,7 +171,7 @@ def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_p
 
 
 def test_two_indexes_and_whatever_has_a_name_like_theirs_do_not_meet(images, equipment, tmp_path):
-    """Of one place: who comes second is told. Beside it only the name of the draft is taken."""
+    """At one path the second one gets an error. Beside it only the name of the draft is taken."""
     first, second = (recipe("index", images, tmp_path, owner=owner) for owner in ("one", "two"))
     (tmp_path / "out.embeddings").mkdir()
     (tmp_path / "out.embeddings" / "mine").write_text("a user's")
@@ -274,7 +276,7 @@ def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipm
 
 
 def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path):
-    """As when a lease has ended and its holder does not know: each has begun before the other has written."""
+    """This happens when a lease has ended unnoticed: each begins before the other has written."""
     wanted = recipe("label", images, tmp_path)
     both = threading.Barrier(2, timeout=30)
     failures = []
@@ -446,7 +448,7 @@ def test_images_that_cannot_be_used_leave_no_draft(equipment, tmp_path):
 
 @contextmanager
 def files_of_at_most(num_bytes):
-    """As a full disk: by number, whatever is written through."""
+    """Limits the size of files, as a full disk does for any writer."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

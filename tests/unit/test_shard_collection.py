@@ -1,4 +1,6 @@
-"""An index job after its images: nothing finished is thrown away, and who was thought dead does no harm."""
+"""An index job after its images: nothing finished is thrown away, and who was thought dead does no
+harm.
+"""
 
 import contextlib
 from dataclasses import replace
@@ -130,7 +132,7 @@ def discard_all(recipe, equipment):
 
 
 def begin_anew(recipe, equipment):
-    """As a job that was canceled and retried: of the same owner, at the same place."""
+    """Begins anew, as a canceled job does when it is retried: with the same owner and path."""
     discard(recipe)
     open_shards(recipe, equipment).plan()
 

@@ -1,4 +1,6 @@
-"""Faults that pass, and disks that go away: neither may cost a job an image, or lead it to another place."""
+"""Faults that pass, and disks that go away: neither may cost a job an image, or lead it to another
+place.
+"""
 
 import os
 import shutil

@@ -66,7 +66,9 @@ def test_held_out_takes_its_share_of_every_class_whatever_the_order():
     )
 )
 def test_a_key_stands_in_its_class_where_its_sha256_does(named):
-    """Sorted one class after the other, as Python objects: the split of every artifact that was ever made."""
+    """Sorted one class after the other, as Python objects: the split of every artifact that was
+    ever made.
+    """
     keys, classes = [key for key, _ in named], [name for _, name in named]
     expected = np.zeros(len(keys))
     for name in set(classes):

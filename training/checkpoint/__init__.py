@@ -1,1 +1,1 @@
-"""Checkpoints: everything that must survive a crash, on disk."""
+"""Checkpoints: the state that must survive a crash, on disk."""

@@ -1,7 +1,8 @@
 """Tensors of several processes as files, by torch.distributed.checkpoint.
 
-In safetensors instead of its own format, which is a pickle. A DTensor is written in the parts that processes own and
-read in the parts that they ask for: any number of processes reads what any number wrote.
+The files are safetensors instead of its own format, which is a pickle. A DTensor is written in the
+parts that processes own and read in the parts that they need, so any number of processes can read
+what any other number wrote.
 """
 
 import json
@@ -29,16 +30,17 @@ from mlcd.errors import ArtifactInvalid
 
 _HEADER_BYTES: Final = 8
 
-# One process is meant, where there is one.
+# One process is intended where there is only one.
 warnings.filterwarnings(
     "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
 )
 
 
 def write_tensors(tensors: Mapping[str, Tensor], directory: Path, group: Any) -> None:
-    """Write `directory`, a file of each process; every process of `group` calls it, and leaves when all are done.
+    """Writes `directory`, with one file for each process.
 
-    Raises what went wrong, on whichever process it did, on all of them.
+    Every process of `group` calls it and returns when all are done. An error on any process is
+    raised on all of them.
     """
     try:
         save(dict(sorted(tensors.items())), storage_writer=_Writer(directory), process_group=group)
@@ -50,9 +52,10 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path, group: Any) ->
 def read_tensors(
     tensors: dict[str, Tensor], directory: Path, group: Any = None, *, alone: bool = False
 ) -> None:
-    """Fill `tensors`, of the sizes and types that `stored_tensors` tells, or DTensors of these.
+    """Fills `tensors`, whose sizes and types are those of `stored_tensors`, or DTensors of these.
 
-    Every process of `group` calls it, or, `alone`, only this one. Raises ArtifactInvalid where the files are damaged.
+    Every process of `group` calls it, or, with `alone`, only this one. Raises ArtifactInvalid if
+    the files are damaged.
     """
     try:
         load(
@@ -66,10 +69,14 @@ def read_tensors(
 
 
 def stored_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Size and type of everything in `directory`, by name. Raises ArtifactInvalid where it cannot be read."""
+    """Returns size and type of every tensor in `directory`, by name.
+
+    Raises ArtifactInvalid if it cannot be read.
+    """
+    # safetensors raises errors of its own, among others.
     try:
         stored = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
-    except Exception as error:  # safetensors' own, among others
+    except Exception as error:
         raise _unreadable(directory) from error
     tensors = {
         name: facts for name, facts in stored.items() if isinstance(facts, TensorStorageMetadata)
@@ -82,7 +89,9 @@ def _unreadable(directory: Path) -> ArtifactInvalid:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writes bytes that depend on the content alone: safetensors puts a header's remarks in random order."""
+    """Writes bytes that depend on the content alone; safetensors orders a header's remarks at
+    random.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(str(directory), save_distributed=True)

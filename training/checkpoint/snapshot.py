@@ -1,4 +1,4 @@
-"""A training state copied to the memory of the host, and put back from files."""
+"""A training state copied to the host's memory, and restored from files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +32,10 @@ _COUNTERS: Final = ("skipped_steps", "skipped_samples")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """tensors: DTensors where every process owns rows; all others on the first process only."""
+    """A copy of the state in the host's memory.
+
+    tensors: DTensors where every process owns rows; all others are on the first process only.
+    """
 
     step: int
     config: ViTConfig
@@ -41,7 +44,7 @@ class Snapshot:
 
 
 def take_snapshot(state: TrainState) -> Snapshot:
-    """A copy that training does not change; every process calls it."""
+    """Copies the state, so that training cannot change the copy; every process calls it."""
     world, shard, mesh = state.centers.world, state.centers.shard, _host_mesh(state.centers.world)
     tensors: dict[str, Tensor] = {}
     for name, tensor in _backbone_tensors(state):
@@ -52,7 +55,8 @@ def take_snapshot(state: TrainState) -> Snapshot:
     for name, tensor in _center_tensors(state):
         if tensor.dim():
             tensors[name] = _as_rows(_copied(tensor), shard, mesh)
-        elif world.rank == 0:  # dense AdamW has one clock for all rows
+        # Dense AdamW has one clock for all rows.
+        elif world.rank == 0:
             tensors[name] = _copied(tensor)
     if world.rank == 0:
         tensors |= {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
@@ -60,10 +64,10 @@ def take_snapshot(state: TrainState) -> Snapshot:
 
 
 def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
-    """Put what `directory` holds into `state`, bit for bit; the processes may be more or fewer than those that wrote.
+    """Restores `state` from `directory`, bit for bit.
 
-    Every process of `group` calls it. Raises ConfigInvalid for another number of classes, ArtifactInvalid where the
-    files cannot be read.
+    Every process of `group` calls it; they may be more or fewer than those that wrote. Raises
+    ConfigInvalid for another number of classes, ArtifactInvalid if the files cannot be read.
     """
     stored, shard, mesh = (
         stored_tensors(directory),
@@ -92,7 +96,7 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
 
 
 def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
-    """What export and evaluation read, in float32, from the files of all processes."""
+    """Reads the model for export and evaluation, in float32, from the files of all processes."""
     with torch.device("meta"):
         trunk = ViT(snapshot.config)
     stored = stored_tensors(directory)
@@ -106,7 +110,7 @@ def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
 
 
 def read_unit_centers(directory: Path) -> NDArray[np.float32]:
-    """The unit centers of all classes [K, D], from the files of all processes."""
+    """Reads the unit centers of all classes [K, D] from the files of all processes."""
     size, dtype = stored_tensors(directory)[_WEIGHT]
     weight = torch.empty(size, dtype=dtype)
     read_tensors({_WEIGHT: weight}, directory, alone=True)
@@ -122,7 +126,7 @@ def _backbone_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parameter_name(stored: str) -> str:
-    """Of the backbone, as `_backbone_tensors` builds on it."""
+    """Returns the name of a parameter of the backbone, as `_backbone_tensors` stored it."""
     if stored.startswith(_TRUNK):
         return stored.removeprefix(_TRUNK)
     return stored.removeprefix(_MOMENTS).rpartition(".")[0]
@@ -169,7 +173,7 @@ def _restore_moments(
 
 
 def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
-    """On the parameter's device, and a part of as large a whole."""
+    """Puts `local` on the parameter's device, as a part of a whole of the same size."""
     moved = local.to(_local(parameter).device)
     return (
         _part_of(parameter, moved, parameter.device_mesh)
@@ -184,7 +188,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """`local` as this process's part of something that is sharded as `whole` is."""
+    """Wraps `local` as this process's part of a tensor that is sharded as `whole` is."""
     assert mesh is not None
     return DTensor.from_local(
         local, mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
@@ -192,7 +196,7 @@ def _part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
 
 
 def _as_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
-    """The classes of `shard` as a part of the rows of all."""
+    """Wraps the classes of `shard` as a part of all rows."""
     if mesh is None:
         return local
     shape = torch.Size([shard.num_classes, *local.shape[1:]])

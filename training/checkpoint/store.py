@@ -1,10 +1,12 @@
-"""Checkpoints of a run: `checkpoints/step_000100/`, each an artifact that stands alone.
+"""The checkpoints of a run: `checkpoints/step_000100/`, each an artifact that is complete by
+itself.
 
-state/    everything that training goes on from, in files of torch.distributed.checkpoint, one of each process
-weights/  model.safetensors, config.json, preprocess.json: what export and evaluation read
+state/    all that training needs to go on; torch.distributed.checkpoint, one file a process
+weights/  model.safetensors, config.json, preprocess.json: input of export and evaluation
 centers/  the head's unit centers as a Centers artifact in the trained space
 
-When all processes have written their part, the first makes the rest from it and publishes by one rename.
+When all processes have written their part, the first makes the rest from it and publishes by one
+rename.
 """
 
 import shutil
@@ -37,14 +39,18 @@ from training.config import CheckpointConfig
 from training.parallel.processes import Processes
 from training.state import TrainState
 
-LAYOUT: Final = 3  # 1 and 2 had files of our own where torch.distributed.checkpoint's are now
+# Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.
+LAYOUT: Final = 3
 _STATE: Final = "state"
 _POLL_S: Final = 0.02
 _CLOSE_S: Final = 30.0
 
 
 class CheckpointStore:
-    """Saves, finds, loads and retires the checkpoints of one run directory; one at a time is being written."""
+    """Saves, finds, loads and retires the checkpoints of one run directory.
+
+    One checkpoint is written at a time.
+    """
 
     def __init__(
         self,
@@ -71,14 +77,16 @@ class CheckpointStore:
 
     @property
     def failed(self) -> bool:
-        """Whether this process could not write its part of the last checkpoint; `join` tells why."""
+        """Tells if this process could not write its part of the last checkpoint; `join` raises the
+        reason.
+        """
         return self._error is not None
 
     def save(self, state: TrainState, out: Path | None = None) -> None:
-        """Copy `state`, and write the copy while training goes on; every process calls it.
+        """Copies `state` and writes the copy while training goes on; every process calls it.
 
-        out: another place than the run's checkpoints, where it stays out of the way of resuming and retiring; what
-        is there is replaced. Raises what went wrong in the save before, for which it waits.
+        out: a path outside of the run's checkpoints, ignored by resuming and retiring; an existing
+        one is replaced. It waits for the save before and raises that one's error.
         """
         self.join()
         snapshot = take_snapshot(state)
@@ -87,7 +95,7 @@ class CheckpointStore:
         with ExitStack() as stack:
             request = Request("checkpoint", {"step": state.step, "layout": LAYOUT}, self._parents)
             draft = Draft(place, request, fresh=True)
-            # Nobody writes before what an earlier attempt has left is gone.
+            # Nobody writes before the leftovers of an earlier attempt are gone.
             with self._processes.together():
                 if self._processes.world.rank == 0:
                     if out is not None and out.exists():
@@ -105,7 +113,9 @@ class CheckpointStore:
             self.join()
 
     def join(self) -> None:
-        """Wait until the save under way is done on every process. Raises Unavailable where the disk is full."""
+        """Waits until the current save is done on every process. Raises Unavailable if the disk is
+        full.
+        """
         if self._writer is None:
             return
         world = self._processes.world
@@ -124,15 +134,17 @@ class CheckpointStore:
                 raise error
 
     def close(self) -> None:
-        """Let the save under way finish, or leave it where it waits for a process that is gone; raises nothing."""
+        """Lets the current save finish, or abandons it if it waits for a lost process; raises
+        nothing.
+        """
         if self._writer is not None:
             self._writer.join(_CLOSE_S)
         self._writer, self._error = None, None
 
     def load(self, state: TrainState, step: int) -> None:
-        """Put checkpoint `step` into `state`, bit for bit; every process calls it.
+        """Restores `state` from checkpoint `step`, bit for bit; every process calls it.
 
-        Raises ArtifactInvalid where it is damaged or of a newer layout.
+        Raises ArtifactInvalid if it is damaged or of a newer layout.
         """
         path = self._folder / checkpoint_name(step)
         with self._processes.together():
@@ -181,9 +193,9 @@ class CheckpointStore:
             draft.publish()
 
     def _retire(self, newest: int) -> None:
-        """Keep step 0, the newest, the last regular ones and those of keep_every.
+        """Keeps step 0, the newest, the last regular ones and those of keep_every.
 
-        A checkpoint of an interruption goes with the next, and so does what a crash has left.
+        A checkpoint of an interruption is deleted with the next one, like the leftovers of a crash.
         """
         steps = checkpoint_steps(self._folder)
         regular = [step for step in steps if self.is_due(step)]
@@ -193,18 +205,22 @@ class CheckpointStore:
         names = {checkpoint_name(step) for step in kept}
         for path in self._folder.glob("step_*"):
             if path.name not in names:
-                # Without its manifest it is no checkpoint any more, whenever this is interrupted.
+                # Without its manifest it is no checkpoint any more, even if the deletion is
+                # interrupted.
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path)
 
 
 def load_checkpoint(state: TrainState, path: Path) -> None:
-    """Put the checkpoint at `path` into `state`, bit for bit, on this process alone. Raises ArtifactInvalid."""
+    """Restores `state` from the checkpoint at `path`, bit for bit, on this process alone.
+
+    Raises ArtifactInvalid.
+    """
     restore(state, path / _STATE, checked_checkpoint(path).config["step"], None)
 
 
 def checked_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:
-    """The checkpoint at `path`. Raises ArtifactInvalid where it is damaged or of another layout."""
+    """Opens the checkpoint at `path`. Raises ArtifactInvalid if damaged or of another layout."""
     artifact = open_artifact(path, "checkpoint", verify_files=verify_files)
     layout = artifact.config.get("layout", 1)
     if layout != LAYOUT:

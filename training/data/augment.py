@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 from mlcd.randomness import Stream, uniform
 from training.config import AugmentConfig
 
-_ATTEMPTS: Final = 10  # torchvision's
-_DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; left, top, mirror
+_ATTEMPTS: Final = 10  # the number of torchvision
+_DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; then left, top, mirror
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The way from each picture to a square of `image_size`. Another seed gives another view of the same position."""
+    """The settings that turn each picture into a square of `image_size`.
+
+    Another seed gives another view of the same position.
+    """
 
     image_size: int
     config: AugmentConfig
@@ -24,7 +27,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of n pictures, float64 [n] each, in their pixels, not whole ones; mirrored: bool [n]."""
+    """The boxes of n pictures in pixels, float64 [n] each, not rounded; mirrored: bool [n]."""
 
     left: NDArray[np.float64]
     top: NDArray[np.float64]
@@ -40,11 +43,13 @@ def crop_boxes(
     config: AugmentConfig,
     seed: int,
 ) -> Boxes:
-    """A box in each picture [n], distributed as those of torchvision's RandomResizedCrop, but for its whole pixels.
+    """Draws a box in each picture [n], distributed like torchvision's RandomResizedCrop.
 
-    Area uniform in [min_area, 1] and aspect ratio log-uniform in [1/max_aspect, max_aspect], drawn anew up to ten times
-    until the box fits; then the largest box in the middle whose aspect is within the bound. Place uniform. A box
-    depends on its own picture's size and position only. Whole pixels would be a coarse choice where a picture has few.
+    Area is uniform in [min_area, 1] and aspect ratio log-uniform in [1/max_aspect, max_aspect].
+    Both are drawn up to ten times until the box fits; if none does, the box is the largest in the
+    middle whose aspect is within the bound. The place is uniform. A box depends on its own
+    picture's size and position only. Unlike torchvision's, it is not rounded to whole pixels, which
+    would be a coarse choice in a small picture.
     """
     numbers = uniform(seed, Stream.CROPS, positions[:, None], np.arange(_DRAWS))
     area, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]

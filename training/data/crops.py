@@ -1,4 +1,4 @@
-"""Pictures to what the model sees: a crop each, resized in one go, as uint8 [3, S, S]."""
+"""Crops of pictures as the model's input: one each, resized in one go, as uint8 [3, S, S]."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ from training.data.pictures import DecodedPictures, Picture, Pictures, Sample, p
 
 @dataclass(frozen=True)
 class Crops:
-    """Some samples, decoded and cropped. pixels: uint8 [k, 3, S, S].
+    """Some samples, decoded and cropped.
 
-    kept: the k samples' places among those asked for. rejected: the others, by place, with the reason. changed: the
-    places of images that are not those that were labeled; they are among the kept.
+    pixels: uint8 [k, 3, S, S]. kept: the indices of the k samples among the requested ones.
+    rejected: the others, by index, with the reason. changed: the indices of images that differ from
+    those that were labeled; they are among the kept.
     """
 
     pixels: Tensor
@@ -38,7 +39,7 @@ class CropReader(Protocol):
 
 
 class PictureCrops:
-    """Crops of pictures."""
+    """Reads pictures and crops them."""
 
     def __init__(self, pictures: Pictures, augmentation: Augmentation) -> None:
         self._pictures, self._augmentation = pictures, augmentation
@@ -47,7 +48,10 @@ class PictureCrops:
     def open(
         cls, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation
     ) -> "PictureCrops":
-        """For a process of its own: the sources are opened but not listed, as samples carry their entries."""
+        """Opens the reader in a process of its own.
+
+        The sources are opened but not listed, because samples carry their entries.
+        """
         side = picture_side(augmentation.image_size, augmentation.config)
         sources = [open_source(location) for location in locations]
         return cls(DecodedPictures(sources, side, mode), augmentation)
@@ -72,7 +76,7 @@ class PictureCrops:
 def crop_pictures(
     pictures: Sequence[Picture], positions: Sequence[int], augmentation: Augmentation
 ) -> Tensor:
-    """uint8 [n, 3, S, S]; each depends on its own picture and position only."""
+    """Returns crops, uint8 [n, 3, S, S]; each depends on its own picture and position only."""
     widths = np.array([picture.width for picture in pictures], dtype=np.int64)
     heights = np.array([picture.height for picture in pictures], dtype=np.int64)
     places = np.array(positions, dtype=np.int64)
@@ -90,7 +94,7 @@ def crop_pictures(
 def _resized(
     picture: Picture, box: tuple[float, float, float, float], size: int
 ) -> NDArray[np.uint8]:
-    """uint8 [size, size, 3], of the box in the full picture's pixels."""
+    """Returns uint8 [size, size, 3] for the box, which is in the full picture's pixels."""
     height, width, _ = picture.pixels.shape
     x, y = width / picture.width, height / picture.height
     left, top, right, bottom = box

@@ -1,4 +1,7 @@
-"""The training set: images of one or several data sets joined with their labels by key; nothing is decoded."""
+"""The training set: images of one or more data sets joined with their labels by key.
+
+Nothing is decoded here.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -24,9 +27,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """The n samples of one data set, in columns, as there may be many millions.
+    """The n samples of one data set, in columns because there may be many millions.
 
-    labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], of the images that were labeled.
+    labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], of the images that were
+    labeled.
     """
 
     source: Source
@@ -41,7 +45,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Dataset:
-    """num_unlabeled: images without labels. num_missing: labels without an image. Held-out ones are in neither."""
+    """The samples of all data sets, and counts of what cannot be used.
+
+    num_unlabeled: images without labels. num_missing: labels without an image. Held-out images are
+    in neither.
+    """
 
     parts: tuple[Part, ...]
     num_unlabeled: int
@@ -63,11 +71,11 @@ class Dataset:
 
 
 def open_dataset(config: RunConfig) -> Dataset:
-    """Every image of `config.data` that is not held out and has labels; the others are counted, not replaced.
+    """Opens every image of `config.data` that is not held out and has labels.
 
-    Raises NotFound, ArtifactInvalid, InvalidInput where images or labels cannot be used or do not belong together, or a
-    label is none of the centers',
-    ConfigInvalid where a weight of the mixture is too small. Shards that are damaged are reported and left out.
+    The others are counted, not replaced. Damaged shards are reported and left out. Raises NotFound,
+    ArtifactInvalid or InvalidInput if images or labels cannot be used or do not belong together, or
+    if a label is no center's; ConfigInvalid if a weight of the mixture is too small.
     """
     if config.data.decode == "fast":
         require_simplejpeg()
@@ -92,7 +100,7 @@ def open_dataset(config: RunConfig) -> Dataset:
 def _join(
     mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: float
 ) -> tuple[Part, int, int]:
-    """The part, the number of its images without labels and of its labels without an image."""
+    """Returns the part, its number of images without labels, and of labels without an image."""
     source = open_source(mixed.images)
     source.check_not_empty()
     entries = source.entries
@@ -108,7 +116,8 @@ def _join(
             f"no image of {mixed.images} has labels in {mixed.labels}",
             remedy="were the labels made from these images?",
         )
-    place_of_row = np.full(len(entries) + 1, -1, dtype=np.int64)  # the last: of what is no row
+    # the last entry stands for keys that are no row
+    place_of_row = np.full(len(entries) + 1, -1, dtype=np.int64)
     place_of_row[rows] = np.arange(len(rows))
     labels, sha256 = _labels_at(place_of_row[row_of_label], table, len(rows), num_labels)
     num_missing = int((row_of_label < 0).sum())
@@ -123,7 +132,11 @@ def _join(
 def _labels_at(
     places: NDArray[np.int64], table: LabelTable, num: int, num_labels: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """(ids int32 [num, num_labels], SHA-256 uint8 [num, 32]), each labeled row at its place; -1 is no place."""
+    """Returns ids int32 [num, num_labels] and SHA-256 uint8 [num, 32], each labeled row at its
+    index.
+
+    An index of -1 means that the row has none.
+    """
     labels = np.full((num, num_labels), -1, dtype=np.int32)
     sha256 = np.empty((num, DIGEST_BYTES), dtype=np.uint8)
     start = 0
@@ -139,13 +152,14 @@ def _labels_at(
 
 
 def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> None:
-    """Raises InvalidInput for a label that is none of the centers'; ids: of the labeled rows from `start` on."""
+    """Raises InvalidInput for a label without a center; ids: the labeled rows from `start` on."""
     unknown = (ids < -1) | (ids >= table.num_centers)
     if unknown.any():
         row, column = np.argwhere(unknown)[0]
         key = table.labeled_keys()[start + int(row)].as_py()
         raise InvalidInput(
-            f"{key} has label {ids[row, column]} in {table.artifact.path}, which is of {table.num_centers} centers",
+            f"{key} has label {ids[row, column]} in {table.artifact.path}, which is of "
+            f"{table.num_centers} centers",
             remedy="label the images again",
         )
 

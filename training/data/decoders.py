@@ -1,4 +1,4 @@
-"""Who decodes ahead of the trainer: threads of this process, or processes of their own. Chunks come back in order."""
+"""Decoders that work ahead of the trainer, in threads or processes; chunks come back in order."""
 
 import atexit
 import multiprocessing
@@ -20,9 +20,10 @@ from training.data.pictures import Sample
 
 Chunk = Sequence[Sample]
 
-_CHUNKS_AHEAD: Final = 2  # of each thread or process
+_CHUNKS_AHEAD: Final = 2  # for each thread or process
 _SIGNS_OF_DEATH: Final = ("exited unexpectedly", "shared memory", "No space left")
-_FROM_A_LIVING_WORKER: Final = "Caught "  # torch's word before an error that it hands on
+# torch's prefix of an error that it passes on from a live worker
+_FROM_A_LIVING_WORKER: Final = "Caught "
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -30,24 +31,29 @@ class Decoders(Protocol):
     """Decodes chunks of samples, several at a time."""
 
     def decode(self, chunks: Iterable[Chunk]) -> Iterator[Crops]:
-        """Every chunk decoded, in order; only a bounded number of chunks is taken ahead. To be called once."""
+        """Yields every chunk decoded, in order; to be called once.
+
+        Only a bounded number of chunks is taken ahead.
+        """
 
     def close(self) -> None: ...
 
 
 def block_stop_signals() -> None:
-    """Leave the stop signals to the other threads; processes started from this one never get them.
+    """Leaves the stop signals to the other threads; processes started from this thread never get
+    them.
 
-    Ctrl-C in a terminal and a scheduler's signal before preemption reach all processes of a run at once. Only the
-    trainer may act on them: it needs its workers until its last checkpoint is written.
+    Ctrl-C in a terminal and a scheduler's signal before preemption reach all processes of a run at
+    once. Only the trainer may act on them, because it needs its workers until its last checkpoint
+    is written.
     """
-    # The tracker unblocks the signals when it is started, so it must stand before.
+    # The tracker unblocks the signals when it starts, so it must be started before.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
 
 
 class ThreadDecoders:
-    """Threads; Pillow frees the interpreter while it works."""
+    """Decodes in threads; Pillow releases the interpreter lock while it works."""
 
     def __init__(self, reader: CropReader, num_threads: int) -> None:
         self._reader, self._ahead = reader, _CHUNKS_AHEAD * num_threads
@@ -67,7 +73,7 @@ class ThreadDecoders:
 
 
 class ProcessDecoders:
-    """Worker processes, started anew (never forked: the trainer has threads)."""
+    """Decodes in worker processes, started anew (never forked, because the trainer has threads)."""
 
     def __init__(
         self,
@@ -81,7 +87,10 @@ class ProcessDecoders:
         self._iterator: Any = None
 
     def decode(self, chunks: Iterable[Chunk]) -> Iterator[Crops]:
-        """Raises Unavailable, within seconds, where a worker process ends that should not."""
+        """Yields the crops. Raises Unavailable within seconds if a worker process ends
+        unexpectedly.
+        """
+        # The generator gives the workers their seed, instead of the trainer's random numbers.
         loader: DataLoader[Crops] = DataLoader(
             self._chunks,
             batch_sampler=chunks,  # type: ignore[arg-type]  # any batches of what the dataset takes
@@ -89,10 +98,11 @@ class ProcessDecoders:
             prefetch_factor=_CHUNKS_AHEAD,
             collate_fn=_as_it_is,
             multiprocessing_context=multiprocessing.get_context("spawn"),
-            generator=torch.Generator(),  # its seed is drawn from here, not from the trainer's random numbers
+            generator=torch.Generator(),
         )
         self._iterator = iter(loader)
-        # At the exit of a trainer that does not close, multiprocessing would wait for workers it cannot terminate.
+        # At the exit of a trainer that does not close, multiprocessing would wait for workers that
+        # it cannot terminate.
         atexit.register(self.close)
         try:
             yield from self._iterator
@@ -101,22 +111,25 @@ class ProcessDecoders:
                 raise
             raise Unavailable(
                 "a worker process that decodes images was killed",
-                remedy="often memory ran out, or a container's /dev/shm: enlarge it or lower data.workers",
+                remedy="often memory ran out, or a container's /dev/shm: enlarge it or lower "
+                "data.workers",
             ) from error
 
     def close(self) -> None:
         atexit.unregister(self.close)
         if self._iterator is None:
             return
-        self._iterator._shutdown_workers()  # noqa: SLF001 - else they end when the garbage is collected
+        # Otherwise they end only when the garbage is collected.
+        self._iterator._shutdown_workers()  # noqa: SLF001
         for worker in self._iterator._workers:  # noqa: SLF001
-            if worker.is_alive():  # stuck in a read, and SIGTERM does not reach it
+            # The worker may be stuck in a read, where SIGTERM does not reach it.
+            if worker.is_alive():
                 worker.kill()
         self._iterator = None
 
 
 class _WorkerChunks(Dataset[Crops]):
-    """What a worker process holds; it opens the sources at its first chunk."""
+    """The state of a worker process, which opens the sources at its first chunk."""
 
     def __init__(
         self, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation
@@ -128,7 +141,8 @@ class _WorkerChunks(Dataset[Crops]):
         if self._reader is None:
             self._reader = PictureCrops.open(self._locations, self._mode, self._augmentation)
         crops = self._reader.read(samples)
-        # Here an error of a full /dev/shm reaches the trainer; in the queue's own thread nobody would learn of it.
+        # Here an error of a full /dev/shm reaches the trainer; in the queue's own thread it would
+        # be lost.
         crops.pixels.share_memory_()
         return crops
 
@@ -136,7 +150,7 @@ class _WorkerChunks(Dataset[Crops]):
 def _tells_of_death(error: Exception) -> bool:
     if any(sign in str(error) for sign in _SIGNS_OF_DEATH):
         return True
-    # A worker that dies while its crops are handed over: the connection ends, or is not there.
+    # If a worker dies while its crops are handed over, the connection ends or is missing.
     return isinstance(error, EOFError | OSError) and not str(error).startswith(
         _FROM_A_LIVING_WORKER
     )

@@ -1,4 +1,4 @@
-"""Labels drawn anew each time an image is seen, out of more of its nearest centers."""
+"""Labels drawn anew each time an image is seen, from more of its nearest centers than are used."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,11 @@ from mlcd.randomness import Stream, uniform
 def draw_labels(
     stored: NDArray[np.int32], positions: NDArray[np.int64], num: int, seed: int
 ) -> NDArray[np.int32]:
-    """`num` of each row's labels, uniformly without repetition, their order kept, [n, num]; `stored` where num is L.
+    """Draws `num` of each row's labels, uniformly without repetition; returns [n, num], order kept.
 
-    stored: int32 [n, L >= num], best first, -1 for none, which is taken only where nothing else is left. positions:
-    int64 [n], in the stream of samples: what is drawn depends on them and the seed only.
+    `stored` itself is returned if num is L. stored: int32 [n, L >= num], best first; -1 for none,
+    which is taken only when no other label is left. positions: int64 [n], in the stream of samples;
+    the draw depends on them and the seed only.
     """
     length = stored.shape[1]
     if length == num:

@@ -1,4 +1,4 @@
-"""Batches of decoded images, step after step, some steps ahead of the trainer."""
+"""Batches of decoded images, step after step, a few steps ahead of the trainer."""
 
 import logging
 import time
@@ -29,17 +29,19 @@ from training.data.pictures import DecodedPictures, HeldPictures, Sample, pictur
 
 _log = logging.getLogger(__name__)
 
-# Images decoded in one go: few enough that all workers share in one step, enough to make handing over cheap.
+# The images decoded in one chunk: few enough that all workers share in one step, enough to make the
+# hand-over cheap.
 _MAX_CHUNK: Final = 32
-_PATIENCE: Final = 1000  # images, none of which can be read, before the run is not worth going on
+_PATIENCE: Final = 1000  # images; the run stops if so many are rejected before the first is decoded
 _FIRST_REPORTS: Final = 10
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One process's share of a micro-batch. images: uint8 [b, 3, S, S], a crop of each, as the model sees it.
+    """One process's share of a micro-batch.
 
-    labels: int64 [b, L], -1 for none. positions: int64 [b], in the endless stream of samples. num_skipped: samples that
+    images: uint8 [b, 3, S, S], one crop of each sample, as the model's input. labels: int64 [b, L],
+    -1 for none. positions: int64 [b], in the endless stream of samples. num_skipped: samples that
     could not be decoded; they are not among the b.
     """
 
@@ -52,7 +54,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one process computes in a step: `parts` one after the other. wait_s: how long the trainer had to wait."""
+    """One process's work in a step.
+
+    parts: computed one after the other. wait_s: the time that the trainer waited for them.
+    """
 
     step: int
     parts: tuple[Batch, ...]
@@ -60,15 +65,15 @@ class StepBatches:
 
 
 class Loader:
-    """The batches of all steps from `start_step` to the last of the schedule, for process `rank` of `size`.
+    """The batches of all steps from `start_step` to the last one, for process `rank` of `size`.
 
-    Iterate once, and close. What is in a batch depends on dataset, config and step only: a sample that cannot be
-    decoded is left out of its batch and counted, never replaced. Every image is held against its label's SHA-256
-    after each start, until the first whole epoch has ended. `local_size`: training processes that share this
-    machine's cores. `crop_seed`: of the crops alone, where they are not to be those of the run's seed.
+    Iterate once, then close. A batch depends on dataset, config and step only: a sample that cannot
+    be decoded is left out and counted, never replaced. After each start, every image is compared
+    with its label's SHA-256 until the first whole epoch has ended. local_size: training processes
+    that share this machine's cores. crop_seed: a seed for the crops alone, instead of the run's.
 
-    Iterating raises InvalidInput where an image is not the one that was labeled, or where none can be decoded, and
-    Unavailable where a worker process is killed.
+    Iterating raises InvalidInput if an image differs from the labeled one or if none can be
+    decoded, and Unavailable if a worker process is killed.
     """
 
     def __init__(
@@ -91,7 +96,8 @@ class Loader:
         self._augmentation = Augmentation(config.model.image_size, config.augment, seed)
         first = start_step * config.schedule.batch_size
         sizes = np.array(dataset.sizes)
-        # To the end of the first whole epoch: what is left of one that was interrupted holds some images only.
+        # Checks go on to the end of the first whole epoch: the rest of an interrupted one has some
+        # images only.
         epochs = -(-part_counts(first, dataset.weights, config.seed) // sizes) + 1
         self._checked_until = epochs * sizes
         self._skips = _Skips(min(_PATIENCE, len(dataset)))
@@ -119,7 +125,7 @@ class Loader:
             yield StepBatches(step, parts, wait_s)
 
     def close(self) -> None:
-        """End the threads and processes that decode."""
+        """Ends the decoding threads and processes."""
         self._assembler.shutdown(cancel_futures=True)
         self._decoders.close()
 
@@ -136,7 +142,7 @@ class Loader:
 
     @property
     def holds_images(self) -> bool:
-        """Whether decoded images are kept in memory, so that only the first epoch decodes."""
+        """Tells if decoded images are kept in memory, so that only the first epoch decodes."""
         return len(self._dataset) * 3 * self._side**2 <= self._config.data.memory_gib * 2**30
 
     @property
@@ -161,19 +167,22 @@ class Loader:
             )
 
     def _chunks(self, planned: deque["_Plan"]) -> Iterator[Sequence[Sample]]:
-        """The samples of all batches in chunks for the decoders; `planned` is told what they are pieces of."""
+        """Yields the samples of all batches in chunks for the decoders.
+
+        The plan of each batch is appended to `planned`.
+        """
         for step in range(self._start_step, self._config.schedule.steps):
             for positions in self._shares(step):
                 samples = self._samples(positions)
                 size = max(1, min(_MAX_CHUNK, -(-len(samples) // self._num_decoders)))
-                # A share without samples is one empty chunk, so that every batch has a first one.
+                # A share without samples is one empty chunk, so that every batch has at least one.
                 starts = range(0, max(len(samples), 1), size)
                 planned.append(_Plan(positions, samples, len(starts)))
                 for start in starts:
                     yield samples[start : start + size]
 
     def _shares(self, step: int) -> Iterator[NDArray[np.int64]]:
-        """The positions of this process's share of each micro-batch of a step."""
+        """Yields the positions of this process's share of each micro-batch of a step."""
         positions = step_positions(step, self._config.schedule.batch_size)
         num_parts = self._config.compute.accumulation
         for part in range(num_parts):
@@ -199,7 +208,7 @@ class Loader:
         )
 
     def _batch(self, planned: deque["_Plan"], decoded: Iterator[Crops]) -> Batch:
-        # Only when a chunk has come back is the batch that it belongs to sure to be planned.
+        # The batch of a chunk is certain to be planned only after the chunk has come back.
         first = next(decoded)
         plan = planned.popleft()
         chunks = [first, *islice(decoded, plan.num_chunks - 1)]
@@ -228,7 +237,8 @@ class Loader:
         if changed:
             sample = plan.samples[changed[0]]
             raise InvalidInput(
-                f"{sample.entry.key} in {self._dataset.parts[sample.part].source.location}: this and perhaps more "
+                f"{sample.entry.key} in {self._dataset.parts[sample.part].source.location}: this "
+                "and perhaps more "
                 "images are not those that were labeled, though their keys are the same",
                 remedy="give the labeled images, or embed and label these",
             )
@@ -236,7 +246,10 @@ class Loader:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One process's share of a micro-batch before it is decoded in `num_chunks` chunks, all but the last alike."""
+    """One process's share of a micro-batch before it is decoded.
+
+    It is decoded in `num_chunks` chunks, all of the same size but the last.
+    """
 
     positions: NDArray[np.int64]
     samples: list[Sample]
@@ -244,7 +257,7 @@ class _Plan:
 
 
 def _places(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, str], list[int]]:
-    """Places in the plan, of what the chunks kept, rejected and found changed."""
+    """Returns the plan's indices of samples that were kept, rejected and found changed."""
     kept: list[int] = []
     rejected: dict[int, str] = {}
     changed: list[int] = []
@@ -259,14 +272,19 @@ def _places(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, 
 
 
 class _Skips:
-    """Reports every sample that cannot be decoded once, ever more rarely, and gives up where none can."""
+    """Logs samples that cannot be decoded: the first ones one by one, later ones ever more rarely.
+
+    It gives up if no sample can be decoded.
+    """
 
     def __init__(self, patience: int) -> None:
         self._patience, self._num_decoded, self._num_rejected = patience, 0, 0
         self._keys: set[SampleKey] = set()
 
     def count(self, num_decoded: int, rejected: Mapping[SampleKey, str]) -> None:
-        """Raises InvalidInput where as many as `patience` were rejected before the first could be decoded."""
+        """Raises InvalidInput if `patience` samples were rejected before the first could be
+        decoded.
+        """
         self._num_decoded += num_decoded
         self._num_rejected += len(rejected)
         for key, reason in rejected.items():
@@ -276,7 +294,8 @@ class _Skips:
         if rejected and not self._num_decoded and self._num_rejected >= self._patience:
             key, reason = list(rejected.items())[-1]
             raise InvalidInput(
-                f"none of the first {self._num_rejected} images can be read, the last one {key}: {reason}",
+                f"none of the first {self._num_rejected} images can be read, the last one {key}: "
+                f"{reason}",
                 remedy="are they still where they were when the run was started?",
             )
 

@@ -1,7 +1,7 @@
-"""Which samples make up a step: stateless functions of the position in an endless stream.
+"""The samples of each step, as stateless functions of the position in an endless stream.
 
-So resume is one integer, and the order depends on nothing but the data sets' sizes, their weights and the seed: not
-on the batch size, the number of processes or the number of workers.
+So resuming needs one integer. The order depends only on the data sets' sizes, their weights and the
+seed: not on the batch size, the number of processes or the number of workers.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import Stream, permuted
 
-# A mixture's shares are exact in every block of so many positions.
+# A mixture's shares are exact in every block of this many positions.
 BLOCK: Final = 4096
 
 
 def step_positions(step: int, batch_size: int) -> NDArray[np.int64]:
-    """Positions of a step's samples in the endless stream, the same for all processes."""
+    """Returns the positions of a step's samples in the endless stream, for all processes."""
     return np.arange(step * batch_size, (step + 1) * batch_size)
 
 
 def own_part(num: int, rank: int, size: int) -> slice:
-    """The rank's contiguous share of num; the first num % size ranks take one more."""
+    """Returns the rank's contiguous share of num; the first num % size ranks take one more."""
     each, more = divmod(num, size)
     start = each * rank + min(rank, more)
     return slice(start, start + each + (rank < more))
@@ -32,7 +32,10 @@ def own_part(num: int, rank: int, size: int) -> slice:
 def locate(
     positions: NDArray[np.int64], sizes: Sequence[int], weights: Sequence[float], seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The (part, row) at each position, [n] each; every part goes through epochs of its own, each a permutation."""
+    """Returns the (part, row) at each position, [n] each.
+
+    Every part goes through epochs of its own, each a permutation.
+    """
     parts, indices = part_indices(positions, weights, seed)
     rows = np.empty_like(positions)
     for part, size in enumerate(sizes):
@@ -49,7 +52,9 @@ def locate(
 def part_indices(
     positions: NDArray[np.int64], weights: Sequence[float], seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The part at each position, and how many of the same part come before it in the whole stream, [n] each."""
+    """Returns the part at each position and how many of the same part precede it in the stream, [n]
+    each.
+    """
     if len(weights) == 1:
         return np.zeros_like(positions), positions.copy()
     shares = block_shares(weights)
@@ -69,7 +74,7 @@ def part_indices(
 
 
 def part_counts(position: int, weights: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """How many samples of each part come before a position, [parts]."""
+    """Returns how many samples of each part precede a position, [parts]."""
     begun = np.arange(position // BLOCK * BLOCK, position)
     parts, _ = part_indices(begun, weights, seed)
     counts: NDArray[np.int64] = position // BLOCK * block_shares(weights)
@@ -78,9 +83,10 @@ def part_counts(position: int, weights: Sequence[float], seed: int) -> NDArray[n
 
 
 def block_shares(weights: Sequence[float]) -> NDArray[np.int64]:
-    """How many positions of each block every part gets, [parts], by largest remainder; they sum to BLOCK.
+    """Returns how many positions of each block every part gets, [parts]; they sum to BLOCK.
 
-    Raises ConfigInvalid where a weight is too small to get any.
+    Shares are rounded by largest remainder. Raises ConfigInvalid if a weight is too small to get
+    any.
     """
     exact = np.asarray(weights, dtype=np.float64)
     exact = exact / exact.sum() * BLOCK
@@ -90,7 +96,8 @@ def block_shares(weights: Sequence[float]) -> NDArray[np.int64]:
     if not shares.all():
         smallest = int(np.argmin(exact))
         raise ConfigInvalid(
-            f"data.mix.{smallest}.weight={weights[smallest]:g} is less than 1/{BLOCK} of all weights",
+            f"data.mix.{smallest}.weight={weights[smallest]:g} is less than 1/{BLOCK} of all "
+            "weights",
             remedy="raise it, or leave this data set out",
         )
     return shares

@@ -1,4 +1,4 @@
-"""Encoded images to pictures: the whole of it, upright, no larger than the smallest crop needs."""
+"""Encoded images to pictures: complete, upright, no larger than the smallest crop needs."""
 
 import hashlib
 import math
@@ -17,7 +17,8 @@ from mlcd.images.source import Source
 from mlcd.images.transform import DecodeMode
 from training.config import AugmentConfig
 
-# Of the smallest crop's side over the model's input: what is lost by shrinking twice is below 5 % of the sharpness.
+# The smallest crop's side over the model's input side: shrinking twice then loses less than 5 % of
+# the sharpness.
 _OVERSIZE: Final = 1.75
 
 
@@ -25,7 +26,7 @@ _OVERSIZE: Final = 1.75
 class Sample:
     """A sample to be decoded, and to be cropped by its `position` in the stream.
 
-    sha256: that the image must have, None where it was checked before.
+    sha256: the digest that the image must have; None if it was checked before.
     """
 
     part: int
@@ -37,9 +38,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Picture:
-    """pixels: uint8 [h, w, 3], of a picture that is `width` x `height` in full.
+    """A decoded picture.
 
-    changed: it is not the one that was labeled.
+    pixels: uint8 [h, w, 3], of a picture whose full size is `width` x `height`. changed: it differs
+    from the one that was labeled.
     """
 
     pixels: NDArray[np.uint8]
@@ -49,21 +51,21 @@ class Picture:
 
 
 class Pictures(Protocol):
-    """Gives whole pictures; safe to call from several threads."""
+    """Reads whole pictures; safe to call from several threads."""
 
     def read(self, sample: Sample) -> Picture:
-        """Raises ImageRejected."""
+        """Returns the picture of a sample. Raises ImageRejected."""
 
 
 def picture_side(image_size: int, config: AugmentConfig) -> int:
-    """The side of the square that has as many pixels as the largest picture that is kept."""
+    """Returns the side of the square that has as many pixels as the largest kept picture."""
     return math.ceil(_OVERSIZE * image_size / math.sqrt(config.min_area))
 
 
 def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:
-    """The picture in `data`, in its own proportions, shrunk where it has more pixels than `side` squared.
+    """Decodes the picture in `data` in its own proportions.
 
-    Raises ImageRejected.
+    It is shrunk if it has more pixels than `side` squared. Raises ImageRejected.
     """
     if mode == "fast":
         scaled = decode_scaled(data, shortest=side)
@@ -78,7 +80,7 @@ def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:
 
 
 class DecodedPictures:
-    """Reads and decodes every time."""
+    """Reads and decodes at each call."""
 
     def __init__(self, sources: Sequence[Source], side: int, mode: DecodeMode) -> None:
         self._sources, self._side, self._mode = sources, side, mode
@@ -92,11 +94,13 @@ class DecodedPictures:
 
 
 class HeldPictures:
-    """Decodes each sample the first time that it is asked for, and keeps it, or the reason why it has no pixels."""
+    """Decodes each sample at its first request, and keeps the picture or the reason of its
+    rejection.
+    """
 
     def __init__(self, pictures: Pictures) -> None:
         self._pictures = pictures
-        # Two threads may meet the same sample at once; both keep the same.
+        # Two threads may meet the same sample at once; both keep the same picture.
         self._held: dict[tuple[int, int], Picture | ImageRejected] = {}
 
     def read(self, sample: Sample) -> Picture:

@@ -1,1 +1,1 @@
-"""Evaluators: representations in, (name, value) out."""
+"""Evaluators of representations: each yields (name, value) pairs."""

@@ -1,7 +1,7 @@
-"""Images of known class to the features of a model, each process its share.
+"""Encodes images of known class; each process encodes its share.
 
-Batches are cut by the images' places in their source, whatever the number of processes, so that a row does not depend
-on it: products of matrices round differently in batches of other sizes.
+Batches are cut by the images' positions in their source, whatever the number of processes, so that
+a row does not depend on that number: matrix products round differently in batches of other sizes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,19 +25,19 @@ from mlcd.world import World
 from training.data.order import own_part
 from training.evaluation.splits import Split, folder_split, split_samples, with_validation
 
+# embedding: of unit length, as served. pooled: the class token after the last norm, before the
+# projection and not normalized, as in CLIP's protocol.
 Features = Literal["embedding", "pooled"]
-"""embedding: of unit length, as served. pooled: the class token after the last norm, before the projection and not
-normalized, as CLIP's protocol takes it.
-"""
 
 _BATCH: Final = 128
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """The images of known class of a source. entries, splits (see mlcd.keys) and class_names: N each.
+    """The images of known class in a source.
 
-    given: the split that its folders are, where they are called train, val, valid and test.
+    entries, splits (see mlcd.keys) and class_names: N each. given: the split that its folders make
+    if they are called train, val, valid and test.
     """
 
     source: Source
@@ -47,7 +47,7 @@ class ImageSet:
     given: Split | None = None
 
     def split(self, hold_out: float) -> Split:
-        """Splits as `LabeledRows.split` does."""
+        """Splits the images as `LabeledRows.split` does."""
         return (
             split_samples(self.splits, hold_out)
             if self.given is None
@@ -60,7 +60,7 @@ class ImageSet:
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Raises ConfigInvalid where no image has a known class."""
+        """Lists the images of `source`. Raises ConfigInvalid if no image has a known class."""
         entries = source.entries
         splits = split_positions(entries.keys(), entries.class_names())
         known = np.flatnonzero([name is not None for name in entries.class_names()])
@@ -78,7 +78,11 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class _Batch:
-    """pixels: uint8 [b, 3, S, S] and sha256: uint8 [b, 32], of the images that can be used; usable: bool, of all."""
+    """A batch of decoded images.
+
+    pixels: uint8 [b, 3, S, S] and sha256: uint8 [b, 32], of the usable images. usable: bool, for
+    all images.
+    """
 
     pixels: NDArray[np.uint8]
     sha256: NDArray[np.uint8]
@@ -86,7 +90,10 @@ class _Batch:
 
 
 class PreparedImages:
-    """An image set in batches of pixels; this process's share is kept in memory where it fits into `memory_bytes`."""
+    """An image set in batches of pixels.
+
+    This process's share is kept in memory if it fits into `memory_bytes`.
+    """
 
     def __init__(self, images: ImageSet, spec: PreprocessSpec, *, memory_bytes: float = 0) -> None:
         self.images, self._spec, self._memory_bytes = images, spec, memory_bytes
@@ -95,7 +102,7 @@ class PreparedImages:
     def batches(
         self, world: World, on_image: Callable[[], None] = lambda: None
     ) -> Iterator[_Batch]:
-        """This process's, in order; the first time they are decoded."""
+        """Yields this process's batches in order; they are decoded the first time."""
         place = (world.rank, world.size)
         if place in self._kept:
             yield from self._kept[place]
@@ -116,7 +123,8 @@ class PreparedImages:
         pixels: list[NDArray[np.uint8]] = []
         digests: list[bytes] = []
         usable: list[bool] = []
-        threads = torch.get_num_threads()  # this process's share of the cores
+        # These threads are this process's share of the cores.
+        threads = torch.get_num_threads()
         for prepared in prepare_all(self.images.source, entries, self._spec, num_threads=threads):
             on_image()
             usable.append(prepared.pixels is not None)
@@ -138,13 +146,17 @@ class PreparedImages:
 
 
 def digest_rows(digests: Sequence[bytes]) -> NDArray[np.uint8]:
-    """uint8 [n, 32] of n SHA-256."""
+    """Returns n SHA-256 digests as uint8 [n, 32]."""
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """rows: float32 [n, D] and sha256: uint8 [n, 32], of the n images that can be decoded, in order; usable: [N]."""
+    """The features of the images that can be decoded.
+
+    rows: float32 [n, D] and sha256: uint8 [n, 32], of the n such images, in order. usable: bool
+    [N], for all images.
+    """
 
     rows: NDArray[np.float32]
     sha256: NDArray[np.uint8]
@@ -160,7 +172,7 @@ def encode(
     world: World,
     on_image: Callable[[], None] = lambda: None,
 ) -> Encoded:
-    """All images, in every process."""
+    """Encodes all images; every process gets all rows."""
     config = model.trunk.config
     dimension = config.output_dim if features == "embedding" else config.width
     rows = [torch.empty((0, dimension))]

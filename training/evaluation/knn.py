@@ -19,9 +19,8 @@ from training.evaluation.scores import Metric, score
 from training.evaluation.splits import check_several_classes
 
 TEMPERATURE: Final = 0.07  # Wu et al., CVPR 2018; unicom's evaluator
-_UNIT: Final = (
-    1e-5  # embeddings as served are unit to float32's rounding, and are taken as they are
-)
+# Served embeddings are unit to float32's rounding; within this tolerance rows are used as they are.
+_UNIT: Final = 1e-5
 
 
 def knn(
@@ -32,10 +31,11 @@ def knn(
     metric: Metric = "accuracy",
     world: World | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Yield the metric over test samples whose class is voted for by their neighbors among the known ones.
+    """Yields the metric for classes predicted by a weighted vote of neighbors among the known
+    samples.
 
-    hold_out: the share that is tested on where the samples come with no split; 0: every sample by all others. The same
-    in every process, whatever their number.
+    hold_out: the share that is tested on if the samples have no split; with 0, every sample is
+    tested by all others. The result is the same in every process, whatever their number.
     """
     check_several_classes(samples.class_names)
     leave_one_out = hold_out == 0 and samples.given is None
@@ -66,9 +66,9 @@ def weighted_vote(
     neighbors: int,
     itself: NDArray[np.integer] | None = None,
 ) -> NDArray[np.int64]:
-    """The class with the largest sum of exp(cosine / 0.07) among the nearest; the lowest class wins a tie.
+    """Returns the class with the largest sum of exp(cosine / 0.07) among the nearest.
 
-    itself: for each query its own row in `known`, which does not vote.
+    The lowest class wins a tie. itself: the row of each query in `known`, which does not vote.
     """
     if len(queries) == 0:
         return np.empty(0, dtype=np.int64)
@@ -76,9 +76,9 @@ def weighted_vote(
     ids, weights = found.ids, np.exp((found.scores.astype(np.float64) - 1.0) / TEMPERATURE)
     if itself is not None:
         own = ids == itself[:, None]
-        own[~own.any(axis=1), -1] = (
-            True  # more equals of lower ids than there are neighbors: the last one is too many
-        )
+        # If more equal rows with lower ids exist than there are neighbors, the query itself is not
+        # found and  the last neighbor is one too many.
+        own[~own.any(axis=1), -1] = True
         weights[own] = 0.0
     votes = np.zeros((len(queries), int(classes.max()) + 1))
     rows = np.repeat(np.arange(len(queries)), ids.shape[1])
@@ -88,9 +88,10 @@ def weighted_vote(
 
 
 def clusters(samples: LabeledRows, *, seed: int) -> Iterator[tuple[str, float]]:
-    """Yield purity and normalized mutual information of spherical k-means with as many clusters as classes.
+    """Yields purity and normalized mutual information of spherical k-means clusters and classes.
 
-    Of samples that come with a split the known ones are clustered, and those tested on take their nearest center.
+    There are as many clusters as classes. If the samples have a split, the known ones are clustered
+    and the tested ones take their nearest center.
     """
     rows, given = _directions(samples.rows), samples.given
     known = np.ones(len(rows), np.bool_) if given is None else given.known

@@ -1,7 +1,8 @@
-"""CLIP's linear probe (Radford et al. 2021, appendix A.3): logistic regression, its C chosen on validation images.
+"""CLIP's linear probe (Radford et al. 2021, appendix A.3), a logistic regression on fixed features.
 
-The features are taken as they are. C is searched on 96 steps of equal ratio over 1e-6..1e6, from coarse to fine; the
-model that is tested is fitted again with it, on training and validation images together.
+The features are used unchanged. C is searched on 96 steps of equal ratio over 1e-6..1e6, from
+coarse to fine, by the score on validation images. The tested model is fitted again with the best C,
+on training and validation images together.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,18 +21,25 @@ from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import Metric, score
 from training.evaluation.splits import check_probe_split
 
-NUM_STEPS: Final = 96  # 8 per decade, as the appendix says
+NUM_STEPS: Final = 96  # 8 per decade, as in the appendix
 _DECADES: Final = 12
-_COARSE: Final = 16  # the appendix starts from every second power of ten, and halves from there
+# The appendix starts with every second power of ten and halves the interval from there.
+_COARSE: Final = 16
 
 
 def grid_c(index: int) -> float:
-    """The C of grid point 0..96: 1e-6..1e6 ascending. CLIP's lambda is 1/C, so the grid is the same."""
+    """Returns the C of grid point 0..96: 1e-6..1e6 ascending.
+
+    CLIP's lambda is 1/C, so the grid is the same.
+    """
     return float(10.0 ** (_DECADES * index / NUM_STEPS - _DECADES / 2))
 
 
 def coarse_to_fine(scored: Callable[[int], float]) -> int:
-    """The grid point of the best score that halving the interval around the peak finds; the smaller C of equals."""
+    """Returns the best grid point found by halving the interval around the peak.
+
+    Of equal scores the smaller C wins.
+    """
     scores: dict[int, float] = {}
     spacing, asked = _COARSE, list(range(0, NUM_STEPS + 1, _COARSE))
     while True:
@@ -46,7 +54,10 @@ def coarse_to_fine(scored: Callable[[int], float]) -> int:
 
 @dataclass(frozen=True)
 class _Rows:
-    """features: float64 [n, D], classes: int64 [n]: this process's share of a part, all of which has `total`."""
+    """This process's share of one part of the samples.
+
+    features: float64 [n, D]. classes: int64 [n]. total: the number of samples in the whole part.
+    """
 
     features: Tensor
     classes: Tensor
@@ -61,7 +72,7 @@ class _Rows:
         return cls(features, torch.from_numpy(samples.classes[chosen]).to(device))
 
     def score(self, solution: Solution, metric: Metric, world: World) -> float:
-        """Of the whole part, in every process."""
+        """Returns the score of the whole part, in every process."""
         both = torch.stack([solution.predict(self.features), self.classes], dim=1)
         predicted, classes = world.gather_rows(both).cpu().numpy().T
         return score(predicted, classes, metric)
@@ -75,10 +86,11 @@ def linear_probe(
     world: World | None = None,
     device: torch.device | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Yield the metric on test samples, on validation ones, the chosen C and how many samples each part has.
+    """Yields the metric on test and validation samples, the chosen C and the size of each part.
 
-    hold_out: the share that is tested on where the samples come with no split. The same in every process, whatever
-    their number. Raises InvalidInput where a part or a class of it is missing.
+    hold_out: the share that is tested on if the samples have no split. The result is the same in
+    every process, whatever their number. Raises InvalidInput if a part or one of its classes is
+    missing.
     """
     world, place = world or World(), device or torch.device("cpu")
     split = samples.split(hold_out)
@@ -105,7 +117,7 @@ def linear_probe(
 def choose_c(
     train: _Rows, validation: _Rows, num_classes: int, metric: Metric, world: World
 ) -> tuple[float, Solution]:
-    """The best validation score of the search, and the solution on `train` that has it."""
+    """Returns the C with the best validation score of the search, and its solution on `train`."""
     problem = LogisticRegression(PrincipalRows(train.features, world), train.classes, num_classes)
     solutions: dict[int, Solution] = {}
     scores: dict[int, float] = {}

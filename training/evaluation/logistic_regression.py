@@ -1,10 +1,11 @@
 """Multinomial logistic regression with an L2 penalty, over rows that are spread over processes.
 
-The objective is scikit-learn's: C times the sum of the log-losses, plus half the squared norm of the weights; the
-intercept is free, and two classes share one logit. It has one minimum, and the solver goes there whatever C is, by
-truncated Newton steps (Nocedal and Wright, Numerical Optimization, algorithm 7.1). L-BFGS with the 1,000 iterations
-and the tolerance that CLIP's protocol inherits from scikit-learn stops short of it where C is large, by 5 % of the
-objective on scikit-learn's digits at C = 1, and by how much depends on the scale of the features.
+The objective is scikit-learn's: C times the sum of the log-losses, plus half the squared norm of
+the weights. The intercept is free, and two classes share one logit. The objective has one minimum,
+and the solver reaches it for any C, by truncated Newton steps (Nocedal and Wright, Numerical
+Optimization, algorithm 7.1). CLIP's protocol inherits L-BFGS from scikit-learn, with 1,000
+iterations and its tolerance. That stops short of the minimum if C is large: by 5 % of the objective
+on scikit-learn's digits at C = 1. The gap depends on the scale of the features.
 
 Shapes: N rows of this process, D features, M logits, E = D + 1 with the intercept last.
 """
@@ -18,23 +19,24 @@ from torch.nn import functional
 
 from mlcd.world import World
 
-_TOLERANCE: Final = (
-    1e-9  # of the objective, relative; below what the sums' rounding leaves at a million rows
-)
+# The gap at which the solver stops, relative to the objective. It is below what the rounding of
+# sums  leaves at a million rows.
+_TOLERANCE: Final = 1e-9
 _MAX_NEWTON: Final = 200
 _MAX_CONJUGATE: Final = 500  # products with the Hessian in one Newton step
 _MAX_HALVINGS: Final = 40
-_FORCING: Final = (
-    0.1  # a Newton step is solved to this share of its gradient, and better near the minimum
-)
+# A Newton step is solved to this share of its gradient, and better near the minimum.
+_FORCING: Final = 0.1
 _SUFFICIENT: Final = 1e-4  # Armijo's constant
 
 
 @dataclass(frozen=True)
 class Solution:
-    """weight: float64 [M, D], bias: float64 [M], as scikit-learn's coef_ and intercept_; M is 1 for two classes.
+    """A solution of the regression.
 
-    objective: scikit-learn's. gap: an estimate of how far it is above the minimum, relative to it.
+    weight: float64 [M, D] and bias: float64 [M], like scikit-learn's coef_ and intercept_; M is 1
+    for two classes. objective: scikit-learn's. gap: an estimate of its distance to the minimum,
+    relative to it.
     """
 
     weight: Tensor
@@ -44,14 +46,19 @@ class Solution:
     gap: float
 
     def predict(self, features: Tensor) -> Tensor:
-        """int64 [N] of float64 [N, D]: the class of the largest logit, the lowest of equal ones."""
+        """Returns int64 [N] for float64 [N, D]: the class of the largest logit, the lowest of equal
+        ones.
+        """
         logits_NM = features @ self.weight.T + self.bias
         return (logits_NM[:, 0] > 0).long() if len(self.bias) == 1 else logits_NM.argmax(dim=1)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """weights: [M, E], value, gradient: [M, E], probability: [N, M], of a row to belong to the class."""
+    """One point of the search.
+
+    weights: [M, E], value, gradient: [M, E]. probability: [N, M], that a row belongs to the class.
+    """
 
     weights: Tensor
     value: float
@@ -60,14 +67,14 @@ class _Point:
 
 
 class PrincipalRows:
-    """Features that were centered and rotated to their principal axes, for any number of problems on them.
+    """Features centered and rotated to their principal axes, for any number of problems on them.
 
-    Neither changes a minimum, for the intercept is free and the penalty does not depend on the axes; both make the
-    Hessian nearly diagonal, so that its diagonal is a good preconditioner.
+    Neither changes a minimum, because the intercept is free and the penalty does not depend on the
+    axes. Both make the Hessian nearly diagonal, so that its diagonal is a good preconditioner.
     """
 
     def __init__(self, features: Tensor, world: World | None = None) -> None:
-        """features: float64 [N, D], this process's rows, perhaps none."""
+        """Rotates features, float64 [N, D]: this process's rows, possibly none."""
         self.world = world or World()
         self.num_rows = int(self.world.sum(torch.tensor(len(features), device=features.device)))
         self.mean_D = self.world.sum(features.sum(dim=0)) / self.num_rows
@@ -78,15 +85,15 @@ class PrincipalRows:
     def _principal_axes(self, centered_ND: Tensor) -> Tensor:
         moment_DD = self.world.sum(centered_ND.T @ centered_ND) / self.num_rows
         axes_DD = torch.linalg.eigh(moment_DD).eigenvectors
-        # Signs and equal eigenvalues leave a choice: all take that of the first process.
+        # Signs and equal eigenvalues leave a choice, so all processes use that of the first one.
         return self.world.sum(axes_DD if self.world.rank == 0 else torch.zeros_like(axes_DD))
 
 
 class LogisticRegression:
-    """One problem for any C."""
+    """One regression problem, which can be solved for any C."""
 
     def __init__(self, rows: PrincipalRows, classes: Tensor, num_classes: int) -> None:
-        """classes: int64 [N] in 0..num_classes-1, of this process's rows."""
+        """Sets up the problem; classes: int64 [N] in 0..num_classes-1, of this process's rows."""
         self._world, self._num_rows = rows.world, rows.num_rows
         self._mean_D, self._axes_DD, self._x_NE = rows.mean_D, rows.axes_DD, rows.x_NE
         self._classes = classes
@@ -96,7 +103,10 @@ class LogisticRegression:
         )
 
     def fit(self, c: float, *, start: Solution | None = None) -> Solution:
-        """The minimum for this C, to 1e-9 of its value; `start`: a guess, which changes the way and not the goal."""
+        """Returns the minimum for this C, to 1e-9 of its value.
+
+        start: a guess, which changes the path and not the result.
+        """
         penalty_E = self._x_NE.new_full((self._x_NE.shape[1],), 1 / (c * self._num_rows))
         penalty_E[-1] = 0.0
         point = self._evaluate(self._rotated(start), penalty_E)
@@ -108,7 +118,8 @@ class LogisticRegression:
             lower = self._lower(
                 point, self._direction(point, penalty_E, curvature_ME, gap), penalty_E
             )
-            if lower is None:  # rounding leaves no lower point
+            # Rounding leaves no lower point.
+            if lower is None:
                 break
             point = lower
         w_ME = point.weights
@@ -123,7 +134,7 @@ class LogisticRegression:
         return torch.cat([start.weight @ self._axes_DD, bias_M[:, None]], dim=1)
 
     def _evaluate(self, w_ME: Tensor, penalty_E: Tensor) -> _Point:
-        """The objective divided by C and the number of rows, and its gradient."""
+        """Returns the objective divided by C and the number of rows, and its gradient."""
         log_NK = functional.log_softmax(self._logits(w_ME), dim=1)
         losses = -log_NK.gather(1, self._classes[:, None]).sum()
         probability_NM = log_NK[:, -self._num_logits :].exp()
@@ -139,7 +150,7 @@ class LogisticRegression:
         return functional.pad(logits_NM, (1, 0)) if self._num_logits == 1 else logits_NM
 
     def _curvature(self, point: _Point, penalty_E: Tensor) -> Tensor:
-        """The diagonal of the Hessian, [M, E]."""
+        """Returns the diagonal of the Hessian, [M, E]."""
         spread_NM = point.probability * (1 - point.probability)
         diagonal_ME = (
             self._world.sum(spread_NM.T @ self._x_NE.square()) / self._num_rows + penalty_E
@@ -147,10 +158,10 @@ class LogisticRegression:
         return diagonal_ME.clamp_min(torch.finfo(diagonal_ME.dtype).tiny)
 
     def _gap(self, point: _Point, penalty_E: Tensor, curvature_ME: Tensor) -> float:
-        """What the gradient says of the distance to the minimum, relative to the value.
+        """Estimates the distance to the minimum from the gradient, relative to the value.
 
-        |g|^2 / 2m bounds it in the weights, where the penalty alone makes the curvature at least m; the intercept's
-        curvature is not bounded, so its own is taken.
+        |g|^2 / 2m bounds it for the weights, because the penalty alone makes the curvature at least
+        m. The intercept's curvature has no bound, so its own value is used.
         """
         weights = point.gradient[:, :-1].square().sum() / penalty_E[0]
         intercept = (point.gradient[:, -1].square() / curvature_ME[:, -1]).sum()
@@ -165,7 +176,10 @@ class LogisticRegression:
     def _direction(
         self, point: _Point, penalty_E: Tensor, curvature_ME: Tensor, gap: float
     ) -> Tensor:
-        """The Newton step, by conjugate gradients preconditioned with the diagonal, as exact as its place deserves."""
+        """Returns the Newton step, by conjugate gradients preconditioned with the diagonal.
+
+        It is the more exact, the nearer the point is to the minimum.
+        """
         x_ME = torch.zeros_like(point.gradient)
         residual = -point.gradient
         ahead = residual / curvature_ME
@@ -184,7 +198,9 @@ class LogisticRegression:
         return x_ME
 
     def _lower(self, point: _Point, direction_ME: Tensor, penalty_E: Tensor) -> _Point | None:
-        """The first point at 1, 1/2, 1/4, ... of the way whose value is lower by enough; None where there is none."""
+        """Returns the first point at 1, 1/2, 1/4, ... of the direction whose value is low enough,
+        or None.
+        """
         slope = float((point.gradient * direction_ME).sum())
         step = 1.0
         for _ in range(_MAX_HALVINGS):

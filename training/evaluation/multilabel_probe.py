@@ -1,7 +1,8 @@
-"""Linear probe of several attributes at once: one logistic regression each against the rest, mean average precision.
+"""A linear probe of several attributes at once, measured by mean average precision.
 
-All attributes share one C, that of the best validation mAP among powers of ten; the models that are tested are fitted
-again with it, on training and validation images together.
+Each attribute has a logistic regression of its own against the rest. All attributes share one C,
+that of the best validation mAP among powers of ten. The tested models are fitted again with it, on
+training and validation images together.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +21,10 @@ GRID: Final = tuple(10.0**power for power in range(-4, 3))
 
 
 def best_c(scored: Callable[[float], float]) -> float:
-    """The C of GRID with the best score, the smallest of equals.
+    """Returns the C of GRID with the best score, the smallest of equals.
 
-    All are tried, though the weak penalties cost most: on a few hundred validation images scores go up and down.
+    All are tried, though the weak penalties cost most: with a few hundred validation images, the
+    scores have more than one peak.
     """
     scores = {c: scored(c) for c in GRID}
     return min(scores, key=lambda c: (-scores[c], c))
@@ -35,11 +37,11 @@ def multilabel_probe(
     *,
     hold_out: float,
 ) -> Iterator[tuple[str, float]]:
-    """Yield the mean average precision over attributes on held-out samples, on validation ones, and the chosen C.
+    """Yields the mean average precision on held-out and on validation samples, and the chosen C.
 
-    rows: [N, D]. tags: [N, A], whether a sample has the attribute. splits: [N], see mlcd.keys. Raises InvalidInput
-    where an attribute is on all or none of the samples to train on, or on none to validate or test on, and for rows
-    that are not finite.
+    rows: [N, D]. tags: [N, A], true if a sample has the attribute. splits: [N], see mlcd.keys.
+    Raises InvalidInput for rows that are not finite, and for an attribute that all or none of the
+    training samples have, or that no validation or test sample has.
     """
     if len(broken := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
         raise InvalidInput(
@@ -112,7 +114,8 @@ def _check(tags: NDArray[np.bool_], *parts: NDArray[np.bool_]) -> None:
     if poor or not tags.shape[1]:
         which = f"attribute {poor[0]} of {tags.shape[1]}" if poor else "a table of no attributes"
         raise InvalidInput(
-            f"{which} cannot be probed: some images to train on must have it and some not, and one at least to"
+            f"{which} cannot be probed: some images to train on must have it and some not, and one "
+            "at least to"
             " validate and to test on",
             remedy="leave out rare attributes",
         )

@@ -1,4 +1,4 @@
-"""Evaluate several representations under one protocol, and keep the result as an artifact."""
+"""Evaluates several representations under one protocol, and keeps the result as an artifact."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,10 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class KnnProtocol:
-    """hold_out: None where it was not told: 20 %, or the split that the images come with."""
+    """The settings of the k-NN evaluation.
+
+    hold_out: None if it was not given; then it is 20 %, or the split that the images come with.
+    """
 
     features: Features
     metric: Metric
@@ -50,7 +53,8 @@ class KnnProtocol:
     def measure(
         self, samples: LabeledRows, world: World, device: torch.device
     ) -> Iterator[tuple[str, float]]:
-        del device  # neighbors are found on the CPU, exactly
+        # Neighbors are found on the CPU, exactly.
+        del device
         share = _share(self.hold_out)
         yield from knn(
             samples, neighbors=self.neighbors, hold_out=share, metric=self.metric, world=world
@@ -59,7 +63,7 @@ class KnnProtocol:
 
 @dataclass(frozen=True)
 class ProbeProtocol:
-    """hold_out: see KnnProtocol."""
+    """The settings of the linear probe; for hold_out see KnnProtocol."""
 
     features: Features
     metric: Metric
@@ -85,7 +89,8 @@ class ClustersProtocol:
     def measure(
         self, samples: LabeledRows, world: World, device: torch.device
     ) -> Iterator[tuple[str, float]]:
-        del world, device  # every process clusters all rows, and finds the same
+        # Every process clusters all rows, with the same result.
+        del world, device
         yield from clusters(samples, seed=self.seed)
 
 
@@ -94,11 +99,11 @@ Protocol: TypeAlias = KnnProtocol | ProbeProtocol | ClustersProtocol
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of one protocol: everything but which artifacts.
+    """The data of one evaluation; the artifacts are given separately.
 
-    images: to encode; None for those of a run. sides: what is known and what is tested on; None for a share of each
-    class, or the split that the images' folders are. may_be_seen: test images that a run has seen are counted and not
-    refused.
+    images: the images to encode; None for those of a run. sides: the known and the tested side;
+    None for a share of each class, or for the split in the images' folders. may_be_seen: test
+    images that a run has seen are counted instead of refused.
     """
 
     images: str | None = None
@@ -116,10 +121,10 @@ def evaluate_all(
     world: World | None = None,
     device: torch.device | None = None,
 ) -> list[dict[str, Any]]:
-    """One record per path, in their order: representation, its digest, metrics, and the protocol that gave them.
+    """Returns one record per path, in order: representation, digest, metrics and protocol.
 
-    Called by every process of a world; the first one writes `out`. Raises InvalidInput where a run has seen images
-    that it is tested on.
+    Every process of a world calls it; the first one writes `out`. Raises InvalidInput if a run has
+    seen images that it is tested on.
     """
     world, device = world or World(), device or torch.device("cpu")
     artifacts = [locate(path) for path in paths]
@@ -155,7 +160,7 @@ def evaluate_all(
 
 
 def result_line(result: dict[str, Any]) -> str:
-    """Name and metrics of one record, and what was seen of its test images, for people."""
+    """Returns name and metrics of one record as text, and how many of its test images were seen."""
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
     return f"{result['representation']}: {metrics}{_seen_words(result.get('seen'))}"
 
@@ -170,7 +175,7 @@ def _seen_words(seen: dict[str, Any] | None) -> str:
 
 
 def protocol_line(result: dict[str, Any]) -> str:
-    """What the numbers of one record are of, for people."""
+    """Returns the protocol of one record as text."""
     protocol = {**result["protocol"], "split": result["protocol"]["split"][:12]}
     return "protocol: " + ", ".join(f"{name} {value}" for name, value in protocol.items())
 
@@ -201,7 +206,7 @@ def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: S
 
 
 def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
-    """The facts that decide the numbers, and stand with them."""
+    """Returns the settings that decide the numbers, to be stored with them."""
     settings = {"kind": protocol.kind, **asdict(protocol)}
     if "hold_out" in settings:
         settings["hold_out"] = _share(protocol.hold_out)
@@ -214,7 +219,7 @@ def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
 def _request(
     artifacts: Sequence[Artifact], settings: dict[str, Any], subject: Subject, out: Path
 ) -> Request:
-    """The inputs of the results: the representations, and the images where they have to be encoded."""
+    """Builds the request from the representations, and from the images if they must be encoded."""
     sides, parents = (
         subject.sides,
         [artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts],
@@ -273,7 +278,7 @@ def _evaluate(
 
 
 def _tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
-    """The samples that the numbers are measured on; all where nothing is held out."""
+    """Returns a mask of the tested samples; these are all if nothing is held out."""
     if samples.given is not None:
         return samples.given.test
     test = held_out(
@@ -310,7 +315,7 @@ def _protocol(
 
 
 def _seen(artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_]) -> SeenAmong | None:
-    """None of embeddings: nothing tells what the model that made them has seen."""
+    """Counts what a run has seen; None for embeddings, whose model's images are unknown."""
     if artifact.kind == "embeddings" or samples.sha256 is None:
         return None
     return seen_by(artifact).among(samples.sha256[tested])
@@ -328,7 +333,9 @@ def _refuse_seen(
     rows, facts = np.flatnonzero(tested), seen.facts()
     raise InvalidInput(
         f"{facts['images']} of {len(rows)} test images were seen in the making of {artifact.path}: "
-        f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as {samples.keys[rows[seen.any][0]]}",
-        remedy="test on others with --train and --test, hold them out of `mlcd cluster` and `mlcd train`, "
+        f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as "
+        f"{samples.keys[rows[seen.any][0]]}",
+        remedy="test on others with --train and --test, hold them out of `mlcd cluster` and `mlcd "
+        "train`, "
         "or count them beside the numbers with --seen",
     )

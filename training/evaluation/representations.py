@@ -1,4 +1,4 @@
-"""What evaluators look at: rows with keys and classes, from an embeddings artifact or by encoding images."""
+"""The input of evaluators, from an embeddings artifact or by encoding images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ from training.evaluation.splits import folder_split
 
 @dataclass(frozen=True)
 class Representation:
-    """The samples as one artifact represents them. digest: the artifact's. train, test: what to call the two sides."""
+    """The samples as one artifact represents them.
+
+    digest: the artifact's. train, test: the names of the two sides.
+    """
 
     digest: str
     samples: LabeledRows
@@ -32,7 +35,10 @@ class Representation:
 
 
 def locate(path: Path) -> Artifact:
-    """The embeddings artifact, checkpoint, or newest checkpoint of the run at `path`, not yet verified in full."""
+    """Opens the embeddings artifact, checkpoint or newest checkpoint of the run at `path`.
+
+    Its files are not yet verified.
+    """
     refuse_unfinished(path)
     if not path.is_dir():
         raise NotFound(
@@ -46,7 +52,7 @@ def locate(path: Path) -> Artifact:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many more of them as tell all the places apart."""
+    """Returns the last part of each path, or as many more as make all paths distinct."""
     places = [path.resolve() for path in paths]
     depth = 1
     while len({place.parts[-depth:] for place in places}) < len(set(places)):
@@ -64,10 +70,10 @@ def open_representation(
     device: torch.device | None = None,
     on_image: Callable[[], None] = lambda: None,
 ) -> Representation:
-    """An embeddings artifact as it is; a checkpoint by encoding `images` (default: the run's own), or both sides.
+    """Reads an embeddings artifact, or encodes `images` (default: the run's own) or both sides.
 
-    Every process encodes its share of the images, on `device` (default: the CPU); all get all rows. `artifact` is the
-    test side of two embeddings artifacts.
+    Every process encodes its share of the images, on `device` (default: the CPU); all get all rows.
+    `artifact` is the test side of two embeddings artifacts.
     """
     if artifact.kind == "embeddings":
         samples, name = _of_embeddings(artifact, sides, features), images_name(artifact, None)
@@ -106,7 +112,7 @@ def _of_embeddings(artifact: Artifact, sides: Sides | None, features: Features) 
 
 
 def _side_names(name: str, samples: LabeledRows, sides: Sides | None) -> tuple[str, str]:
-    """The samples that are known, and those that are tested on."""
+    """Returns the names of the known samples and of the tested ones."""
     if sides is not None:
         return sides.names
     if samples.given is None or samples.given.folders is None:
@@ -116,7 +122,9 @@ def _side_names(name: str, samples: LabeledRows, sides: Sides | None) -> tuple[s
 
 
 def images_of(artifact: Artifact, images: str | None) -> Source:
-    """The images that a checkpoint is evaluated on: those given, or those it was trained on."""
+    """Opens the images that a checkpoint is evaluated on: the given ones, or those it was trained
+    on.
+    """
     location = images or trained_images(artifact)
     if location is None:
         raise NotFound(
@@ -127,7 +135,7 @@ def images_of(artifact: Artifact, images: str | None) -> Source:
 
 
 def images_name(artifact: Artifact, images: str | None) -> str:
-    """Names the images that are evaluated on: the last part of their place, wherever that is."""
+    """Returns the name of the evaluated images: the last part of their path."""
     places = [parent.path for parent in artifact.parents if parent.role == "images"]
     return PurePosixPath(images or (places[0] if places else artifact.path.name)).name
 
@@ -140,7 +148,7 @@ def encoded(
     world: World,
     on_image: Callable[[], None] = lambda: None,
 ) -> LabeledRows:
-    """The images that can be decoded, as the model represents them."""
+    """Returns the images that can be decoded, as the model represents them."""
     found = encode(model, prepared, features=features, world=world, on_image=on_image)
     images = prepared.images
     kept = np.flatnonzero(found.usable)

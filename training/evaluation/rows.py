@@ -1,4 +1,4 @@
-"""The rows that evaluators look at, with keys and classes."""
+"""The rows that evaluators measure, with keys and classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from training.evaluation.splits import Split, split_samples, with_validation
 
 @dataclass(frozen=True)
 class LabeledRows:
-    """rows: float32 [N, D], finite; keys, splits (see mlcd.keys) and class_names: N. The same in every process.
+    """Rows of known class, the same in every process.
 
-    given: the split that the samples come with, where they come with one. sha256: uint8 [N, 32] of the images.
+    rows: float32 [N, D], finite. keys, splits (see mlcd.keys) and class_names: N. given: the split
+    that the samples come with, if any. sha256: uint8 [N, 32] of the images.
     """
 
     rows: NDArray[np.float32]
@@ -27,7 +28,9 @@ class LabeledRows:
     sha256: NDArray[np.uint8] | None = None
 
     def split(self, hold_out: float) -> Split:
-        """The one that the samples come with, else `hold_out` of each class to test on and a fifth of the rest."""
+        """Returns the given split, or else `hold_out` of each class to test on and a fifth of the
+        rest.
+        """
         return (
             split_samples(self.splits, hold_out)
             if self.given is None
@@ -36,7 +39,7 @@ class LabeledRows:
 
     @cached_property
     def classes(self) -> NDArray[np.int64]:
-        """int64 [N]: the place of each sample's class among the sorted names."""
+        """Returns int64 [N]: the index of each sample's class among the sorted names."""
         _, classes = np.unique(np.asarray(self.class_names), return_inverse=True)
         return classes.astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""What share of predictions is right, by the metrics of CLIP's data sets."""
+"""The metrics of CLIP's data sets."""
 
 from typing import Literal
 
@@ -9,8 +9,9 @@ Metric = Literal["accuracy", "mean-per-class"]
 
 
 def score(predicted: NDArray[np.integer], classes: NDArray[np.integer], metric: Metric) -> float:
-    """accuracy: of all samples. mean-per-class: the mean over the classes that occur of each one's share.
+    """Returns the share of predictions that are right.
 
+    accuracy: of all samples. mean-per-class: the mean of the shares of the classes that occur.
     predicted, classes: [N], N at least 1.
     """
     right = predicted == classes
@@ -22,9 +23,10 @@ def score(predicted: NDArray[np.integer], classes: NDArray[np.integer], metric: 
 
 
 def average_precision(ranking: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
-    """Sum over thresholds of precision times the recall gained: all points, not VOC's 11; equal scores come together.
+    """Returns the sum over thresholds of precision times the recall gained.
 
-    ranking, positive: [N], at least one of them positive.
+    All points count, not VOC's 11; equal scores share one threshold. ranking, positive: [N], at
+    least one of them positive.
     """
     order = np.argsort(-ranking, kind="stable")
     last_of_equals = np.append(np.diff(ranking[order]) != 0, True)

@@ -1,6 +1,6 @@
 """The images that a run was trained on and that its centers were made from, by their SHA-256.
 
-Bytes and not keys tell an image: the same file has another key in another folder.
+Bytes identify an image, not keys: the same file has another key in another folder.
 """
 
 from collections.abc import Iterator
@@ -30,20 +30,24 @@ _Digests = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Seen:
-    """trained, clustered: uint8 [n, 32], SHA-256 of images. unknown: what could not be looked up, and why."""
+    """The images that a run has seen.
+
+    trained, clustered: uint8 [n, 32], SHA-256 of images. unknown: the data that could not be looked
+    up, and the reason.
+    """
 
     trained: _Digests
     clustered: _Digests
     unknown: tuple[str, ...] = ()
 
     def among(self, tested: _Digests) -> "SeenAmong":
-        """Returns what of the tested images, [N, 32], was seen."""
+        """Returns which of the tested images, [N, 32], were seen."""
         return SeenAmong(_among(tested, self.trained), _among(tested, self.clustered), self.unknown)
 
 
 @dataclass(frozen=True)
 class SeenAmong:
-    """trained, clustered: bool [N], of each image tested on."""
+    """The tested images that were seen; trained, clustered: bool [N]."""
 
     trained: NDArray[np.bool_]
     clustered: NDArray[np.bool_]
@@ -63,7 +67,7 @@ class SeenAmong:
 
 
 def seen_by(checkpoint: Artifact) -> Seen:
-    """Returns what the run of a checkpoint has seen until then: nothing before its first step."""
+    """Returns what a checkpoint's run had seen by then; that is nothing before its first step."""
     nothing = digest_rows([])
     if checkpoint.config.get("step") == 0:
         return Seen(nothing, nothing)
@@ -81,9 +85,9 @@ def seen_by(checkpoint: Artifact) -> Seen:
 
 
 def _trained(checkpoint: Artifact) -> _Digests:
-    """Opens the run's data by its own config, as the run does, from where they are now.
+    """Opens the run's data by its own config, as the run does, at their present paths.
 
-    Raises NotFound where images were added since: the split is taken over all that a folder holds.
+    Raises NotFound if images were added since, because the split covers all images of a folder.
     """
     for parent in checkpoint.parents:
         if (
@@ -98,7 +102,10 @@ def _trained(checkpoint: Artifact) -> _Digests:
 
 
 def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
-    """The config with its data where they are from here: it names them as the command that started the run did."""
+    """Returns the config with the paths of its data as seen from here.
+
+    The config has the paths that the command which started the run was given.
+    """
     place = {parent.role: _present(checkpoint, parent) for parent in checkpoint.parents}
     found = [
         source.model_copy(
@@ -117,7 +124,7 @@ def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
 
 
 def _clustered(checkpoint: Artifact) -> Iterator[_Digests]:
-    """Finds every set of centers behind the run: that of its labels, and that its classifier started from."""
+    """Finds the digests behind each set of centers: the labels' and the classifier's first."""
     done: set[str] = set()
     for parent in checkpoint.parents:
         if parent.role.startswith("labels"):
@@ -132,7 +139,7 @@ def _clustered(checkpoint: Artifact) -> Iterator[_Digests]:
 
 
 def _rows_of(centers: Artifact) -> _Digests:
-    """The images whose embeddings were clustered."""
+    """Returns the images whose embeddings were clustered."""
     parent = next((parent for parent in centers.parents if parent.role == "embeddings"), None)
     if parent is None:
         raise NotFound(f"{centers.path} does not tell what it was made from")
@@ -146,9 +153,9 @@ def _rows_of(centers: Artifact) -> _Digests:
 
 
 def _opened(child: Artifact, parent: Parent) -> Artifact:
-    """Returns the parent as it was when the child was made.
+    """Opens the parent as it was when the child was made.
 
-    Raises NotFound where it is not where it was, or another artifact is.
+    Raises NotFound if it was moved, or if another artifact is in its place.
     """
     artifact = _now(child, parent)
     state = state_with_digest(artifact, parent.digest)

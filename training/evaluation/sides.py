@@ -1,4 +1,4 @@
-"""The two sides of an evaluation that are told apart by hand: what is known, and what is tested on."""
+"""The two sides of an evaluation that are given by hand: the known one and the tested one."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,7 +23,11 @@ SideKind = Literal["images", "embeddings", "keys"]
 
 @dataclass(frozen=True)
 class Sides:
-    """Two places of images, two embeddings artifacts, or two lists of keys, one a line, of the images of one place."""
+    """Two sides of one kind.
+
+    These are two places of images, two embeddings artifacts, or two lists of keys (one a line) of
+    images in one place.
+    """
 
     train: str
     test: str
@@ -31,12 +35,13 @@ class Sides:
 
     @classmethod
     def of(cls, train: str, test: str) -> "Sides":
-        """Raises ConfigInvalid where both are the same, or of two kinds."""
+        """Builds the sides. Raises ConfigInvalid if both are the same or of different kinds."""
         kinds = [_kind(place) for place in (train, test)]
         if kinds[0] != kinds[1]:
             raise ConfigInvalid(
                 f"{train} holds {kinds[0]} and {test} {kinds[1]}",
-                remedy="give --train and --test two folders, two embeddings artifacts or two lists of keys",
+                remedy="give --train and --test two folders, two embeddings artifacts or two lists "
+                "of keys",
             )
         if train == test or (
             Path(train).exists() and Path(test).exists() and Path(train).samefile(test)
@@ -48,7 +53,7 @@ class Sides:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The last part of each place, or as many more as tell them apart."""
+        """Returns the last part of each path, or as many more as make them distinct."""
         train, test = (PurePosixPath(place).parts for place in (self.train, self.test))
         depth = 1
         while train[-depth:] == test[-depth:] and depth < max(len(train), len(test)):
@@ -56,7 +61,7 @@ class Sides:
         return "/".join(train[-depth:]), "/".join(test[-depth:])
 
     def digests(self) -> dict[str, str]:
-        """Returns the SHA-256 of lists, which decide a result; the other kinds are parents of it."""
+        """Returns the SHA-256 of lists, which decide a result; other kinds are its parents."""
         if self.kind != "keys":
             return {}
         places = {"train": self.train, "test": self.test}
@@ -66,7 +71,10 @@ class Sides:
         }
 
     def choose(self, samples: LabeledRows) -> LabeledRows:
-        """The samples on the two lists of keys. Raises InvalidInput for a key of no sample, or one on both lists."""
+        """Returns the samples on the two lists of keys.
+
+        Raises InvalidInput for a key of no sample, or one on both lists.
+        """
         row_of = {key: row for row, key in enumerate(samples.keys)}
         train, test = (_rows_of(place, row_of) for place in (self.train, self.test))
         if len(both := np.intersect1d(train, test)):
@@ -78,7 +86,7 @@ class Sides:
 
 
 def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
-    """The samples of both sides, and the split that they are. Raises InvalidInput where they do not fit."""
+    """Returns the samples of both sides and their split. Raises InvalidInput if they do not fit."""
     if train.given is not None or test.given is not None:
         raise InvalidInput(
             "the folders of one side are called train, val, valid or test themselves",
@@ -131,7 +139,7 @@ def _rows_of(place: str, row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
 
 
 def _selected(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
-    """Some samples; where they stand in their classes is told among themselves."""
+    """Returns the samples at `rows`, with new positions within their classes."""
     keys, class_names = _at(samples.keys, rows), _at(samples.class_names, rows)
     return LabeledRows(
         samples.rows[rows],

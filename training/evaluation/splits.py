@@ -1,4 +1,4 @@
-"""The parts of a set of samples: trained on, validated on and tested on; a pure function of keys and classes."""
+"""The training, validation and test parts of a set of samples, a function of keys and classes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,14 +12,19 @@ from mlcd.errors import InvalidInput
 from mlcd.keys import held_out
 from mlcd.types import SampleKey
 
-VALIDATION_FRACTION: Final = 0.2  # of what is not held out; CLIP states no share
+# The share of the samples that are not held out. CLIP states no share.
+VALIDATION_FRACTION: Final = 0.2
 _VALIDATION_FOLDERS: Final = ("val", "valid")
 SPLIT_FOLDERS: Final = ("train", *_VALIDATION_FOLDERS, "test")
 
 
 @dataclass(frozen=True)
 class Split:
-    """train, validation, test: bool [N] each, disjoint, together all. folders: those that are known, and tested on."""
+    """The parts of a set of samples.
+
+    train, validation, test: bool [N] each, disjoint, together all. folders: the names of the known
+    and of the tested folder, if folders make the split.
+    """
 
     train: NDArray[np.bool_]
     validation: NDArray[np.bool_]
@@ -28,23 +33,29 @@ class Split:
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """Marks the samples that are not tested on."""
+        """The mask of the samples that are not tested on."""
         return self.train | self.validation
 
     def of(self, rows: NDArray[np.int64]) -> "Split":
-        """The same of these samples only."""
+        """Returns the split of the samples at `rows`."""
         return Split(self.train[rows], self.validation[rows], self.test[rows], self.folders)
 
 
 def split_samples(splits: NDArray[np.float64], hold_out: float) -> Split:
-    """test: the held-out share of each class (see mlcd.keys). validation: the next samples of the same order."""
+    """Splits the samples by their positions within their class (see mlcd.keys).
+
+    The held-out share of each class is tested on; the next samples of the same order validate.
+    """
     test = held_out(splits, hold_out)
     validation = held_out(splits, hold_out + VALIDATION_FRACTION * (1 - hold_out)) & ~test
     return Split(~test & ~validation, validation, test)
 
 
 def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
-    """The same test part; where no validation part was given, a fifth of each class by `positions` (see mlcd.keys)."""
+    """Returns the split with a validation part.
+
+    If none was given, it is a fifth of each class by `positions` (see mlcd.keys).
+    """
     if split.validation.any():
         return split
     validation = split.train & held_out(positions, VALIDATION_FRACTION)
@@ -52,10 +63,11 @@ def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
 
 
 def folder_split(class_names: Sequence[str]) -> tuple[Split, list[str]] | None:
-    """(the split, the classes within it) where the first folders of the classes' paths are splits and not classes.
+    """Returns the split that folders make, and the classes within it; None if folders are classes.
 
-    None where fewer than two of train, val, valid and test hold classes. test is tested on; without it val, or valid,
-    is. Raises InvalidInput where train is missing, or where other classes stand beside them.
+    Folders make a split if they are the first parts of the classes' paths and at least two of
+    train, val, valid and test hold classes. test is tested on; without it val, or valid, is. Raises
+    InvalidInput if train is missing, or if other classes are beside them.
     """
     parts = [name.partition("/") for name in class_names]
     found = {first for first, slash, _ in parts if slash and first in SPLIT_FOLDERS}
@@ -85,9 +97,10 @@ def folder_split(class_names: Sequence[str]) -> tuple[Split, list[str]] | None:
 def split_digest(
     keys: Sequence[SampleKey], class_names: Sequence[str], test: NDArray[np.bool_]
 ) -> str:
-    """SHA-256 over key, class and part (known or test) of every sample: two results with the same one compare.
+    """Returns the SHA-256 over key, class and part (known or test) of every sample.
 
-    Where there is a validation part, it follows from these by VALIDATION_FRACTION.
+    Two results with the same one can be compared. A validation part follows from these by
+    VALIDATION_FRACTION.
     """
     sha256 = hashlib.sha256()
     for key, class_name, is_test in sorted(zip(keys, class_names, test.tolist(), strict=True)):
@@ -96,7 +109,7 @@ def split_digest(
 
 
 def check_several_classes(class_names: Sequence[str]) -> None:
-    """Raises InvalidInput where there is nothing to tell apart."""
+    """Raises InvalidInput if there are fewer than two classes."""
     if len(set(class_names)) == 1:
         raise InvalidInput(
             f"all {len(class_names)} images are of one class, {class_names[0]}",
@@ -105,20 +118,21 @@ def check_several_classes(class_names: Sequence[str]) -> None:
 
 
 def check_tested_classes(class_names: Sequence[str], split: Split) -> None:
-    """Raises InvalidInput where a class that is tested on is none of the known ones: it could only be got wrong."""
+    """Raises InvalidInput if a tested class is not a known one, so that it could only be wrong."""
     known, tested = (
         {name for name, inside in zip(class_names, mask.tolist(), strict=True) if inside}
         for mask in (split.known, split.test)
     )
     if missing := sorted(tested - known):
         raise InvalidInput(
-            f"class {missing[0]} is tested on, but no image to train on has it ({len(missing)} such classes)",
+            f"class {missing[0]} is tested on, but no image to train on has it ({len(missing)} "
+            "such classes)",
             remedy="are the folders of both sides one per class, with the same names?",
         )
 
 
 def check_probe_split(class_names: Sequence[str], split: Split) -> None:
-    """Raises InvalidInput where a linear probe cannot be trained, chosen or tested."""
+    """Raises InvalidInput if a linear probe cannot be trained, chosen or tested."""
     check_several_classes(class_names)
     for name in ("train", "validation", "test"):
         if not getattr(split, name).any():

@@ -1,6 +1,7 @@
-"""k-NN and the linear probe of a model in training, on images of known class; nothing else of the run changes.
+"""k-NN and the linear probe of a model in training, on images of known class.
 
-Weights, modes of modules and random numbers stay as they are: nothing here draws any.
+Nothing else of the run changes: weights, modes of modules and random numbers stay, because nothing
+here draws any.
 """
 
 from collections.abc import Iterator
@@ -26,15 +27,17 @@ from training.evaluation.splits import (
     check_tested_classes,
 )
 
-NEIGHBORS: Final = 5  # as `mlcd evaluate knn` takes unless told otherwise
-_MEMORY_SHARE: Final = 0.25  # of data.memory_gib: most of it is for the images that are trained on
+NEIGHBORS: Final = 5  # the default of `mlcd evaluate knn`
+# The share of data.memory_gib for evaluation; most of it is for the training images.
+_MEMORY_SHARE: Final = 0.25
 
 
 def check_evaluation(config: RunConfig) -> PreparedImages | None:
-    """The images to evaluate on, listed and not yet decoded; None where the run evaluates never.
+    """Lists the images to evaluate on, not yet decoded; None if the run never evaluates.
 
-    Keep it over the run and give it to `evaluate_model`: decoded pixels stay in it where they fit into a quarter of
-    data.memory_gib. Raises ConfigInvalid or InvalidInput for what would make an evaluation fail.
+    Keep the result over the run and pass it to `evaluate_model`: it keeps decoded pixels if they
+    fit into a quarter of data.memory_gib. Raises ConfigInvalid or InvalidInput if an evaluation
+    would fail.
     """
     if config.evaluation.every_steps is None:
         return None
@@ -53,7 +56,8 @@ def check_evaluation(config: RunConfig) -> PreparedImages | None:
         )
     if config.data.hold_out < hold_out and _are_own(images, config):
         raise ConfigInvalid(
-            f"evaluation.images are those that the run is trained on, with data.hold_out={config.data.hold_out:g}",
+            "evaluation.images are those that the run is trained on, with "
+            f"data.hold_out={config.data.hold_out:g}",
             remedy=f"set data.hold_out={hold_out:g}, or give others",
         )
     if hold_out == 0:
@@ -73,10 +77,11 @@ def check_evaluation(config: RunConfig) -> PreparedImages | None:
 def evaluate_model(
     model: Servable, config: RunConfig, *, world: World, images: PreparedImages | None = None
 ) -> dict[str, float]:
-    """{"knn": accuracy, "linear_probe": accuracy}, those that evaluation.* asks for, on embeddings as they are served.
+    """Returns {"knn": accuracy, "linear_probe": accuracy} on embeddings as they are served.
 
-    Called by every process with the same weights; all get the same numbers, whatever their number. images: what
-    `check_evaluation` gave; without it they are listed and decoded again.
+    It has the metrics that evaluation.* asks for. Every process calls it with the same weights; all
+    get the same numbers, whatever their number. images: the result of `check_evaluation`; without
+    it they are listed and decoded again.
     """
     images = images or check_evaluation(config)
     if images is None:
@@ -111,7 +116,7 @@ def _location(config: RunConfig) -> str:
 
 
 def _are_own(images: ImageSet, config: RunConfig) -> bool:
-    """Tells whether the run is trained on these very images."""
+    """Tells if the run is trained on these very images."""
     if config.evaluation.images is None:
         return True
     digest = images.source.listing_digest()
@@ -121,7 +126,7 @@ def _are_own(images: ImageSet, config: RunConfig) -> bool:
 
 
 def _hold_out(config: RunConfig) -> float:
-    """Of the run's own images those are tested on that it does not see; of others the share that is customary."""
+    """Returns the share to test on: the run's own, or the default for other images."""
     return config.data.hold_out if config.evaluation.images is None else HELD_OUT_FRACTION
 
 

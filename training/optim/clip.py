@@ -1,4 +1,7 @@
-"""One gradient norm over everything: replicated parameters counted once, center shards summed over processes."""
+"""One gradient norm over all parameters.
+
+Replicated parameters count once, and center shards are summed over processes.
+"""
 
 from collections.abc import Iterable
 
@@ -12,10 +15,12 @@ from mlcd.world import World
 def clip_global_norm(
     replicated: Iterable[Tensor], sharded: Iterable[Tensor], max_norm: float, world: World
 ) -> tuple[Tensor, Tensor]:
-    """Scale all gradients by min(1, max_norm / norm); return the norms before it, (replicated, sharded).
+    """Scales all gradients by min(1, max_norm / norm), and returns the norms (replicated, sharded)
+    before.
 
-    replicated: parameters whose gradients are the same on every process, or sharded by torch (DTensor). sharded:
-    parameters of which each process holds its own rows; sparse gradients are coalesced.
+    replicated: parameters whose gradients are the same on every process, or sharded by torch
+    (DTensor). sharded: parameters of which each process holds its own rows; sparse gradients are
+    coalesced.
     """
     plain = [parameter for parameter in replicated if parameter.grad is not None]
     shards = [parameter for parameter in sharded if parameter.grad is not None]
@@ -28,9 +33,8 @@ def clip_global_norm(
     summed_square, shard_square = world.sum(torch.stack([local_square, _square(shards, device)]))
     plain_square = whole_square + summed_square
     norm = (plain_square + shard_square).sqrt()
-    factor = (max_norm / (norm + 1e-6)).clamp(
-        max=1.0
-    )  # torch's clip_grad_norm_ has the same epsilon
+    # torch's clip_grad_norm_ has the same epsilon.
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in (*plain, *shards):
         gradient = _local(parameter.grad)
         gradient.mul_(factor.to(gradient.dtype))

@@ -1,4 +1,4 @@
-"""Which parameters decay: matrices do, biases, norms, the class token and positions do not."""
+"""The groups of parameters: matrices decay; biases, norms, the class token and positions do not."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from training.parallel.partial_fc import PartialFC
 
 
 def parameter_groups(trunk: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """AdamW's groups; each carries `peak_lr`, from which the schedule sets `lr`."""
+    """Returns AdamW's groups; each carries `peak_lr`, from which the schedule sets `lr`."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in trunk.named_parameters():
@@ -27,7 +27,10 @@ def adamw_settings(config: OptimConfig) -> dict[str, Any]:
 
 
 def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Optimizer:
-    """Of the class centers. Only their direction matters, so decay would merely change their angular learning rate."""
+    """Returns the optimizer of the class centers, without weight decay.
+
+    Only the centers' direction matters, so decay would merely change their angular learning rate.
+    """
     center_lr = config.center_lr or config.lr
     group = {"params": list(centers.parameters()), "weight_decay": 0.0, "peak_lr": center_lr}
     settings = adamw_settings(config) | {"lr": center_lr}

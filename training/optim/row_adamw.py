@@ -1,7 +1,8 @@
-"""AdamW on the rows that a step touched; the others, and their moments, stay as they are, bit for bit.
+"""AdamW on the rows that a step touched; other rows and their moments stay the same, bit for bit.
 
-Dense AdamW moves every class center at every step: weight decay and stale momentum act on rows without a
-gradient. Here a row's clock counts the steps that touched it, for bias correction and decay alike.
+Dense AdamW moves every class center at every step: weight decay and stale momentum act on rows
+without a gradient. Here a row's clock counts the steps that touched it, for bias correction and
+decay alike.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,9 @@ from torch import Tensor
 
 
 class RowAdamW(torch.optim.Optimizer):
-    """For parameters [rows, dimension] with sparse gradients (torch.sparse_coo over dimension 0)."""
+    """AdamW for parameters [rows, dimension] with sparse gradients (torch.sparse_coo over dimension
+    0).
+    """
 
     def __init__(
         self,

@@ -1,10 +1,14 @@
-"""The learning rate as a closed formula of the step: nothing to save, nothing to drift."""
+"""The learning rate as a closed formula of the step, so that there is no state to save."""
 
 import math
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) -> float:
-    """Linear from peak / warmup_steps at step 0 to `peak`, then half a cosine to 0 at `num_steps`."""
+    """Returns the learning rate of a step.
+
+    It rises linearly from peak / warmup_steps at step 0 to `peak`, then follows half a cosine to 0
+    at `num_steps`.
+    """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)

@@ -1,1 +1,1 @@
-"""What is spread over the processes of a training: samples, class centers and, on request, the tower."""
+"""The parts of a training that are spread over processes: samples, class centers, and the tower."""

@@ -17,13 +17,15 @@ from mlcd.models.vit import ViT
 from mlcd.world import World
 from training.config import ComputeConfig
 
-_BUCKET_MIB: Final = (
-    25  # torch's default: gradients that are summed at once, while the backward pass goes on
-)
+# torch's default. So many gradients are summed at once, while the backward pass goes on.
+_BUCKET_MIB: Final = 25
 
 
 class Backbone:
-    """A Servable as a step uses it. What is computed does not depend on the options, beyond rounding."""
+    """A Servable as a step uses it.
+
+    Options change results by no more than rounding.
+    """
 
     def __init__(self, model: Servable, compute: ComputeConfig, world: World) -> None:
         self.model, self.world = model, world
@@ -38,7 +40,9 @@ class Backbone:
             _shard(model.trunk, world)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Embeddings [B, D], not yet unit, of float images [B, 3, S, S] with values 0..255; B may be 0."""
+        """Returns embeddings [B, D], not yet unit, for float images [B, 3, S, S] in 0..255; B may
+        be 0.
+        """
         device = images.device.type
         context: AbstractContextManager[None] = torch.autocast(
             device, torch.bfloat16, enabled=self._bf16
@@ -48,14 +52,15 @@ class Backbone:
             return embedding
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Around `embed` and the backward pass of every micro-batch but a step's last: gradients stay on each process.
+        """A context for `embed` and the backward pass of every micro-batch but a step's last.
 
-        FSDP sums them each time all the same: whole gradients of a tower that needs FSDP would not fit.
+        In it, gradients stay on each process. FSDP sums them each time all the same: whole
+        gradients of a tower that needs FSDP would not fit.
         """
         return nullcontext() if self._replicas is None else self._replicas.no_sync()
 
     def replica(self) -> Servable:
-        """The model whole on this process, for evaluation; every process calls it."""
+        """Returns the whole model on this process, for evaluation; every process calls it."""
         if not self._sharded:
             return self.model
         with torch.device("meta"):
@@ -73,7 +78,8 @@ def _whole(tensor: Tensor) -> Tensor:
 def _prepare_blocks(trunk: ViT, compute: ComputeConfig) -> None:
     for block in trunk.blocks:
         if compute.recompute:
-            # Nothing in a block is random. On the instance, so that the names of parameters stay.
+            # Nothing in a block is random. The instance is changed, so that names of parameters
+            # stay.
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
             )
@@ -89,8 +95,9 @@ def _replicate(trunk: ViT, world: World) -> DistributedDataParallel:
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
     )
-    # DDP lays its buckets out anew after a process's first backward pass, and a sum over three processes depends on an
-    # entry's place in its bucket: a resumed run would differ in the last bits. So that pass is one without images.
+    # DDP changes its buckets after a process's first backward pass, and a sum over three processes
+    # depends on an entry's place in its bucket. A resumed run would then differ in the last bits,
+    # so that first pass is one without images.
     side, like = trunk.config.image_size, next(trunk.parameters())
     replicas(like.new_zeros((0, 3, side, side))).sum().backward()
     trunk.zero_grad(set_to_none=True)

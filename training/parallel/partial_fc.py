@@ -1,10 +1,13 @@
-"""The classifier: a million class centers sharded over processes, a random part of which is used in each step.
+"""The classifier: class centers, up to a million, sharded over processes; each step uses a random
+part.
 
-The loss needs of each process only two log-sums per sample, over the negatives and over the positives that it
-owns. They are reduced with two all-reduces, and softplus is taken once, afterwards. Negatives are computed in
-chunks and again in the backward pass, so no [B, |S|] tensor is ever kept.
+From each process the loss needs only two log-sums per sample, over the negatives and the positives
+that it owns. They are reduced with two all-reduces, and softplus is taken once, afterwards.
+Negatives are computed in chunks, and again in the backward pass, so no [B, |S|] tensor is ever
+kept.
 
-Shapes: B global batch, D dimension, K classes of this process, L labels per sample, S drawn classes of this process.
+Shapes: B global batch, D dimension, K classes of this process, L labels per sample, S drawn classes
+of this process.
 """
 
 import math
@@ -29,14 +32,14 @@ from training.parallel.shards import Shard
 LossKind = Literal["mlcd", "mlc", "cd", "per_column"]
 CenterUpdate = Literal["sparse", "dense"]
 
-_INIT_DEVIATION: Final = 0.01  # insightface's and the authors' initialization
+_INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096
 CHUNK_ENTRIES: Final = 1 << 21  # logits held at once: 8 MiB in float32
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What the loss is; see `training.config.LossConfig` for the meaning of each."""
+    """The settings of the loss; see `training.config.LossConfig` for their meaning."""
 
     kind: LossKind = "mlcd"
     scale: float = 64.0
@@ -54,17 +57,23 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """loss: the mean over the global batch, the same on every process. meters: scalars without gradient."""
+    """The result of a step.
+
+    loss: the mean over the global batch, the same on every process. meters: scalars without
+    gradient.
+    """
 
     loss: Tensor
     meters: dict[str, Tensor]
 
 
 class PartialFC(nn.Module):
-    """The centers of this process's shard, [K, D], and the loss of the global batch against all of them.
+    """The centers of this process's shard, [K, D], and the loss of the global batch against all
+    centers.
 
-    The gradient of `weight` is complete on its owner (keep it out of DDP); that of the embeddings is such that
-    the average over processes, which DDP takes, is the gradient of the global mean loss.
+    The gradient of `weight` is complete on its owner (keep it out of DDP). The gradient of the
+    embeddings is scaled so that DDP's average over processes is the gradient of the global mean
+    loss.
     """
 
     def __init__(
@@ -78,11 +87,14 @@ class PartialFC(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """N(0, 0.01), a function of (seed, class id): the same centers for any number of processes."""
+        """Draws centers from N(0, 0.01) as a function of (seed, class id), for any number of
+        processes.
+        """
         first_seed = int(hash_counters(seed, Stream.CENTERS)[0])
         for block in range(self.shard.start // _INIT_BLOCK, -(-self.shard.stop // _INIT_BLOCK)):
             first = block * _INIT_BLOCK
-            # torch takes the low 32 bits of a seed; counted on from the first, no two blocks have the same.
+            # torch takes the low 32 bits of a seed. Seeds count on from the first, so no two blocks
+            # share one.
             generator = torch.Generator().manual_seed((first_seed + block) % 2**32)
             rows = (
                 torch.randn((_INIT_BLOCK, self.weight.shape[1]), generator=generator)
@@ -95,15 +107,16 @@ class PartialFC(nn.Module):
 
     @torch.no_grad()
     def initialize_from(self, centers: Centers) -> None:
-        """Start from a Centers artifact of the same dimension and number of classes.
+        """Starts from a Centers artifact of the same dimension and number of classes.
 
-        Rows get the norm that random ones have on average: only directions matter, and how far one update turns a row
-        is the learning rate over its norm.
+        Rows get the mean norm of random ones. Only directions matter, and the turn of a row by one
+        update is the learning rate over its norm.
         """
         num, dimension = centers.vectors.shape
         if (num, dimension) != (self.shard.num_classes, self.weight.shape[1]):
             raise ConfigInvalid(
-                f"{num} centers of dimension {dimension} cannot start a head of {self.shard.num_classes} classes and"
+                f"{num} centers of dimension {dimension} cannot start a head of "
+                f"{self.shard.num_classes} classes and"
                 f" dimension {self.weight.shape[1]}",
                 remedy="start from random centers, or set model.embedding_dim to theirs",
             )
@@ -111,16 +124,18 @@ class PartialFC(nn.Module):
         self.weight.copy_(unit * (_INIT_DEVIATION * math.sqrt(dimension)))
 
     def unit_centers(self) -> Tensor:
-        """This process's unit centers, float32 [K, D]."""
+        """Returns this process's unit centers, float32 [K, D]."""
         return normalize(self.weight.detach().float(), dim=1)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, step: int, *, step_labels: Tensor | None = None
     ) -> HeadOutput:
-        """Embeddings [B_local, D] of any length, labels int64 [B_local, L] (-1 for none) of this process's samples.
+        """Computes the loss of the global batch from this process's samples.
 
-        step_labels: int64 [n, L], of all samples of the step where these are a part of it: negatives that depend on
-        labels are drawn for the whole step. Raises InvalidInput naming a sample whose label is no class.
+        embeddings: [B_local, D] of any length. labels: int64 [B_local, L], -1 for none.
+        step_labels: int64 [n, L], of all samples of the step if these are a part of it, because
+        negatives that depend on labels are drawn for the whole step. Raises InvalidInput, which
+        names a sample whose label is no class.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
@@ -175,7 +190,10 @@ class PartialFC(nn.Module):
     def _per_column(
         self, z_BD: Tensor, labels_BL: Tensor, step_labels: Tensor, step: int
     ) -> HeadOutput:
-        """The authors' later form: one softmax per label column; a sample's other labels are negatives."""
+        """Computes the authors' later loss: one softmax per label column.
+
+        A sample's other labels are negatives.
+        """
         present = labels_BL >= 0
         total = z_BD.new_zeros(z_BD.shape[0])
         meters: list[dict[str, Tensor]] = []
@@ -187,16 +205,18 @@ class PartialFC(nn.Module):
                 total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
             )
             meters.append(sums.meters(labels, of_step))
-        losses = total / present.sum(dim=1).clamp_min(
-            1
-        )  # a sample without labels has no softmax, and adds nothing
+        # A sample without labels has no softmax, and adds nothing.
+        losses = total / present.sum(dim=1).clamp_min(1)
         mean = {name: torch.stack([each[name] for each in meters]).nanmean() for name in meters[0]}
         return HeadOutput(losses.mean(), mean)
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Reduced over processes. facts [B, 4]: of each sample, positives: count, cosine sum; negatives: the same."""
+    """Sums reduced over processes.
+
+    facts [B, 4]: each sample's positives (count, cosine sum), then its negatives (the same).
+    """
 
     lse_positive: Tensor
     lse_negative: Tensor
@@ -204,7 +224,9 @@ class _Sums:
     num_classes: int
 
     def corrected_negative(self, labels_BL: Tensor) -> Tensor:
-        """LSEn + log(|all negatives| / |drawn negatives|): what all negatives would sum to, in expectation."""
+        """Returns LSEn + log(|all negatives| / |drawn negatives|), the expected log-sum of all
+        negatives.
+        """
         all_negatives = self.num_classes - (labels_BL >= 0).sum(dim=1)
         return self.lse_negative + torch.log(all_negatives / self.facts[:, 2].clamp_min(1))
 
@@ -224,7 +246,10 @@ class _Sums:
 
 
 class _LogSums(torch.autograd.Function):
-    """(LSEp [B], LSEn [B], facts [B, 4]) over the classes of all processes, differentiable in z and weight."""
+    """Computes (LSEp [B], LSEn [B], facts [B, 4]) over the classes of all processes.
+
+    They are differentiable in z and weight.
+    """
 
     @staticmethod
     def forward(
@@ -262,7 +287,8 @@ class _LogSums(torch.autograd.Function):
             negative_sum = negative_sum * torch.exp(_minus(negative_max, safe_max))
             negative_sum += logit_BC.sub_(safe_max[:, None]).exp_().sum(dim=1)
             negative_max = new_max
-        # Two all-reduces: the maxima, then the sums rescaled to them together with the facts for the meters.
+        # There are two all-reduces: the maxima, then the sums rescaled to them with the meters'
+        # facts.
         maxima = torch.stack([positive_max, negative_max])
         reduced_max = world.max(maxima)
         rescale = torch.exp(_minus(maxima, _zero_if_empty(reduced_max)))
@@ -324,7 +350,7 @@ def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor
     shard, config = ctx.shard, ctx.config
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
-    # One row of `center_AD` for each class that this step touches here, drawn or positive.
+    # `center_AD` has one row for each class that this step touches here, drawn or positive.
     active_A = torch.cat([drawn_S - shard.start, local_BL[owned_BL]]).unique()
     center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
     dz_BD = torch.zeros_like(z_BD)
@@ -348,7 +374,7 @@ def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor
         dz_BD.addmm_(share_BC, center_CD)
         slots = torch.searchsorted(active_A, local_C)
         center_AD[slots] += share_BC.T @ z_BD
-    # dLSEp/ds_i = -softmax(-s)_i, and the slope of the margin.
+    # dLSEp/ds_i = -softmax(-s)_i, times the slope of the margin.
     weight_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
     share_BL = torch.where(owned_BL, -d_positive[:, None] * weight_BL, torch.zeros_like(weight_BL))
     for column in range(labels_BL.shape[1]):
@@ -361,14 +387,14 @@ def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor
     _through_normalization(center_AD, weight_KD, active_A, ctx.chunk)
     center_AD = center_AD.to(weight_KD.dtype)
     if config.center_update == "sparse":
-        # `unique` gives sorted, distinct indices in range: nothing is left to check.
+        # `unique` returns sorted, distinct indices in range: nothing is left to check.
         d_weight = torch.sparse_coo_tensor(
             active_A[None], center_AD, weight_KD.shape, is_coalesced=True, check_invariants=False
         )
     else:
         d_weight = torch.zeros_like(weight_KD).index_copy_(0, active_A, center_AD)
-    # This process computed the part of dL/dz that its classes give, for all samples. The gather's backward adds
-    # the parts up; DDP then divides by the number of processes, which is undone here.
+    # This process computed the part of dL/dz that its classes give, for all samples. The gather's
+    # backward adds the parts up. DDP then divides by the number of processes, which is undone here.
     return dz_BD * ctx.world.size, d_weight
 
 
@@ -379,7 +405,8 @@ def _positive_cosines(
     z_BD: Tensor, weight_KD: Tensor, local_BL: Tensor, owned_BL: Tensor
 ) -> Tensor:
     cosine_BL = z_BD.new_zeros(local_BL.shape)
-    for column in range(local_BL.shape[1]):  # one column at a time: [B, D] in memory, not [B, L, D]
+    # One column at a time takes [B, D] in memory instead of [B, L, D].
+    for column in range(local_BL.shape[1]):
         rows = owned_BL[:, column].nonzero()[:, 0]
         centers = normalize(weight_KD[local_BL[rows, column]].to(z_BD.dtype), dim=1)
         cosine_BL[rows, column] = (z_BD[rows] * centers).sum(dim=1)
@@ -387,7 +414,7 @@ def _positive_cosines(
 
 
 def _positive_logits(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
-    """Logits with margin, and their derivative by the cosine."""
+    """Returns logits with margin, and their derivative by the cosine."""
     with torch.enable_grad():
         leaf = cosine_BL.detach().requires_grad_()
         logits = config.scale * with_margin(
@@ -400,7 +427,10 @@ def _positive_logits(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Ten
 def _negative_cosines(
     z_BD: Tensor, center_CD: Tensor, own_rows: Tensor, own_slots: Tensor, config: HeadConfig
 ) -> tuple[Tensor, Tensor]:
-    """Cosines of a chunk of drawn classes, and which entries are absent: own positives, and what the filter takes."""
+    """Returns the cosines of a chunk of drawn classes, and a mask of the absent entries.
+
+    Absent are a sample's own positives and the negatives that the filter leaves out.
+    """
     cosine_BC = z_BD @ center_CD.T
     absent_BC = torch.zeros_like(cosine_BC, dtype=torch.bool)
     absent_BC[own_rows, own_slots] = True
@@ -410,7 +440,10 @@ def _negative_cosines(
 
 
 def _hit_bounds(own_slots: Tensor, num_drawn: int, chunk: int) -> list[int]:
-    """Where in `own_slots` (ascending) the hits of each chunk begin, and the end: one read by the host for all."""
+    """Returns where in `own_slots` (ascending) the hits of each chunk begin, and the end.
+
+    The host reads once for all chunks.
+    """
     starts = torch.arange(0, num_drawn + chunk, chunk, device=own_slots.device)
     bounds: list[int] = torch.searchsorted(own_slots, starts).tolist()
     return bounds
@@ -419,18 +452,19 @@ def _hit_bounds(own_slots: Tensor, num_drawn: int, chunk: int) -> list[int]:
 def _through_normalization(
     gradient_AD: Tensor, weight_KD: Tensor, rows_A: Tensor, chunk: int
 ) -> None:
-    """In place, from d/d(W/|W|) to d/dW: (g - u <u, g>) / |W|."""
+    """Turns d/d(W/|W|) into d/dW in place: (g - u <u, g>) / |W|."""
     for start in range(0, len(rows_A), chunk):
         piece = slice(start, start + chunk)
         raw = weight_KD[rows_A[piece]].to(gradient_AD.dtype)
-        norm = raw.norm(dim=1, keepdim=True).clamp_min(1e-12)  # as torch.nn.functional.normalize
+        # the epsilon of torch.nn.functional.normalize
+        norm = raw.norm(dim=1, keepdim=True).clamp_min(1e-12)
         unit = raw / norm
         gradient = gradient_AD[piece]
         gradient_AD[piece] = (gradient - unit * (unit * gradient).sum(dim=1, keepdim=True)) / norm
 
 
 def _max_and_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(max, sum exp(x - max)) over dim 1; (-inf, 0) where every entry is -inf."""
+    """Returns (max, sum exp(x - max)) over dim 1, and (-inf, 0) for a row of -inf only."""
     largest = logits.amax(dim=1)
     return largest, torch.exp(logits - _zero_if_empty(largest)[:, None]).sum(dim=1)
 
@@ -440,5 +474,5 @@ def _zero_if_empty(maxima: Tensor) -> Tensor:
 
 
 def _minus(old: Tensor, new: Tensor) -> Tensor:
-    """Old - new where old may be -inf."""
+    """Returns old - new, where old may be -inf."""
     return torch.where(old == -torch.inf, old, old - new)

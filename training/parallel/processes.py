@@ -1,4 +1,4 @@
-"""The processes of a training: how they meet, fail together, and tell which of them is missing."""
+"""The processes of a training: they meet, fail together, and report which of them is missing."""
 
 import re
 import time
@@ -15,8 +15,8 @@ from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.world import Elsewhere, World, open_world, torchrun_variable
 
-_TIMEOUT: Final = timedelta(minutes=5)  # the longest that one process may wait for another
-_ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this of each other
+_TIMEOUT: Final = timedelta(minutes=5)  # the longest wait of one process for another
+_ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this time of each other
 _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 
 
@@ -24,8 +24,9 @@ _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 class Processes:
     """The world of this process and its device.
 
-    local_size: processes on this machine. Where there are several, gloo groups of the hosts: control for barriers,
-    saving for the thread that writes checkpoints while training goes on.
+    local_size: processes on this machine. If there are several processes, they have gloo groups of
+    the hosts: control for barriers, saving for the thread that writes checkpoints while training
+    goes on.
     """
 
     world: World
@@ -35,7 +36,7 @@ class Processes:
     saving: Any = None
 
     def meet(self, place: str) -> None:
-        """Wait for all. Raises Unavailable naming the processes that do not come, and `place`."""
+        """Waits for all. Raises Unavailable, which names the missing processes and `place`."""
         if self.world.size == 1:
             return
         try:
@@ -50,7 +51,10 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """All leave by an exception when one of them does: the first of these by its own, the others by Elsewhere."""
+        """Makes all processes leave by an exception if one of them does.
+
+        Those that fail raise their own error, the others Elsewhere.
+        """
         failure: Exception | None = None
         try:
             yield
@@ -65,7 +69,11 @@ class Processes:
 
     @contextmanager
     def watched(self, place: list[str]) -> Iterator[None]:
-        """Turn a lost connection or a time-out into Unavailable naming who is gone; `place[0]`: where we were."""
+        """Turns a lost connection or a time-out into Unavailable, which names the missing
+        processes.
+
+        place: its only entry names the work in progress.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -76,14 +84,15 @@ class Processes:
             raise self._lost(place[0]) from error
 
     def _lost(self, place: str) -> Exception:
-        """Survivors report to the store that torchrun keeps; who does not is gone."""
+        """Returns the error, after survivors reported to torchrun's store; the others are gone."""
         rank, size = self.world.rank, self.world.size
+        # The store ended with the process that kept it.
         try:
-            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way to it
+            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - not public
             store.set(f"survivor/{rank}", place)
             time.sleep(_ROLL_CALL_S)
             here = [other for other in range(size) if store.check([f"survivor/{other}"])]
-        except RuntimeError:  # the store went with the process that kept it
+        except RuntimeError:
             here = [rank]
         if here[0] != rank:
             return Elsewhere()
@@ -99,9 +108,10 @@ class Processes:
 def open_processes(
     device: Literal["auto", "cpu", "cuda"] = "auto", num_threads: int = 0
 ) -> Iterator[Processes]:
-    """The processes of this torchrun, or this one alone; `num_threads` CPU threads each, 0 for its share of the cores.
+    """Opens the processes of this torchrun, or this one alone.
 
-    Raises ConfigInvalid where CUDA is asked for and there is none.
+    num_threads: CPU threads of each process, 0 for its share of the cores. Raises ConfigInvalid if
+    CUDA is asked for and there is none.
     """
     local_size, local_rank = (
         torchrun_variable("LOCAL_WORLD_SIZE", 1),

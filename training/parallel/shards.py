@@ -1,11 +1,14 @@
-"""Rows of class centers spread over processes: who owns which."""
+"""Rows of class centers spread over processes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Classes [start, stop) of num_classes, owned by one process; none where there are more processes than needed."""
+    """Classes [start, stop) of num_classes, owned by one process.
+
+    There are none if there are more processes than needed.
+    """
 
     start: int
     stop: int
@@ -13,7 +16,10 @@ class Shard:
 
     @classmethod
     def of(cls, rank: int, size: int, num_classes: int) -> "Shard":
-        """Contiguous, cut as torch.chunk and so DTensor cut: all but the last process that owns any own as many."""
+        """Returns the shard of a rank; shards are contiguous, cut as torch.chunk and so DTensor do.
+
+        All processes that own classes own the same number, but for the last one.
+        """
         each = -(-num_classes // size)
         return cls(min(each * rank, num_classes), min(each * (rank + 1), num_classes), num_classes)
 

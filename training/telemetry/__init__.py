@@ -1,1 +1,1 @@
-"""What a run tells while it runs."""
+"""The numbers that a run reports while it goes on."""

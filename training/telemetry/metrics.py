@@ -1,4 +1,4 @@
-"""The numbers of every logged step: metrics.jsonl always, TensorBoard's events where they are asked for.
+"""The numbers of every logged step: metrics.jsonl always, TensorBoard's events on request.
 
 Both are cut back to the checkpoint when a run resumes.
 """
@@ -14,7 +14,10 @@ TENSORBOARD = "tensorboard"
 
 
 class MetricsLog:
-    """Appends to a run's metrics; lines after `resume_step` are of a lost future and are dropped."""
+    """Appends to a run's metrics.
+
+    Lines after `resume_step` are dropped: they describe steps that are taken again.
+    """
 
     def __init__(self, directory: Path, resume_step: int) -> None:
         self._path = directory / NAME
@@ -25,14 +28,17 @@ class MetricsLog:
 
 
 class KeysLog:
-    """keys-RANK.jsonl: the keys of each step's samples of one process. First `cut_all`, on one process."""
+    """Appends to keys-RANK.jsonl, the keys of each step's samples of one process.
+
+    Call `cut_all` first, on one process.
+    """
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._path = directory / f"keys-{rank}.jsonl"
 
     @staticmethod
     def cut_all(directory: Path, resume_step: int) -> None:
-        """Drop the lines of a lost future; also of processes that are no more."""
+        """Drops the lines after `resume_step`, also those of processes that no longer exist."""
         for path in directory.glob("keys-*.jsonl"):
             _cut_back(path, resume_step)
 
@@ -47,7 +53,7 @@ def _append(path: Path, record: dict[str, object]) -> None:
 
 def _cut_back(path: Path, resume_step: int) -> None:
     lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    # A crash can leave half a line at the end; another one, now, must not leave half a file.
+    # A crash can leave half a line at the end; a crash during this must not leave half a file.
     kept = [
         line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= resume_step
     ]
@@ -55,10 +61,10 @@ def _cut_back(path: Path, resume_step: int) -> None:
 
 
 class TensorBoardLog:
-    """The same records as scalars, in `tensorboard/` of the run.
+    """Writes the same records as scalars to the run's `tensorboard/`.
 
-    Raises ConfigInvalid where the package tensorboard is not installed. Events after `resume_step` stay in the files;
-    TensorBoard leaves them out.
+    Raises ConfigInvalid if the package tensorboard is not installed. Events after `resume_step`
+    stay in the files; TensorBoard leaves them out.
     """
 
     def __init__(self, directory: Path, resume_step: int) -> None:
@@ -67,12 +73,13 @@ class TensorBoardLog:
         except ImportError as error:
             raise ConfigInvalid(
                 "telemetry.tensorboard=true needs the package tensorboard",
-                remedy="pip install 'mlcd[tensorboard]', or leave it off: metrics.jsonl holds the same numbers",
+                remedy="pip install 'mlcd[tensorboard]', or leave it off: metrics.jsonl holds the "
+                "same numbers",
             ) from error
         self._writer = SummaryWriter(str(directory / TENSORBOARD), purge_step=resume_step + 1)
 
     def append(self, record: dict[str, object]) -> None:
-        """Every number of the record but its step; what is null has no value at this step."""
+        """Writes every number of the record but its step; null means no value at this step."""
         step = record["step"]
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""How fast a run goes, and what holds it back: images, arithmetic, waiting for data, memory."""
+"""The speed of a run and its limits: images, arithmetic, waiting for data, memory."""
 
 import time
 from pathlib import Path
@@ -14,19 +14,20 @@ _DTYPES: Final[dict[Precision, torch.dtype]] = {
     "fp64": torch.float64,
 }
 _FIRST_SIZE: Final = 256
-_SURE_SIZE: Final = (
-    1024  # smaller products say little where other programs take turns with this one
-)
-_LAST_SIZE: Final = 8192  # where an H200 reaches its limit
+# Smaller products say little where other programs share the device.
+_SURE_SIZE: Final = 1024
+_LAST_SIZE: Final = 8192  # the size at which an H200 reaches its limit
 _MEASURING_S: Final = 0.3
 _RUNS: Final = 3
-_LEAST_TRIES: Final = 6  # whatever time they take: the first ones may fall into a stall
+# These are taken whatever time they need, because the first ones may fall into a stall.
+_LEAST_TRIES: Final = 6
 
 
 class Throughput:
-    """Rates of this process over a window, which `read` ends; the first one begins when the object is made.
+    """The rates of this process over a window.
 
-    flops_per_image: `training.flops.step_flops`. peak_tflops: the matrix limit of this process's device.
+    `read` ends a window; the first one begins when the object is made. flops_per_image:
+    `training.flops.step_flops`. peak_tflops: the matrix limit of this process's device.
     """
 
     def __init__(self, flops_per_image: float, peak_tflops: float, device: torch.device) -> None:
@@ -38,16 +39,20 @@ class Throughput:
         self._open_window()
 
     def add(self, num_images: int, wait_s: float) -> None:
-        """A step has been done with `num_images` of this process, after waiting `wait_s` seconds for them."""
+        """Records a step with `num_images` of this process, after a wait of `wait_s` seconds for
+        them.
+        """
         self._images += num_images
         self._wait_s += wait_s
 
     def read(self) -> dict[str, float]:
-        """images_per_s, tflops, mfu (0 to 1), data_wait (share of the time), peak_memory_gib; begins a new window.
+        """Returns the rates, and begins a new window.
 
-        tflops and mfu count what a step computes, recomputation included. Memory is the peak since the process
-        began: of tensors on a GPU, of the whole process on the CPU. Read it where the device has no work left, as
-        after a value has been fetched from it: on a GPU work in progress counts as done.
+        They are images_per_s, tflops, mfu (0 to 1), data_wait (share of the time) and
+        peak_memory_gib. tflops and mfu count what a step computes, recomputation included. Memory
+        is the peak since the process began: of tensors on a GPU, of the whole process on the CPU.
+        Call it while the device has no work left, as after a value has been fetched from it: on a
+        GPU, work in progress counts as done.
         """
         seconds = time.perf_counter() - self._began
         images_per_s = self._images / seconds
@@ -67,7 +72,9 @@ class Throughput:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Since the process began: of tensors on a GPU, of the whole process on the CPU."""
+    """Returns the peak since the process began: of tensors on a GPU, of the whole process on the
+    CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -75,14 +82,14 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def measured_peak_tflops(device: torch.device, precision: Precision) -> float:
-    """The best rate of several short runs of square matrix products, whose sides double as long as there is time.
+    """Measures the best rate of several short runs of square matrix products.
 
-    It takes about 0.3 s beyond loading the libraries, and longer on a machine that is busy or slow.
+    Their sides double as long as there is time. It takes about 0.3 s beyond loading the libraries,
+    and longer on a machine that is busy or slow.
     """
     best, size, tries = 0.0, _FIRST_SIZE, 0
-    _product_seconds(
-        size, device, _DTYPES[precision]
-    )  # loads libraries, which is no part of the time
+    # The first product loads libraries, which is not a part of the time.
+    _product_seconds(size, device, _DTYPES[precision])
     deadline = time.perf_counter() + _MEASURING_S
     while tries < _LEAST_TRIES or time.perf_counter() < deadline:
         seconds = _product_seconds(size, device, _DTYPES[precision])
@@ -95,7 +102,7 @@ def measured_peak_tflops(device: torch.device, precision: Precision) -> float:
 
 def _product_seconds(size: int, device: torch.device, dtype: torch.dtype) -> float:
     generator = torch.Generator(device).manual_seed(size)
-    # Numbers as they occur: a GPU multiplies zeros faster than it multiplies anything else.
+    # The numbers are random, because a GPU multiplies zeros faster than anything else.
     matrix = torch.randn((size, size), generator=generator, device=device).to(dtype)
     times = []
     for run in range(_RUNS + 1):
@@ -103,6 +110,7 @@ def _product_seconds(size: int, device: torch.device, dtype: torch.dtype) -> flo
         torch.mm(matrix, matrix)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if run:  # the first one loads what this size needs
+        # The first run loads what this size needs.
+        if run:
             times.append(time.perf_counter() - began)
     return min(times)

@@ -1,4 +1,6 @@
-"""The gateway before the real Triton, which runs the model that the embedded engine serves in tests/integration."""
+"""The gateway before the real Triton, which runs the model that the embedded engine serves in
+tests/integration.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of the gateway and its clients when Triton is killed, frozen, full or at another version."""
+"""The gateway and its clients when Triton is killed, frozen, full or at another version."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

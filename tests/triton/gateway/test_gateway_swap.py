@@ -1,4 +1,6 @@
-"""POST /v1/models/{name}/load: one version of a model after the other while clients go on asking."""
+"""POST /v1/models/{name}/load: one version of a model after the other while clients go on
+asking.
+"""
 
 import itertools
 import shutil
@@ -28,7 +30,9 @@ PNG = {"Content-Type": "image/png"}
 
 @pytest.fixture(scope="module")
 def versions(journey, tmp_path_factory):
-    """1: the trained model, whose centers and collection the journey made. 2: the same before its training."""
+    """1: the trained model, whose centers and collection the journey made. 2: the same before its
+    training.
+    """
     require_triton()
     out = tmp_path_factory.mktemp("versions") / "repository"
     for number, spec in (
@@ -74,7 +78,9 @@ def loaded(triton):
 
 
 class Load:
-    """Clients that never pause: every answer as (status, fingerprint of the header and of the body, vector)."""
+    """Clients that never pause: every answer as (status, fingerprint of the header and of the body,
+    vector).
+    """
 
     def __init__(self, gateway, image):
         self.answers, self._gateway, self._image = [], gateway, image
@@ -106,7 +112,9 @@ class Load:
                     self.answers.append((answer.status_code, answer.text, None, None))
 
     def check(self, expected):
-        """No failed request, and every vector is of the model that its answer names. How often each answered."""
+        """No failed request, and every vector is of the model that its answer names. How often each
+        answered.
+        """
         assert {status for status, *_ in self.answers} == {200}, self.answers
         for _, of_header, of_body, vector in self.answers:
             assert of_header == of_body
@@ -115,7 +123,7 @@ class Load:
 
 
 def vectors(gateway, image):
-    """By fingerprint, of versions 1 and 2; version 1 is served afterwards."""
+    """The vectors of versions 1 and 2 by fingerprint; version 1 is served afterwards."""
     found = {}
     for version in (1, 2, 1):
         assert load(gateway, {"version": version}).status_code == 200
@@ -349,7 +357,9 @@ def test_several_processes_and_other_engines_refuse(triton):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, picture):
-    """Of the gateway, and of Triton with one stub; the first tenth makes what is made once."""
+    """The memory is that of the gateway and of Triton with one stub; the first tenth includes
+    one-time allocations.
+    """
     with gateway_of(
         triton, cache__memory_bytes=2**20
     ) as gateway:  # full before the first tenth ends
@@ -363,8 +373,10 @@ def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, pi
                 if number % 10 == 9:
                     until(lambda: len(triton.resident_mib()) == 2, 60)
                     resident.append((gateway.resident_mib(), sum(triton.resident_mib())))
-        measured = [tuple(map(round, pair)) for pair in resident]
-        print("gateway and Triton, MiB after every ten swaps:", measured)  # noqa: T201 - a figure
+        print(  # noqa: T201
+            "gateway and Triton, MiB after every ten swaps:",
+            [tuple(map(round, pair)) for pair in resident],
+        )
         assert min(clients.check(expected).values()) > NUM_SWAPS
         for series in zip(*resident, strict=True):
             assert max(series[1:]) - series[0] < MAX_GROWTH_MIB, resident

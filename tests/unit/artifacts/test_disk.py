@@ -1,4 +1,4 @@
-"""What takes the place of something else is on the disk first, and its name after that."""
+"""A replacement is on the disk before its name is."""
 
 import errno
 import os

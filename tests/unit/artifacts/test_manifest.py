@@ -122,7 +122,9 @@ def write_set(draft, content, *, meanwhile=lambda _: None):
 
 
 def test_files_that_belong_together_are_of_one_maker_whoever_comes_late(tmp_path):
-    """A worker that was thought dead goes on with its half, and saw other images than the one that replaced it."""
+    """A worker that was thought dead goes on with its half, and saw other images than the one that
+    replaced it.
+    """
     drafts = [Draft(tmp_path / "out", REQUEST, shared=True) for _ in range(2)]
     with drafts[0], drafts[1]:
 

@@ -1,4 +1,6 @@
-"""Names that people give to centers: beside the artifact, checked on their own, and no part of its digest."""
+"""Names that people give to centers: beside the artifact, checked on their own, and no part of its
+digest.
+"""
 
 import json
 

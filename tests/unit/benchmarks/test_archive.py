@@ -1,4 +1,4 @@
-"""What travels with the study: photographs byte for byte, larger images at the model's size."""
+"""The archive of a study: photographs byte for byte, larger images at the model's size."""
 
 import io
 

@@ -1,4 +1,6 @@
-"""The study's decisions: which runs are due, what a pair of arms differs by, which images are judged."""
+"""The study's decisions: which runs are due, what a pair of arms differs by, which images are
+judged.
+"""
 
 import json
 import math

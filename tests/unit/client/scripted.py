@@ -9,7 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Reply:
-    """drop: close the connection without an answer. wait_s: before it. drip_s: between the bytes of its body."""
+    """drop: close the connection without an answer. wait_s: before it. drip_s: between the bytes of
+    its body.
+    """
 
     status: int = 200
     body: bytes = b"{}"

@@ -1,4 +1,4 @@
-"""What is sent shows the same pixels, by the service's own decoder."""
+"""Sent images show the same pixels, by the service's own decoder."""
 
 import io
 

@@ -1,4 +1,6 @@
-"""Answers that are not of this API, from a real server, and fields that this client does not know yet."""
+"""Answers that are not of this API, from a real server, and fields that this client does not know
+yet.
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a process of the clustering tests runs; a module of its own, so that spawned processes can import it."""
+"""The work of a process in the clustering tests, in a module that spawned processes can import."""
 
 import numpy as np
 import torch.distributed as dist

@@ -235,7 +235,7 @@ def test_torch_is_not_needed(monkeypatch):
 
 @pytest.mark.parametrize("products", ARITHMETICS)
 def test_one_scan_serves_several_threads(products):
-    """As in the service: what one thread multiplies must not overwrite another's products."""
+    """The service does this: the products of one thread must not overwrite another's."""
     scan = CenterScan(random_rows(3000, 32, seed=1), products=products)
     batches = [random_rows(64, 32, seed=seed) for seed in range(16)]
     expected = [scan.nearest(z, 8).ids for z in batches]

@@ -1,4 +1,6 @@
-"""Collections that are put into an open store's folder: opened when they are asked for, and never twice."""
+"""Collections that are put into an open store's folder: opened when they are asked for, and never
+twice.
+"""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What a collection promises to one caller."""
+"""The promises of a collection to one caller."""
 
 import resource
 import shutil
@@ -126,7 +126,9 @@ def test_all_is_there_after_a_restart(tmp_path, vectors, indexed):
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf-sq8"])
 def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind):
-    """Recall at its target, min(top, matches) whatever the filter, exact on request, scores of float32."""
+    """Recall at its target, min(top, matches) whatever the filter, exact on request, scores of
+    float32.
+    """
     monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
     monkeypatch.setattr(tuning, "HNSW_ROWS", 1000 if kind == "ivf-sq8" else 10**6)
     monkeypatch.setattr(searcher_module, "_SCAN_AT_MOST", 10)
@@ -168,7 +170,7 @@ def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind):
 
 
 def test_where_an_index_finds_too_few_everything_is_compared(tmp_path, monkeypatch):
-    """What the filter leaves lies where the query's own cells are not."""
+    """The items that pass the filter are not in the query's own cells."""
     monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
     monkeypatch.setattr(tuning, "HNSW_ROWS", 1000)
     monkeypatch.setattr(searcher_module, "_SCAN_AT_MOST", 10)
@@ -424,7 +426,8 @@ with Collection.open(path, background=False) as collection:
         raise SystemExit("no error")
     except Unavailable as error:
         assert "disk is full" in str(error), error
-    assert [found[0].id for found in collection.search(rows, 1).matches] == [f"i{n}" for n in range(100)]
+    nearest = [found[0].id for found in collection.search(rows, 1).matches]
+    assert nearest == [f"i{n}" for n in range(100)]
 with Collection.open(path) as collection:
     collection._thread.join()
     assert "disk is full" in collection.describe().indexing_error
@@ -447,7 +450,9 @@ def test_an_index_that_finds_no_space_disturbs_no_search(tmp_path):
 
 
 def test_a_transaction_waits_for_the_disk(collection):
-    """Kill -9 cannot show it and a power cut is no test: the settings that SQLite's own tests of power cuts are for."""
+    """Kill -9 cannot show it and a power cut is no test: the settings that SQLite's own tests of
+    power cuts are for.
+    """
     ask = collection._ledger._connection.execute
     assert ask("PRAGMA journal_mode").fetchone() == ("wal",)
     assert ask("PRAGMA synchronous").fetchone() == (2,)  # FULL

@@ -1,4 +1,6 @@
-"""Readers and writers at once: no error, nothing found after its delete was acknowledged, nothing lost."""
+"""Readers and writers at once: no error, nothing found after its delete was acknowledged, nothing
+lost.
+"""
 
 import threading
 import time
@@ -111,7 +113,9 @@ def test_readers_and_writers_do_not_disturb_each_other_for_a_minute(tmp_path, mo
 
 
 def test_writers_share_a_transaction(tmp_path, monkeypatch):
-    """Forty who wait are written by the first that comes: in far fewer transactions than they are."""
+    """Forty who wait are written by the first that comes: in far fewer transactions than
+    they are.
+    """
     sizes = []
     original = module.commit
 

@@ -1,4 +1,4 @@
-"""What was acknowledged is there after kill -9; what is damaged is found out and made again, never served."""
+"""Acknowledged writes survive kill -9; damaged files are found and made again, never served."""
 
 import random
 import shutil
@@ -14,7 +14,8 @@ from mlcd.collections.items import Item
 from mlcd.types import unit_rows
 
 DIMENSION = 16
-# Every thread writes ids of its own and tells what it is about to do and what was acknowledged, each by one write.
+# Every thread writes ids of its own and tells what it is about to do and what was acknowledged,
+# each by one write.
 WRITERS = """
 import os, random, sys, threading
 from pathlib import Path

@@ -62,7 +62,7 @@ def num_open(suffix=""):
 
 @contextmanager
 def limited(num):
-    """As many more descriptors than there are now, and no more."""
+    """Allows this many more descriptors than there are now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     free = (number for number in count() if number not in taken)
@@ -74,7 +74,7 @@ def limited(num):
 
 
 def opened_elsewhere(path, kind="write"):
-    """What another process is told that opens the collection."""
+    """Returns the output of another process that opens the collection."""
     return subprocess.run(
         [sys.executable, "-c", OPENS, path, kind], capture_output=True, text=True, check=True
     ).stdout

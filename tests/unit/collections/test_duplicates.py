@@ -19,7 +19,7 @@ class Counter:
 
 
 def components(rows, similarity):
-    """By SciPy, over the whole matrix."""
+    """Finds components by SciPy, over the whole matrix."""
     from scipy.sparse.csgraph import connected_components
 
     near = rows.astype(np.float64) @ rows.astype(np.float64).T >= similarity

@@ -1,4 +1,6 @@
-"""`mlcd index`: collections from embeddings and from parquet, export, near-duplicates, and what is refused."""
+"""`mlcd index`: collections from embeddings and from parquet, export, near-duplicates, and what is
+refused.
+"""
 
 import json
 import shutil
@@ -116,7 +118,9 @@ def test_near_duplicates_are_grouped(embeddings, tmp_path, kind):
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    """The command in this process: twelve interpreters would take longer than all that is tested."""
+    """The command in this process: twelve interpreters would take longer than all that is
+    tested.
+    """
 
     def call(contains, *arguments):
         monkeypatch.setattr("sys.argv", ["mlcd", "index", *map(str, arguments)])

@@ -1,4 +1,6 @@
-"""Collections that can only be read: searched by many processes, changed by none, whole also after a crash."""
+"""Collections that can only be read: searched by many processes, changed by none, whole also after
+a crash.
+"""
 
 import subprocess
 import sys

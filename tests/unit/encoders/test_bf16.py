@@ -1,4 +1,4 @@
-"""What the engines say of bf16 on a CPU that has none: `--plain-cpu` makes one of any."""
+"""The engines' statements on bf16 on a CPU without it: `--plain-cpu` makes one of any."""
 
 import os
 import subprocess

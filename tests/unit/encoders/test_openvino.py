@@ -17,7 +17,10 @@ def encoder(num_threads=0):
     images = opset13.parameter([-1, 3, 4, 4], np.uint8)
     rows = opset13.reshape(opset13.convert(images, "f32"), np.array([0, 48]), special_zero=True)
     model = ov.Model([rows], [images])
-    return OpenVinoEncoder(model, name="m", fingerprint="", preprocess=PreprocessSpec(4, 4), num_threads=num_threads)
+    spec = PreprocessSpec(4, 4)
+    return OpenVinoEncoder(
+        model, name="m", fingerprint="", preprocess=spec, num_threads=num_threads
+    )
 """
 _SIGNAL = """
 opened = [encoder() for _ in range(3)]
@@ -40,8 +43,13 @@ def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
-    """Else two processes with one thread each share the first core: they were no faster than one."""
-    code = 'print(encoder(num_threads=1)._request.get_compiled_model().get_property("ENABLE_CPU_PINNING"))'
+    """Else two processes with one thread each share the first core: they were no faster
+    than one.
+    """
+    code = (
+        "model = encoder(num_threads=1)._request.get_compiled_model()\n"
+        'print(model.get_property("ENABLE_CPU_PINNING"))'
+    )
     result = subprocess.run(
         [sys.executable, "-c", _ENCODER + code], capture_output=True, text=True, check=True
     )
@@ -49,7 +57,10 @@ def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
 
 
 def test_openvino_reports_nothing_to_its_maker():
-    code = "import sys, mlcd.encoders.openvino; print(sys.modules['openvino_telemetry'], 'openvino' in sys.modules)"
+    code = (
+        "import sys, mlcd.encoders.openvino; print(sys.modules['openvino_telemetry'], 'openvino' "
+        "in sys.modules)"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""What the adapter sends, and what it makes of each answer, by a real gRPC server that answers as told.
+"""The adapter's requests and its handling of each answer, with a scripted gRPC server.
 
 The real Triton is in tests/triton.
 """
@@ -26,7 +26,9 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Told(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """A server of the model m, version 3; `answer` may be replaced by what raises or returns another."""
+    """A server of the model m, version 3; `answer` may be replaced by what raises or returns
+    another.
+    """
 
     def __init__(self, parameters=PARAMETERS):
         self.parameters = parameters
@@ -38,7 +40,9 @@ class Told(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.ready = True
         self.ended: int | None = None
-        """Inferences of one image that others asked for, of 1 s each; None keeps the statistics to itself."""
+        """Inferences of one image that others asked for, of 1 s each; None keeps the statistics to
+        itself.
+        """
 
     async def ModelMetadata(self, request, context):
         return service_pb2.ModelMetadataResponse(name=request.name, versions=["1", "3", "2"])
@@ -202,7 +206,8 @@ def test_each_refusal_is_one_of_ours_once_and_without_its_text(code, text, error
                 await encoder.encode(images(num), timeout_s=5)
             assert type(caught.value) is error
             assert SECRET not in str(caught.value)
-            # The caller's request, in parts where it is large, is sent once; the rest is what the watcher asks.
+            # The caller's request, in parts where it is large, is sent once; the rest is what the
+            # watcher asks.
             ours = [request for request, _, remaining in told.requests[1:] if remaining > 2.5]
             assert len(ours) <= -(-num // 8)
 

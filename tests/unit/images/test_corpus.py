@@ -1,4 +1,6 @@
-"""The 611 odd, broken and hostile files of the shared data: every outcome agrees with Pillow's or has a rule."""
+"""The 611 odd, broken and hostile files of the shared data: every outcome agrees with Pillow's or
+has a rule.
+"""
 
 import csv
 import json
@@ -12,8 +14,9 @@ import pytest
 
 from mlcd.images.decode import DEFAULT_LIMITS, FORMATS, decode, decode_scaled
 
-# Address space, and a ceiling of the kernel, not a measurement after the fact: a bomb fails the child, not the machine.
-# It is what the files' provenance gave to Pillow. OpenBLAS keeps to one thread, else each core would reserve its own.
+# Address space, and a ceiling of the kernel, not a measurement after the fact: a bomb fails the
+# child, not the machine. It is what the files' provenance gave to Pillow. OpenBLAS keeps to one
+# thread, else each core would reserve its own.
 MEMORY_BYTES = 3 * 2**30
 PEAK_BYTES = 512 * 2**20  # resident, interpreter and libraries included; about 125 MB are used
 SECONDS_PER_FILE = 20.0  # the slowest takes 0.2 s
@@ -56,7 +59,9 @@ def corpus(shared_data):
 
 @pytest.fixture(scope="module")
 def outcomes(corpus):
-    """Of each mode: path to outcome, by a child that the kernel ends where it grows or lingers."""
+    """Returns path to outcome for each mode, by a child that the kernel ends if it grows or
+    lingers.
+    """
     return {mode: run_child(corpus[0], mode) for mode in ("exact", "fast")}
 
 
@@ -111,7 +116,8 @@ def test_both_modes_accept_the_same_files_and_see_the_same_pictures(outcomes):
                 for each in (outcome, fast[path])
             )
             differences[path] = np.abs(one.astype(np.int64) - other).mean()
-    # At 16 pixels a side every eighth is a coarse step; a wrong turn, crop or color would differ by tens.
+    # At 16 pixels a side every eighth is a coarse step; a wrong turn, crop or color would differ by
+    # tens.
     assert max(differences.values()) < 2.5
     assert sum(difference > 0 for difference in differences.values()) > 40, (
         "the fast path was hardly taken"

@@ -154,7 +154,9 @@ print(len(part), held + pa.total_allocated_bytes(), peak + pa.default_memory_poo
 
 
 def test_listing_and_joining_take_few_bytes_an_image(tmp_path):
-    """As a list of objects, joined in dicts, they took more than 800 bytes each, and as many at the worst moment."""
+    """A list of objects, joined in dicts, took more than 800 bytes each, and as many at the worst
+    moment.
+    """
     from mlcd.artifacts.draft import Draft
     from mlcd.artifacts.labels import write_part
     from mlcd.artifacts.manifest import Request
@@ -189,6 +191,7 @@ def test_listing_and_joining_take_few_bytes_an_image(tmp_path):
     assert result.returncode == 0, result.stderr
     samples, held, peak = map(int, result.stdout.split())
     assert samples == 45_000
-    # Columns 53, 15 of them the key, and of nine images in ten 8 for the selection, 32 for labels, 32 for the SHA-256.
+    # Columns 53, 15 of them the key, and of nine images in ten 8 for the selection, 32 for labels,
+    # 32 for the SHA-256.
     assert held < 125 * num
     assert peak < 350 * num

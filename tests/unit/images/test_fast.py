@@ -78,7 +78,8 @@ def test_fast_pixels_are_close_to_exact_ones_and_are_others(source, options):
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_square_is_the_same_at_every_orientation_and_odd_size(orientation, exif):
-    # At three eighths of 603 x 413 the last column and row are covered in part: half a pixel off would show.
+    # At three eighths of 603 x 413 the last column and row are covered in part: half a pixel off
+    # would show.
     exact, fast = both(jpeg(PHOTO.resize((603, 413)), orientation=orientation), 64, 48, exif=exif)
     assert np.abs(exact - fast).mean() < 0.6
 

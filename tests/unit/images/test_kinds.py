@@ -1,4 +1,6 @@
-"""The table of docs/reference/decoding.md, row by row: what each kind of file becomes, computed from the definition."""
+"""The table of docs/reference/decoding.md, row by row: what each kind of file becomes, computed
+from the definition.
+"""
 
 import io
 import struct
@@ -252,7 +254,8 @@ def test_the_orientation_is_applied_or_ignored(kind, orientation):
     )  # as it comes back where the kind is lossy
     data = encode(RGB, kind, exif=exif, **lossless)
     assert np.asarray(decode(data)).tolist() == turned(stored, orientation).tolist()
-    # In a TIFF the orientation is a field of the format, which Pillow applies whenever it reads one.
+    # In a TIFF the orientation is a field of the format, which Pillow applies whenever it reads
+    # one.
     ignored = turned(stored, orientation) if kind == "TIFF" else stored
     assert np.asarray(decode(data, exif="ignore")).tolist() == ignored.tolist()
 

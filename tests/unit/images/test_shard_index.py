@@ -35,7 +35,7 @@ def shard(tmp_path):
 
 
 def found(shard, listing, folder):
-    """What is found, and whether the shard had to be listed."""
+    """Returns the listing, and true if the shard had to be listed."""
     calls = []
     result = list_once(LOCAL, str(shard), lambda: calls.append(1) or listing, folder=folder)
     return result, bool(calls)

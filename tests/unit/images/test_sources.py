@@ -135,7 +135,7 @@ def test_a_damaged_header_in_the_middle_is_said(tmp_path):
 
 
 def test_all_names_of_a_file_in_a_tar_are_images_and_what_is_none_is_listed(tmp_path):
-    """As GNU tar archives a folder with hard links and symbolic ones."""
+    """The archive is GNU tar's of a folder with hard links and symbolic ones."""
     folder = tmp_path / "archived"
     (folder / "sub").mkdir(parents=True)
     (folder / "a.png").write_bytes(png(1))
@@ -168,7 +168,9 @@ def test_all_names_of_a_file_in_a_tar_are_images_and_what_is_none_is_listed(tmp_
 
 @pytest.fixture
 def closed():
-    """A folder that anybody may enter, in which what has mode 0 is closed to this process, which is nobody's."""
+    """A folder that anybody may enter, in which what has mode 0 is closed to this process, which is
+    nobody's.
+    """
     with open_folder() as folder:
         yield folder, nobody
 

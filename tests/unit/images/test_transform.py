@@ -11,7 +11,9 @@ from mlcd.images.transform import PreprocessSpec
 
 @pytest.fixture(scope="module")
 def clip():
-    """transformers' own image processor, PIL backend, up to normalization: RGB picture to uint8 [3, 224, 224]."""
+    """transformers' own image processor, PIL backend, up to normalization: RGB picture to uint8 [3,
+    224, 224].
+    """
     module = pytest.importorskip("transformers.models.clip.image_processing_pil_clip")
     processor = module.CLIPImageProcessorPil(do_rescale=False, do_normalize=False)
     return lambda image: np.asarray(processor(image, return_tensors="np")["pixel_values"][0])

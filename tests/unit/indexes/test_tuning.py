@@ -1,4 +1,6 @@
-"""The effort is chosen and audited on rows that the index does not hold, and nothing is promised that was not shown."""
+"""The effort is chosen and audited on rows that the index does not hold, and nothing is promised
+that was not shown.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Known values, the definitions, and the losses of transformers and open_clip (distributed: test_partial_fc)."""
+"""Known values, the definitions, and the losses of transformers and open_clip (distributed:
+test_partial_fc).
+"""
 
 import importlib.metadata
 import importlib.util

@@ -1,4 +1,6 @@
-"""Known values of the method reference (float64), an independent autograd form, identities and extremes."""
+"""Known values of the method reference (float64), an independent autograd form, identities and
+extremes.
+"""
 
 import math
 

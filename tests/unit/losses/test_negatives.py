@@ -25,7 +25,9 @@ def test_the_hash_is_that_of_the_core_in_unsigned_order():
 
 
 def test_negatives_draw_no_number_that_something_else_of_the_run_draws(monkeypatch):
-    """The order of samples, mixtures, crops and drawn labels of seeds, epochs, blocks and positions up to 20."""
+    """The order of samples, mixtures, crops and drawn labels of seeds, epochs, blocks and positions
+    up to 20.
+    """
     seen = {}
 
     def watched(*counters):

@@ -1,4 +1,6 @@
-"""Our towers against transformers' own classes with the same weights, in both directions, and every layout."""
+"""Our towers against transformers' own classes with the same weights, in both directions, and every
+layout.
+"""
 
 import dataclasses
 import json

@@ -33,7 +33,9 @@ def test_the_published_towers_have_their_parameter_counts(
 
 @pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
 def test_a_block_equals_torch_s_own_transformer_layer(activation):
-    """nn.TransformerEncoderLayer, pre-norm, with the same weights: an implementation that is not ours."""
+    """nn.TransformerEncoderLayer, pre-norm, with the same weights: an implementation that is not
+    ours.
+    """
     config = ViTConfig(16, 8, 32, 1, 4, 64, activation=activation)
     ours = ViT(config)
     ours.initialize(torch.Generator().manual_seed(0))

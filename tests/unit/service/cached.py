@@ -1,4 +1,6 @@
-"""A pipeline behind a cache of its own, and Redis servers that can be stopped, frozen and filled."""
+"""A pipeline behind a cache of its own, and Redis servers that can be stopped, frozen and
+filled.
+"""
 
 import asyncio
 import contextlib
@@ -141,7 +143,9 @@ def redis_server(folder, *options):
 
 @contextlib.asynccontextmanager
 async def listening(serve):
-    """A server whose connections are given to serve(reader, writer); its address, as one of Redis."""
+    """A server whose connections are given to serve(reader, writer); its address, as one
+    of Redis.
+    """
     tasks, writers = set(), set()
 
     async def connected(reader, writer):

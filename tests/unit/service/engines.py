@@ -17,7 +17,9 @@ from service.telemetry.metrics import Metrics
 
 
 class LocalEngine:
-    """The `Engine` protocol with a fixed latency, one batch at a time; `batches` are the values seen in each."""
+    """The `Engine` protocol with a fixed latency, one batch at a time; `batches` are the values
+    seen in each.
+    """
 
     def __init__(self, latency_s=0.02):
         self.latency_s, self.failing, self.batches = latency_s, False, []

@@ -1,4 +1,6 @@
-"""The journey up to the labels, without training, which is what the data room needs of it; and configs of short runs."""
+"""The journey up to the labels, without training, which is what the data room needs of it; and
+configs of short runs.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a process of the distributed tests runs; a module of its own, so that spawned processes can import it."""
+"""The work of a process in the distributed tests, in a module that spawned processes can import."""
 
 import itertools
 from pathlib import Path
@@ -51,7 +51,9 @@ def backbone():
 
 
 def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
-    """Loss, backbone gradient as DDP would average it, and the rows of the center gradient of this process."""
+    """Loss, backbone gradient as DDP would average it, and the rows of the center gradient of this
+    process.
+    """
     trunk = backbone()
     head = PartialFC(num_classes, DIMENSION, config, world=world).double()
     head.initialize(7)
@@ -79,7 +81,9 @@ def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
 
 
 def clip_step(world):
-    """Gradients after clipping by one norm: a backbone's, alike everywhere, and this process's rows of a shard's."""
+    """Gradients after clipping by one norm: a backbone's, alike everywhere, and this process's rows
+    of a shard's.
+    """
     generator = torch.Generator().manual_seed(1)
     dense, whole = (
         torch.randn(5, generator=generator).double(),
@@ -136,7 +140,9 @@ def cases():
 
 
 def resharded_loss(world, weight=None):
-    """The loss of a later step on the whole batch, every process with its part; all labels present."""
+    """The loss of a later step on the whole batch, every process with its part; all
+    labels present.
+    """
     x, labels = batch(11, 4, num=12, seed=2)
     own = split(len(x), world.size)[world.rank]
     head = PartialFC(
@@ -182,7 +188,9 @@ def run_columns(rank, size, folder):
 
 
 def save(rank, size, folder):
-    """Two updates of the centers, then this process's rows and moments as a file, and the next loss."""
+    """Two updates of the centers, then this process's rows and moments as a file, and the next
+    loss.
+    """
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous-save", rank=rank, world_size=size
     )
@@ -247,7 +255,8 @@ def run(rank, size, folder):
         world, HeadConfig(scale=16.0, negative_ratio=1.0), 11, x[own], one
     )
     for accumulate in (1, 2, 4):
-        # Equal parts, as the mean of means needs; micro-batch i of every process is the global micro-batch i.
+        # Equal parts, as the mean of means needs; micro-batch i of every process is the global
+        # micro-batch i.
         x, labels = batch(11, 4, num=8 * size)
         rows = torch.arange(len(x)).view(4, size, 2)[:, rank].flatten()
         config = HeadConfig(scale=16.0, negative_ratio=0.4)

@@ -1,4 +1,4 @@
-"""What a process of the distributed evaluation tests runs; a module of its own, so that they can import it."""
+"""The work of a process in the distributed evaluation tests, in a module that they can import."""
 
 import torch
 import torch.distributed as dist
@@ -28,20 +28,27 @@ def model(seed=0):
 
 
 def run_config(trained_on, **evaluation):
-    """A run on the images at `trained_on` that evaluates every 10 steps; its labels are of no account here."""
+    """A run on the images at `trained_on` that evaluates every 10 steps; its labels are of no
+    account here.
+    """
     return validate_config(
         {
             "out": "run",
             "data": {"images": str(trained_on), "labels": "labels"},
             "model": {
-                "image_size": 16, "patch_size": 8, "width": 32, "depth": 1, "heads": 2, "mlp_width": 64,
+                "image_size": 16,
+                "patch_size": 8,
+                "width": 32,
+                "depth": 1,
+                "heads": 2,
+                "mlp_width": 64,
                 "embedding_dim": 16,
             },
             "schedule": {"steps": 30},
             "optim": {"warmup_steps": 5},
             "evaluation": {"every_steps": 10, **evaluation},
         }
-    )  # fmt: skip
+    )
 
 
 def prepared(images):

@@ -1,4 +1,4 @@
-"""What a process of the backbone's tests runs; a module of its own, so that spawned processes can import it."""
+"""The work of a process in the backbone's tests, in a module that spawned processes can import."""
 
 import copy
 
@@ -17,7 +17,8 @@ from training.state import TrainState
 from training.step import backward
 
 CLASSES, IMAGE = 11, 8
-# Images of each micro-batch that each process has: none, unequal numbers, and a micro-batch that nobody has.
+# Images of each micro-batch that each process has: none, unequal numbers, and a micro-batch that
+# nobody has.
 COUNTS = {
     2: ((3, 0), (0, 2), (0, 0), (1, 3)),
     3: ((1, 0, 2), (0, 2, 0), (0, 0, 0), (1, 0, 3)),

@@ -1,4 +1,6 @@
-"""The replicated backbone: the same gradients as on one process, whatever each process has of a micro-batch."""
+"""The replicated backbone: the same gradients as on one process, whatever each process has of a
+micro-batch.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Checkpoint files on one process; several are in test_partial_fc.py and tests/e2e/test_train.py."""
+"""Checkpoint files on one process; several are in test_partial_fc.py and
+tests/e2e/test_train.py.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,9 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path):
 
 
 def test_the_bytes_depend_on_the_content_alone(tmp_path):
-    """The order in which safetensors writes a header's remarks is random: of 12 writes, two would differ."""
+    """The order in which safetensors writes a header's remarks is random: of 12 writes, two would
+    differ.
+    """
     written = set()
     for attempt in range(12):
         tensors = dict(sorted(some_tensors().items(), reverse=bool(attempt % 2)))

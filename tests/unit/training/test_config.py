@@ -16,7 +16,7 @@ PLACES = ["data.images=i", "data.labels=l", "out=o"]
 
 
 def header(recipe):
-    """What a recipe states about itself: {"command": …, "hardware": …, …}."""
+    """Returns a recipe's statements about itself: {"command": …, "hardware": …, …}."""
     text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
     return dict(re.findall(r"^# (\w+): +(.+)$", text, flags=re.MULTILINE))
 
@@ -69,7 +69,8 @@ def test_the_paper_s_recipes_hold_the_paper_s_settings(recipe, depth, dimension,
         "arcface",
     )
     assert (loss.scale, loss.margin, loss.policy) == (64, 0.3, "independent")
-    # Table 9, and what the paper leaves out by CLIP, as its Table 9 and "same augmentation as CLIP" do.
+    # Table 9, and what the paper leaves out by CLIP, as its Table 9 and "same augmentation as CLIP"
+    # do.
     assert (optim.lr, optim.weight_decay, optim.warmup_steps) == (lr, 0.2, 2000)
     assert (optim.betas, optim.eps, optim.center_lr) == ((0.9, 0.98), 1e-6, None)
     assert (config.augment.min_area, config.augment.max_aspect, config.augment.flip) == (

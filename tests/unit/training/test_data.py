@@ -155,7 +155,9 @@ SIZES = [
 
 
 def torchvision_box(width, height, config, generator):
-    """What RandomResizedCrop.get_params of torchvision does, written anew: it does not import beside this torch."""
+    """Draws as torchvision's RandomResizedCrop.get_params, which cannot be imported beside this
+    torch.
+    """
     for _ in range(10):
         area = width * height * generator.uniform(config.min_area, 1.0)
         aspect = math.exp(
@@ -200,7 +202,8 @@ def test_crop_boxes_are_distributed_as_torchvision_s(width, height, min_area, ma
         slack = 1.0 / min(w.min(), h.min())  # a box has whole pixels
         assert (w / h).max() <= max_aspect * (1 + slack)
         assert (w / h).min() >= 1 / max_aspect * (1 - slack)
-    # Less than half a percent of the picture's sides blurs what a whole pixel makes of the boxes in the middle.
+    # Less than half a percent of the picture's sides blurs what a whole pixel makes of the boxes in
+    # the middle.
     sides = np.array([width, height, width, height])
     mine, other = (
         boxes + generator.uniform(-0.005, 0.005, boxes.shape) * sides for boxes in (ours, theirs)
@@ -260,7 +263,9 @@ def test_without_randomness_it_is_a_plain_resize():
 
 
 def test_crops_of_a_picture_that_is_not_square_are_not_squeezed():
-    """Rings stay round: in a crop, the slope of a gradient is as steep down as across, up to the drawn aspect."""
+    """Rings stay round: in a crop, the slope of a gradient is as steep down as across, up to the
+    drawn aspect.
+    """
     y, x = np.mgrid[:225, :400]
     pixels = np.stack([x * 255 / 400, y * 255 / 400, 0 * x], axis=2).astype(np.uint8)
     picture = open_picture(encoded(pixels), 400, "exact")
@@ -275,7 +280,9 @@ def test_crops_of_a_picture_that_is_not_square_are_not_squeezed():
 
 @pytest.mark.parametrize("size", [32, 64, 224])
 def test_small_crops_are_as_sharp_as_those_of_the_original(shared_data, size):
-    """Root mean square of neighbors' differences, of crops of 8 % of photographs, against one resize of the original."""
+    """Root mean square of neighbors' differences, of crops of 8 % of photographs, against one
+    resize of the original.
+    """
     config = AugmentConfig(min_area=0.08, max_aspect=1.0, flip=0.0)
     ratios = []
     for number, path in enumerate(sorted((shared_data / "caltech101_20").rglob("*.jpg"))[::40]):

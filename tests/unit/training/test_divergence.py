@@ -1,4 +1,6 @@
-"""A step that is not finite is caught before the update, kept as it was, replayed, and left out where that is allowed."""
+"""A step that is not finite is caught before the update, kept as it was, replayed, and left out
+where that is allowed.
+"""
 
 import copy
 import json

@@ -1,4 +1,6 @@
-"""Evaluation: the same numbers from any number of processes, and a training that does not notice it."""
+"""Evaluation: the same numbers from any number of processes, and a training that does not notice
+it.
+"""
 
 import copy
 import json
@@ -93,7 +95,9 @@ def test_without_a_held_out_share_every_image_is_asked_for_and_does_not_vote_for
 
 
 def test_an_image_with_many_equals_does_not_vote_for_itself():
-    """Rows 0..4 are the same vector, and row 4 asks for two neighbors: 0, 1 and 2 are found, and not itself."""
+    """Rows 0..4 are the same vector, and row 4 asks for two neighbors: 0, 1 and 2 are found, and
+    not itself.
+    """
     rows = unit_rows(np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]]))
     classes = np.array([0, 1, 1, 2, 2, 2])
     vote = weighted_vote(rows[[4]], rows, classes, neighbors=2, itself=np.array([4]))

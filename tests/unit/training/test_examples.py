@@ -13,7 +13,9 @@ def dataset_of(tiny_recipe, *places):
 
 
 def by_sorting(dataset):
-    """The definition, in plain words: of each class the samples of highest score, then the ones trained on."""
+    """The definition, in plain words: of each class the samples of highest score, then the ones
+    trained on.
+    """
     found = [[] for _ in range(dataset.num_centers)]
     for number, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
         trained = set(part.entries.keys())

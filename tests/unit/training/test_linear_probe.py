@@ -1,4 +1,6 @@
-"""The linear probe: scikit-learn's minimum, CLIP's search of C, and any number of processes like one."""
+"""The linear probe: scikit-learn's minimum, CLIP's search of C, and any number of processes like
+one.
+"""
 
 import warnings
 
@@ -23,7 +25,9 @@ DATA_SETS = ("digits", "wine", "breast_cancer", "iris")
 
 
 def data_set(name):
-    """float64 features and int64 classes; wine and breast cancer standardized, for their units differ a thousandfold."""
+    """float64 features and int64 classes; wine and breast cancer standardized, for their units
+    differ a thousandfold.
+    """
     features, classes = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
     if name in ("wine", "breast_cancer"):
         features = (features - features.mean(axis=0)) / features.std(axis=0)
@@ -37,7 +41,9 @@ def problem(features, classes):
 
 
 def objective(weight, bias, features, classes, c):
-    """scikit-learn's, written out: C times the log-losses, and half the squared norm of the weights."""
+    """scikit-learn's, written out: C times the log-losses, and half the squared norm of the
+    weights.
+    """
     logits = features @ weight.T + bias
     if logits.shape[1] == 1:
         logits = np.hstack([np.zeros_like(logits), logits])
@@ -46,7 +52,9 @@ def objective(weight, bias, features, classes, c):
 
 
 def peers(features, classes, c):
-    """scikit-learn's solution as it is by default (given only C), and by its Newton solver to the end."""
+    """scikit-learn's solution as it is by default (given only C), and by its Newton solver to the
+    end.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has not converged
         by_default = Peer(C=c, max_iter=1000).fit(features, classes)
@@ -83,7 +91,9 @@ def test_the_objective_is_scikit_learns(name, c):
 
 
 def test_it_is_scikit_learns_on_features_of_photographs(shared_data):
-    """MobileNetV2's 1,280 features of 16 photographs of as many classes: far more features than rows."""
+    """MobileNetV2's 1,280 features of 16 photographs of as many classes: far more features than
+    rows.
+    """
     stored = np.load(shared_data / "encoders" / "mobilenet_v2_imagenet" / "reference_features.npz")
     features = stored["features"].astype(np.float64)
     _, classes = np.unique(
@@ -107,7 +117,9 @@ def test_a_start_changes_the_way_and_not_the_goal():
 
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_the_search_finds_the_c_of_the_whole_grid(name):
-    """On the split that is taken of these samples; on others a curve may have two peaks, see the next test."""
+    """On the split that is taken of these samples; on others a curve may have two peaks, see the
+    next test.
+    """
     whole = samples(name, None)
     split, rows = split_samples(whole.splits, 0.2), whole.rows.astype(np.float64)
     one = problem(rows[split.train], whole.classes[split.train])

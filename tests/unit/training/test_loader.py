@@ -1,4 +1,6 @@
-"""The loader: the same batches however they are decoded and by however many processes; bad images left out."""
+"""The loader: the same batches however they are decoded and by however many processes; bad images
+left out.
+"""
 
 import io
 import os
@@ -300,7 +302,9 @@ def test_a_changed_image_is_refused_by_name(config, shards, tmp_path, mode, star
 
 @pytest.mark.parametrize("start_step", [0, 1, 4, 5])
 def test_every_image_is_checked_wherever_the_start_is(config, start_step):
-    """An epoch is 2.5 steps: the rest of one and the begin of the next, of another order, do not make a whole one."""
+    """An epoch is 2.5 steps: the rest of one and the begin of the next, of another order, do not
+    make a whole one.
+    """
     run = config("schedule.steps=12")
     with Loader(open_dataset(run), run, rank=0, size=1, start_step=start_step) as loader:
         samples = [
@@ -313,7 +317,9 @@ def test_every_image_is_checked_wherever_the_start_is(config, start_step):
 
 
 def test_stop_signals_do_not_reach_the_workers(config):
-    """Ctrl-C and a scheduler reach every process of a run; the trainer wants its batches until it has saved."""
+    """Ctrl-C and a scheduler reach every process of a run; the trainer wants its batches until it
+    has saved.
+    """
     run = config(*PROCESSES, "schedule.steps=40")
     with Loader(open_dataset(run), run, rank=0, size=1, start_step=0) as loader:
         steps = iter(loader)

@@ -21,7 +21,9 @@ CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 
 
 def written_out(z, weight, labels, drawn, *, kind="mlcd", scale=16.0, margin=0.3, bias=0.0):
-    """Eq. 3, 4 and 5 in float64 by loops over pairs, from the formulas alone; autograd gives the gradients."""
+    """Eq. 3, 4 and 5 in float64 by loops over pairs, from the formulas alone; autograd gives the
+    gradients.
+    """
     z, weight = (
         torch.nn.functional.normalize(z, dim=1),
         torch.nn.functional.normalize(weight, dim=1),
@@ -194,7 +196,9 @@ def test_it_starts_from_centers_of_its_own_dimension_only():
 
 @pytest.mark.parametrize("update", ["sparse", "dense"])
 def test_rows_from_centers_turn_as_far_a_step_as_random_ones(update):
-    """Their norm is that of random rows: at norm 1, with 1,280 numbers, they turned 0.36 times as far."""
+    """Their norm is that of random rows: at norm 1, with 1,280 numbers, they turned 0.36 times as
+    far.
+    """
     num_classes, dimension = 50, 1280
     vectors = unit_rows(np.random.default_rng(0).standard_normal((num_classes, dimension)))
     turned = []
@@ -253,9 +257,11 @@ def reference(size):
 def columns_written_out(
     x, labels, ratio, *, num_classes=60, step=4, seed=5, scale=16.0, margin=0.3
 ):
-    """The mean of single-label softmaxes, one per label column in the labels' own order: float64, loops over pairs.
+    """The mean of single-label softmaxes, one per label column in the labels' own order: float64,
+    loops over pairs.
 
-    A column's classes are its labels over the batch, filled up to int(r k) with those whose hash is smallest.
+    A column's classes are its labels over the batch, filled up to int(r k) with those whose hash is
+    smallest.
     """
     trunk, head = (
         distributed.backbone(),
@@ -318,7 +324,9 @@ def test_per_column_takes_the_labels_in_their_order_on_any_number_of_processes(s
 
 
 def test_per_column_draws_classes_evenly_for_every_column():
-    """Sorted rows would give the first column the low ids of the batch as negatives, the last one the high ids."""
+    """Sorted rows would give the first column the low ids of the batch as negatives, the last one
+    the high ids.
+    """
     num_classes, num_bins, num_steps, ratio = 400, 20, 100, 0.3
     drawn_ids = []
 
@@ -339,7 +347,8 @@ def test_per_column_draws_classes_evenly_for_every_column():
             np.concatenate(drawn_ids[column::8]) // (num_classes // num_bins), minlength=num_bins
         )
         expected = num_steps * ratio * num_classes / num_bins
-        # Draws without replacement: each step's variance is less by 1 - r. 19 degrees of freedom, p = 0.0001.
+        # Draws without replacement: each step's variance is less by 1 - r. 19 degrees of freedom, p
+        # = 0.0001.
         assert ((counts - expected) ** 2 / (expected * (1 - ratio))).sum() < 51, column
 
 
@@ -406,7 +415,9 @@ def test_centers_saved_by_four_processes_go_on_alike_on_any_number(tmp_path):
 
 
 class _HostReads(TorchDispatchMode):
-    """Counts the operations that make a GPU wait for the host: reading a scalar, or a result of unknown size."""
+    """Counts the operations that make a GPU wait for the host: reading a scalar, or a result of
+    unknown size.
+    """
 
     def __init__(self):
         super().__init__()

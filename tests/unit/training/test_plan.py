@@ -1,4 +1,6 @@
-"""What a plan tells is what a run takes: counted products, real tensors, a measured peak, files on disk."""
+"""A plan's figures are those of a run: counted products, real tensors, a measured peak, files on
+disk.
+"""
 
 import json
 import os
@@ -30,7 +32,10 @@ from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_tra
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 SMALL = [
     *PLACES,
-    "model={image_size: 48, patch_size: 8, width: 64, depth: 3, heads: 2, mlp_width: 160, embedding_dim: 24}",
+    (
+        "model={image_size: 48, patch_size: 8, width: 64, depth: 3, heads: 2, mlp_width: 160, "
+        "embedding_dim: 24}"
+    ),
     "schedule={steps: 40, batch_size: 8}",
     "optim.warmup_steps=5",
 ]
@@ -121,7 +126,8 @@ def test_head_flops_are_those_that_torch_counts(kind, ratio):
 
 def test_the_classes_that_partialfc_draws_are_the_positives_where_they_are_more():
     assert expected_distinct(3, 1000) == pytest.approx(1000 * (1 - 0.999**3))
-    # method.md section 4: 32,800 x 8 labels hit about 230,800 of a million classes, one column about 32,300.
+    # method.md section 4: 32,800 x 8 labels hit about 230,800 of a million classes, one column
+    # about 32,300.
     assert expected_distinct(32_800 * 8, 10**6) == pytest.approx(230_800, rel=1e-3)
     paper = ["schedule.batch_size=32800", "loss.labels_per_image=8", "loss.negative_ratio=0.1"]
     assert expected_drawn(small(*paper), 10**6) == 100_000
@@ -214,7 +220,8 @@ config = small(*sys.argv[1:])
 size, batch = config.model.image_size, config.schedule.batch_size
 trunk, centers = tower(config), PartialFC(3000, 24, config.loss.head(3000, 0))
 centers.initialize(0)
-optimizers = torch.optim.AdamW(parameter_groups(trunk, config.optim)), center_optimizer(centers, config.optim)
+tower_optimizer = torch.optim.AdamW(parameter_groups(trunk, config.optim))
+optimizers = tower_optimizer, center_optimizer(centers, config.optim)
 def step(batch):
     images, labels = torch.rand(batch, 3, size, size) * 255, torch.randint(0, 3000, (batch, 4))
     x = trunk(images / 255)
@@ -223,7 +230,8 @@ def step(batch):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 step(2)
-before = int(next(l for l in Path('/proc/self/status').read_text().splitlines() if 'VmRSS' in l).split()[1]) * 1024
+status = Path('/proc/self/status').read_text().splitlines()
+before = int(next(l for l in status if 'VmRSS' in l).split()[1]) * 1024
 Path('/proc/self/clear_refs').write_text('5')  # the peak counts from here
 step(batch)
 print(peak_memory_bytes(torch.device('cpu')) - before)
@@ -271,8 +279,8 @@ def test_bf16_halves_the_head_s_neighbors_but_not_the_state():
 
 
 def test_the_paper_s_run_takes_what_method_md_computed():
-    # method.md sections 5 and 10: L/14 about 6.1e21 FLOP and 7 days of 80 A100 (312 TFLOP/s) at 40 %; the state of a
-    # million centers of 768, 12.29 GB with their gradient.
+    # method.md sections 5 and 10: L/14 about 6.1e21 FLOP and 7 days of 80 A100 (312 TFLOP/s) at 40
+    # %; the state of a million centers of 768, 12.29 GB with their gradient.
     recipe = load_config("vit-l14-1m", [*PLACES, "compute.recompute=false"])
     plan = plan_training(recipe, 10**6, 400_000_000, 80, DeviceProfile(peak_tflops=312.0))
     assert plan.flops == pytest.approx(6.1e21, rel=0.05)

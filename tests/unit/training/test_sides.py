@@ -1,4 +1,6 @@
-"""Two sides given by hand: folders, embeddings and lists, with the figures of a script in numpy and scikit-learn."""
+"""Two sides given by hand: folders, embeddings and lists, with the figures of a script in numpy and
+scikit-learn.
+"""
 
 import csv
 import json
@@ -18,7 +20,9 @@ from training.evaluation.while_training import check_evaluation
 
 @pytest.fixture(scope="module")
 def split_folders(tmp_path_factory):
-    """train/ and test/ with one sub-folder per class: photographs where they are at hand, else digits."""
+    """train/ and test/ with one sub-folder per class: photographs where they are at hand, else
+    digits.
+    """
     from tests.conftest import SHARED
 
     root = tmp_path_factory.mktemp("split") / "pictures"
@@ -65,7 +69,9 @@ def refused(*arguments, contains):
 
 
 def sides(stored):
-    """(rows float64, classes) of both sides: the only thing that the oracles take from the project."""
+    """(rows float64, classes) of both sides: the only thing that the oracles take from
+    the project.
+    """
     opened = [EmbeddingsArtifact.open(stored / name) for name in ("train", "test")]
     return [(each.load().astype(np.float64), np.array(each.class_names)) for each in opened]
 
@@ -87,7 +93,9 @@ def test_knn_is_that_of_numpy(stored):
 
 
 def test_the_linear_probe_is_scikit_learns(stored):
-    """The same C; coefficients at the one minimum of the objective, which scikit-learn reaches with a small tol."""
+    """The same C; coefficients at the one minimum of the objective, which scikit-learn reaches with
+    a small tol.
+    """
     from sklearn.linear_model import LogisticRegression
 
     (known, classes), (queries, truth) = sides(stored)
@@ -248,8 +256,10 @@ def test_folders_called_train_val_valid_and_test_are_splits():
     split, classes = folder_split(names)
     assert classes == ["a", "b/c", "a", "b/c", "a"]
     assert [mask.tolist() for mask in (split.train, split.validation, split.test)] == [
-        [True, True, False, False, False], [False, False, True, False, False], [False, False, False, True, True],
-    ]  # fmt: skip
+        [True, True, False, False, False],
+        [False, False, True, False, False],
+        [False, False, False, True, True],
+    ]
     assert split.folders == ("train and val", "test")
     split, _ = folder_split(["train/a", "valid/a"])
     assert (split.test.tolist(), split.folders) == ([False, True], ("train", "valid"))

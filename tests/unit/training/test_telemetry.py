@@ -1,4 +1,6 @@
-"""Rates are those of what was done; logs hold what was measured, and forget what a resumed run does again."""
+"""Rates are those of what was done; logs hold what was measured, and forget what a resumed run does
+again.
+"""
 
 import json
 import subprocess

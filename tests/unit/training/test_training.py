@@ -71,7 +71,8 @@ def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, jou
 )
 def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
     whole = run_training(config("whole", "telemetry.keys=true"), SILENT)
-    # A signal in the middle of training, not at a checkpoint; the step that is under way ends, and one more.
+    # A signal in the middle of training, not at a checkpoint; the step that is under way ends, and
+    # one more.
     begun = before_step(
         monkeypatch, 15, lambda _: os.kill(os.getpid(), number) if len(begun) == 16 else None
     )
@@ -90,19 +91,27 @@ def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
 @pytest.mark.parametrize("kind", ["mlcd", "per_column"])
 @pytest.mark.parametrize("options", [[], ["loss.negative_ratio=0.4"]])
 def test_micro_batches_equal_the_whole_batch(config, kind, options):
-    """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8 + 7 + 7."""
+    """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8
+    + 7 + 7.
+    """
     logs = [
         read_log(
             run_training(
                 config(
-                    f"run{parts}", f"loss.kind={kind}", f"compute.accumulation={parts}", "compute.precision=fp64",
-                    "schedule.steps=8", "schedule.batch_size=30", "log_every=1", *options
+                    f"run{parts}",
+                    f"loss.kind={kind}",
+                    f"compute.accumulation={parts}",
+                    "compute.precision=fp64",
+                    "schedule.steps=8",
+                    "schedule.batch_size=30",
+                    "log_every=1",
+                    *options,
                 ),
                 SILENT,
             )
         )
         for parts in (1, 2, 4)
-    ]  # fmt: skip
+    ]
     for log in logs[1:]:
         for one, other in zip(logs[0], log, strict=True):
             for name in (
@@ -119,13 +128,20 @@ def test_more_parts_than_samples_leave_some_empty(config):
     one, many = (
         read_log(
             run_training(
-                config(f"run{parts}", f"compute.accumulation={parts}", "schedule.batch_size=3", "schedule.steps=3", "optim.warmup_steps=0",
-                       "compute.precision=fp64", "log_every=1"),
+                config(
+                    f"run{parts}",
+                    f"compute.accumulation={parts}",
+                    "schedule.batch_size=3",
+                    "schedule.steps=3",
+                    "optim.warmup_steps=0",
+                    "compute.precision=fp64",
+                    "log_every=1",
+                ),
                 SILENT,
             )
         )
         for parts in (1, 5)
-    )  # fmt: skip
+    )
     assert [line["loss"] for line in many] == pytest.approx(
         [line["loss"] for line in one], rel=1e-12
     )
@@ -245,7 +261,7 @@ def test_which_checkpoints_stay(config):
 def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
     config, monkeypatch, asynchronous
 ):
-    """As a full disk tells itself from inside a library."""
+    """A library reports a full disk in this way."""
     from training.checkpoint import store
 
     original = store.write_tensors
@@ -311,7 +327,9 @@ def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
 
 
 def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
-    """An evaluation's images that are away for a moment; before the first saved step nothing is worth keeping."""
+    """An evaluation's images that are away for a moment; before the first saved step nothing is
+    worth keeping.
+    """
     recipe = config("run", "evaluation.every_steps=12")
     assert recipe.checkpoint.every_steps == 10
     partial = Path(recipe.out + ".partial")

@@ -33,7 +33,7 @@ def new_fetcher(*hosts, metrics=None, limits=None, **settings):
 
 
 async def outcomes(fetcher, *urls):
-    """What becomes of each: the bytes, or the rejection."""
+    """Returns the result of each URL: the bytes, or the rejection."""
     given = fetcher.screened([ImageUrl(url) if isinstance(url, str) else url for url in urls])
     async with fetcher.fetched(given, deadline=asyncio.get_running_loop().time() + 15) as found:
         return found
@@ -459,7 +459,7 @@ def test_it_is_off_unless_hosts_are_listed():
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Of good.example, signed by itself."""
+    """A certificate of good.example, signed by itself."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("certificate")

@@ -1,6 +1,8 @@
-"""No form of a URL, no redirect and no answer of a name server makes the service connect to what is not public.
+"""No form of a URL, no redirect and no answer of a name server makes the service connect to what is
+not public.
 
-Nothing of ours is replaced: the system's resolver and its connect are, so that nothing leaves this machine.
+Nothing of ours is replaced: the system's resolver and its connect are, so that nothing leaves this
+machine.
 """
 
 import asyncio
@@ -36,33 +38,42 @@ NAMES = {
     "rebinding.example": [PUBLIC, "then", "127.0.0.1"],
 }
 FORMS = """
-    http://127.0.0.1/ http://127.0.0.1:80/ http://127.255.255.254/ http://127.1/ http://127.0.1/ http://2130706433/
-    http://017700000001/ http://0177.0.0.1/ http://0177.0.0.01/ http://0x7f000001/ http://0x7f.0.0.1/ http://0x7f.1/
-    http://0X7F.0x0.0x0.0x1/ http://127.0.0.0x1/ http://00000177.0.0.1/ http://4294967296/ http://0/ http://0.0.0.0/
-    http://0.0.0.0:443/ http://00.0.0.0/ http://[::]/ http://[::1]/ http://[0:0:0:0:0:0:0:1]/ http://[0000::1]:80/
-    http://[::ffff:127.0.0.1]/ http://[::ffff:7f00:1]/ http://[0:0:0:0:0:ffff:127.0.0.1]/ http://[::127.0.0.1]/
-    http://[::ffff:169.254.169.254]/ http://[64:ff9b::7f00:1]/ http://[64:ff9b::127.0.0.1]/ http://[64:ff9b::a9fe:a9fe]/
-    http://[64:ff9b:1::7f00:1]/ http://[2002:7f00:1::]/ http://[2002:a9fe:a9fe::1]/ http://[2001:0:7f00:1::]/
-    http://[2001::f5ff:fffe]/ http://[fe80::1]/ http://[fe80::1%25lo]/ http://[fe80::1%lo]/ http://[fec0::1]/
-    http://[fc00::1]/ http://[fd00:ec2::254]/ http://[ff02::1]/ http://[::ffff:0:127.0.0.1]/ http://[2001:db8::1]/
-    http://169.254.169.254/latest/meta-data/ http://169.254.170.2/v2/credentials http://2852039166/ http://0xa9fea9fe/
-    http://0251.0376.0251.0376/ http://169.254.43518/ http://100.100.100.200/ http://168.63.129.16/ http://192.0.0.192/
-    http://10.0.0.1/ http://172.16.0.1/ http://192.168.0.1/ http://100.64.0.1/ http://198.18.0.1/ http://192.88.99.1/
-    http://224.0.0.1/ http://240.0.0.1/ http://255.255.255.255/ http://localhost/ http://LOCALHOST/ http://localhost./
-    http://localhost:6379/ http://ip6-localhost/ http://metadata.google.internal/computeMetadata/v1/
-    http://metadata.google.internal./ http://127.0.0.1./ http://127.0.0.1.nip.example/ http://inside.example/
-    http://loopback.example/ http://six.example/ http://mixed.example/ http://mixed-six.example/ http://mapped.example/
-    http://metadata.example/ http://nat64.example/ http://6to4.example/ http://zero.example/ http://link.example/
-    http://strange.example/ http://absent.example/ https://127.0.0.1/ https://localhost/ https://inside.example/
-    http://good.example@127.0.0.1/ http://127.0.0.1@good.example/ http://good.example:80@127.0.0.1:80/
+        http://127.0.0.1/ http://127.0.0.1:80/ http://127.255.255.254/ http://127.1/ http://127.0.1/
+    http://2130706433/     http://017700000001/ http://0177.0.0.1/ http://0177.0.0.01/
+    http://0x7f000001/ http://0x7f.0.0.1/ http://0x7f.1/     http://0X7F.0x0.0x0.0x1/
+    http://127.0.0.0x1/ http://00000177.0.0.1/ http://4294967296/ http://0/ http://0.0.0.0/
+    http://0.0.0.0:443/ http://00.0.0.0/ http://[::]/ http://[::1]/ http://[0:0:0:0:0:0:0:1]/
+    http://[0000::1]:80/     http://[::ffff:127.0.0.1]/ http://[::ffff:7f00:1]/
+    http://[0:0:0:0:0:ffff:127.0.0.1]/ http://[::127.0.0.1]/     http://[::ffff:169.254.169.254]/
+    http://[64:ff9b::7f00:1]/ http://[64:ff9b::127.0.0.1]/ http://[64:ff9b::a9fe:a9fe]/
+    http://[64:ff9b:1::7f00:1]/ http://[2002:7f00:1::]/ http://[2002:a9fe:a9fe::1]/
+    http://[2001:0:7f00:1::]/     http://[2001::f5ff:fffe]/ http://[fe80::1]/ http://[fe80::1%25lo]/
+    http://[fe80::1%lo]/ http://[fec0::1]/     http://[fc00::1]/ http://[fd00:ec2::254]/
+    http://[ff02::1]/ http://[::ffff:0:127.0.0.1]/ http://[2001:db8::1]/
+    http://169.254.169.254/latest/meta-data/ http://169.254.170.2/v2/credentials http://2852039166/
+    http://0xa9fea9fe/     http://0251.0376.0251.0376/ http://169.254.43518/ http://100.100.100.200/
+    http://168.63.129.16/ http://192.0.0.192/     http://10.0.0.1/ http://172.16.0.1/
+    http://192.168.0.1/ http://100.64.0.1/ http://198.18.0.1/ http://192.88.99.1/
+    http://224.0.0.1/ http://240.0.0.1/ http://255.255.255.255/ http://localhost/ http://LOCALHOST/
+    http://localhost./     http://localhost:6379/ http://ip6-localhost/
+    http://metadata.google.internal/computeMetadata/v1/     http://metadata.google.internal./
+    http://127.0.0.1./ http://127.0.0.1.nip.example/ http://inside.example/
+    http://loopback.example/ http://six.example/ http://mixed.example/ http://mixed-six.example/
+    http://mapped.example/     http://metadata.example/ http://nat64.example/ http://6to4.example/
+    http://zero.example/ http://link.example/     http://strange.example/ http://absent.example/
+    https://127.0.0.1/ https://localhost/ https://inside.example/     http://good.example@127.0.0.1/
+    http://127.0.0.1@good.example/ http://good.example:80@127.0.0.1:80/
     http://good.example%40127.0.0.1/ http://good.example#@127.0.0.1/ http://good.example?@127.0.0.1/
-    http://good.example\\@127.0.0.1/ http://127.0.0.1\\@good.example/ http://good.example\\.127.0.0.1/
-    http:\\\\127.0.0.1/ http:/\\127.0.0.1/ http:127.0.0.1/ http:///127.0.0.1/ http://good.example:127.0.0.1/
-    http://good.example:22/ http://good.example:6379/ http://good.example:0/ http://good.example:65616/
-    http://\uff11\uff12\uff17.0.0.1/ http://①②⑦.0.0.1/ http://127。0。0。1/ http://ⓛocalhost/ http://locaⓛhost/
-    http://127%2e0%2e0%2e1/ http://%6c%6f%63%61%6c%68%6f%73%74/ http://xn--/ http://good.example%00.evil.example/
-    ftp://127.0.0.1/ gopher://127.0.0.1:6379/_INFO file:///etc/passwd dict://127.0.0.1:11211/ unix:///run/docker.sock
-    http+unix://%2Frun%2Fdocker.sock/ jar:http://127.0.0.1!/ data://127.0.0.1/ //127.0.0.1/ ws://127.0.0.1/
+    http://good.example\\@127.0.0.1/ http://127.0.0.1\\@good.example/
+    http://good.example\\.127.0.0.1/     http:\\\\127.0.0.1/ http:/\\127.0.0.1/ http:127.0.0.1/
+    http:///127.0.0.1/ http://good.example:127.0.0.1/     http://good.example:22/
+    http://good.example:6379/ http://good.example:0/ http://good.example:65616/
+    http://\uff11\uff12\uff17.0.0.1/ http://①②⑦.0.0.1/ http://127。0。0。1/ http://ⓛocalhost/
+    http://locaⓛhost/     http://127%2e0%2e0%2e1/ http://%6c%6f%63%61%6c%68%6f%73%74/ http://xn--/
+    http://good.example%00.evil.example/     ftp://127.0.0.1/ gopher://127.0.0.1:6379/_INFO
+    file:///etc/passwd dict://127.0.0.1:11211/ unix:///run/docker.sock
+    http+unix://%2Frun%2Fdocker.sock/ jar:http://127.0.0.1!/ data://127.0.0.1/ //127.0.0.1/
+    ws://127.0.0.1/
 """.split()  # noqa: SIM905 - a table
 SPACED = [
     "http://good.example\t@127.0.0.1/",
@@ -82,18 +93,18 @@ HARMLESS = {"http://good.example#@127.0.0.1/", "http://good.example?@127.0.0.1/"
 
 
 class Wire:
-    """connected: every address and port that anything in this process connected to. asked: names that were resolved."""
+    """connected: every address and port that anything in this process connected to. asked: names
+    that were resolved.
+    """
 
     def __init__(self, monkeypatch, host):
         self.connected, self.asked, self._host = [], [], host
         self._connect, self._getaddrinfo = socket.socket.connect, socket.getaddrinfo
-
-        def connect(
-            connection, address
-        ):  # a function: as a bound method it would get no connection
-            return self.connect(connection, address)
-
-        monkeypatch.setattr(socket.socket, "connect", connect)
+        monkeypatch.setattr(
+            socket.socket,
+            "connect",
+            lambda connection, address: self.connect(connection, address),  # noqa: PLW0108
+        )
         monkeypatch.setattr(socket, "getaddrinfo", self.resolve)
 
     def connect(self, connection, address):
@@ -102,7 +113,7 @@ class Wire:
             raise ConnectionRefusedError
         return self._connect(connection, ("127.0.0.1", self._host.port))
 
-    def resolve(self, host, port, *arguments, type=0, **_):  # noqa: A002 - the system's own name for it
+    def resolve(self, host, port, *arguments, type=0, **_):  # noqa: A002 - its name
         self.asked.append(host)
         found = NAMES.get(host.lower())
         if found is None:  # what the system takes for a number is one here too
@@ -220,7 +231,9 @@ def test_a_redirect_leaves_the_list_as_little_as_a_url(wire, host):
 
 
 def test_one_refusal_for_every_reason(wire, host):
-    """Not on the list, no such name, inside, metadata, a redirect there: the client cannot tell them apart."""
+    """Not on the list, no such name, inside, metadata, a redirect there: the client cannot tell
+    them apart.
+    """
     host.answers = {"/": redirect("http://inside.example/")}
     urls = [
         "http://absent.example/",

@@ -1,4 +1,4 @@
-"""Of processes of their own: signals are for a whole process."""
+"""Signals in processes of their own, because a signal is for a whole process."""
 
 import signal
 import subprocess
@@ -43,7 +43,8 @@ asyncio.run(main())
 DEAF = """
 import signal
 from service.host.signals import end_at_once
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it stays alive, as the first process of a container does
+# It stays alive, as the first process of a container does.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 end_at_once(signal.SIGTERM)
 """
 

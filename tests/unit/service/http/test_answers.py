@@ -39,7 +39,10 @@ def asked(accept):
         ("application/*;q=0.2, application/x-npy;q=0.3, */*", NPY),
         ("application/*;q=0, application/x-npy;q=0.1, */*", NPY),
         (
-            "application/x-npy;q=0.9, application/vnd.apache.arrow.stream;q=0.4, application/*;q=0.5",
+            (
+                "application/x-npy;q=0.9, application/vnd.apache.arrow.stream;q=0.4, "
+                "application/*;q=0.5"
+            ),
             NPY,
         ),
         ("application/json;q=0, application/octet-stream;q=0, application/*;q=0.001", NPY),
@@ -112,7 +115,9 @@ WEIGHTS = ("", ";q=0", ";q=0.0", ";q=0.001", ";q=0.25", "; Q=0.5 ", ";q=1", ";q=
 
 
 def oracle(ranges):
-    """Each range, from the least specific to the most, writes its weight on every type that it holds."""
+    """Each range, from the least specific to the most, writes its weight on every type that it
+    holds.
+    """
     weight, named = dict.fromkeys(OFFERED, 0.0), dict.fromkeys(OFFERED, 0)
     for rank, holds in enumerate(
         (lambda kind, _: kind == "*/*", lambda kind, _: kind == "application/*", str.__eq__)

@@ -1,4 +1,4 @@
-"""What an index job tells after its images: how far its collection and its index are."""
+"""The progress of an index job after its images: its collection, then its index."""
 
 import pytest
 

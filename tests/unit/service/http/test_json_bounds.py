@@ -1,4 +1,4 @@
-"""What of JSON is too much is known before it is parsed."""
+"""Excessive JSON is recognized before it is parsed."""
 
 import json
 import random

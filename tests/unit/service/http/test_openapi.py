@@ -113,7 +113,7 @@ def test_examples_are_valid_requests(document):
 
 
 def test_fields_of_which_one_is_given_are_alternatives(document):
-    """As the routes take them: a null is a field that is not given."""
+    """The routes take them so: a null is a field that is not given."""
     from jsonschema import Draft202012Validator
 
     schemas = document["components"]["schemas"]

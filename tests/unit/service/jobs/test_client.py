@@ -27,7 +27,7 @@ def shown(job):
 
 
 def watched(*replies):
-    """What was told, and the path and Last-Event-ID of each question."""
+    """Returns the events, and the path and Last-Event-ID of each request."""
     with scripted(*replies) as (url, asked), JobsClient(url, None) as client:
         told = list(client.watch("1"))
     return told, [

@@ -1,4 +1,6 @@
-"""Where jobs may read and write: every way out that a path knows is refused, and nothing is told of what is there."""
+"""The paths that jobs may read and write: every escape is refused, and reveals nothing of what
+exists.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a job may do, against a plain model that knows of each shard where it is, by random sequences of events."""
+"""The life of a job by random sequences of events, against a plain model of where each shard is."""
 
 from dataclasses import dataclass, field
 
@@ -53,7 +53,9 @@ class Model:
     state: str = "queued"
     touched: bool = False
     left: bool = False
-    """By a worker that could not do a piece of it, since which nobody has got on with it."""
+    """The shard was left by a worker that could not do a part of it, and nobody has continued
+    since.
+    """
     pieces: list[Piece] = field(default_factory=lambda: [Piece()])
 
 

@@ -13,7 +13,8 @@ from service.telemetry.metrics import Metrics, count_together
 
 directory, slot = Path(sys.argv[1]), int(sys.argv[2])
 count_together(directory, slot)
-metrics = Metrics(model="m", fingerprint="f", engine="e", precision="p", preprocess="1", together=directory)
+described = {"model": "m", "fingerprint": "f", "engine": "e", "precision": "p", "preprocess": "1"}
+metrics = Metrics(**described, together=directory)
 metrics.request("/v1/labels", 200, 0.02)
 metrics.batch(3, 0.1, 0.01)
 metrics.inference_request(200, 0.5, {"queue": (1.0, 1.01), "inference": (1.01, 1.11)})

@@ -37,7 +37,10 @@ def test_a_request_without_a_trace_begins_one(tracer):
 
 
 def test_nothing_of_it_is_loaded_unless_it_is_configured():
-    code = "import sys, service.serve.cli, service.serve.server; print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
+    code = (
+        "import sys, service.serve.cli, service.serve.server; print([name for name in sys.modules "
+        "if name.startswith('opentelemetry.sdk')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,4 +1,4 @@
-"""What a canceled job has left, in this process on a real queue: seen until it is gone, and gone in the end."""
+"""The leftovers of a canceled job, in this process on a real queue: visible until they are gone."""
 
 import contextlib
 import fcntl
@@ -52,7 +52,7 @@ def job(queue, pieces, tmp_path):
 
 @contextlib.contextmanager
 def somebody_in(path):
-    """As `mlcd embed` that goes on with it."""
+    """Locks the path, as an `mlcd embed` that goes on with it does."""
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:

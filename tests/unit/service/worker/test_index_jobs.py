@@ -23,7 +23,9 @@ NUM_IMAGES = 40
 
 @pytest.fixture(autouse=True)
 def slowly_in_small_steps(monkeypatch):
-    """As with millions of images: some steps of adding, and of indexing, between which the worker may be told."""
+    """Splits adding and indexing into steps, as with millions of images; events may come between
+    them.
+    """
     monkeypatch.setattr("service.worker.loop.RENEWAL_S", 0.02)
     monkeypatch.setattr("service.worker.loop.WORKER_IDLE_S", 0.02)
     monkeypatch.setattr("mlcd.pipelines.index._BLOCK_ROWS", 4)

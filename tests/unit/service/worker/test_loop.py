@@ -96,7 +96,9 @@ def test_a_full_disk_fails_the_job_at_once_and_retry_completes_it(queue, images,
         make = worker._pieces.perform
 
         def perform(piece, watch):
-            """With a disk that is full for the third shard: the queue's own database has another one."""
+            """With a disk that is full for the third shard: the queue's own database has another
+            one.
+            """
             if piece.shard == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
             try:

@@ -1,4 +1,4 @@
-"""What a worker makes of inputs and outputs that are gone, lead elsewhere, or have names that are no text."""
+"""A worker's inputs and outputs that are gone, lead elsewhere, or have names that are not text."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ def test_links_that_lead_out_of_the_roots_are_not_followed(
 
 
 def moved_away(folder, elsewhere):
-    """As who may write in a root could do while a job waits."""
+    """Moves the folder away, as anyone who may write in a root could do while a job waits."""
     folder.rename(elsewhere)
     folder.symlink_to(elsewhere)
 

@@ -1,4 +1,6 @@
-"""When a worker stops, gives back, or clears away: cancels, signals, leases that are lost, queues that are away."""
+"""When a worker stops, gives back, or clears away: cancels, signals, leases that are lost, queues
+that are away.
+"""
 
 import logging
 import os
@@ -106,7 +108,7 @@ class Leaving:
 
 
 def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(caplog, monkeypatch):
-    """As with a full disk: what only reads gets through."""
+    """A full disk does this: only reads get through."""
     link, pauses = Link(), []
 
     def write():
@@ -208,7 +210,7 @@ def test_a_lease_that_cannot_be_renewed_ends_the_work(
 def test_an_output_that_was_finished_before_the_cancel_stays_and_a_retry_finds_it(
     queue, images, tmp_path, kind
 ):
-    """As where a worker is killed between the last rename and its report."""
+    """This happens if a worker is killed between the last rename and its report."""
     job = queue.submit(spec(images, tmp_path, kind=kind))[0]
     with working(queue, tmp_path) as worker:
         complete = queue.completed

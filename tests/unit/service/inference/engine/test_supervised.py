@@ -1,4 +1,6 @@
-"""The engine's process, for real: what it gives, and what becomes of it when it is killed, stopped or fails."""
+"""The engine's process, for real: what it gives, and what becomes of it when it is killed, stopped
+or fails.
+"""
 
 import asyncio
 import contextlib
