@@ -19,13 +19,13 @@ from service.inference.admission import Admission, Capacity, bounded_retry_s
 from service.inference.cache.cached import CachedPipeline
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
-from service.inference.engine.served import Opening, ServedEncoder
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.lookup import Lookup
 from service.inference.model import Ground, ServedModel, open_model
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
+from service.inference.served import Opening, ServedEncoder
 from service.inference.space import open_collections, open_space
 from service.inference.switch import Swap
 from service.jobs.service import JobDesk, open_desk

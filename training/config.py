@@ -21,6 +21,7 @@ from mlcd.locations import is_url
 from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.vit import Activation, ViTConfig
+from training.parallel.backbone import Precision
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 
 _SOME_CLASSES = 500
@@ -315,7 +316,7 @@ class ScheduleConfig(_Section):
 class ComputeConfig(_Section):
     """The way a step is computed; it changes results by no more than rounding."""
 
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    precision: Precision = "fp32"
     """bf16: the backbone runs under autocast, with weights and the loss in float32. fp64 is for
     tests of exactness.
     """

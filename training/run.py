@@ -161,7 +161,15 @@ def initial_state(
     `centers` do not fit the classes or model.embedding_dim.
     """
     model = initial_model(config).to(processes.device)
-    backbone = Backbone(model, config.compute, processes.world)
+    compute = config.compute
+    backbone = Backbone(
+        model,
+        processes.world,
+        precision=compute.precision,
+        sharded=compute.backbone == "fsdp",
+        recompute=compute.recompute,
+        compiled=compute.compile,
+    )
     head_config = config.loss.head(num_classes, config.seed)
     head = PartialFC(num_classes, config.model.embedding_dim, head_config, world=processes.world)
     if centers is None:

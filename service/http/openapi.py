@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.http.auth import BEARER, HEADER, HEADER_NAME
-from service.http.dialects.dialect import Dialect, dialect_of
+from service.http.dialect import Dialect, dialect_of
 from service.http.problems import COMES_BACK, TITLES
 
 _REFERENCE: Final = "#/components/schemas/{model}"

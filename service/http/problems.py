@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 from mlcd.collections.items import check_name
 from mlcd.errors import InvalidInput, MlcdError, Unavailable
 from service.errors import BadRequest, RecordDamaged, StrictBatch
-from service.http.dialects.dialect import Refusal, dialect_of
+from service.http.dialect import Refusal, dialect_of
 from service.telemetry.logs import places
 
 _log = logging.getLogger("mlcd.service")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import Unavailable
-from service.inference.engine.served import ServedEncoder
+from service.inference.served import ServedEncoder
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import took
 

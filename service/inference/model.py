@@ -14,11 +14,11 @@ from service.inference.batcher import MicroBatcher
 from service.inference.cache.cached import CachedPipeline, open_cached
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
-from service.inference.engine.served import ServedEncoder
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import Direct, TritonEngine
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
+from service.inference.served import ServedEncoder
 from service.inference.space import Space
 from service.settings import Settings
 from service.telemetry.metrics import Metrics

@@ -50,12 +50,16 @@ def test_every_contract_holds():
         ("mlcd/pipelines/embed.py", "import fastapi"),
         ("mlcd/client/images.py", "import mlcd.images.decode"),
         ("mlcd/client/loop.py", "import torch"),
+        ("mlcd/clustering/kmeans.py", "import torch"),
+        ("mlcd/clustering/kmeans.py", "import mlcd.clustering.torch.matmul"),
+        ("training/parallel/backbone.py", "import training.config"),
+        ("service/http/problems.py", "import service.http.dialects.openai"),
         ("service/settings.py", "import service.fetch.urls"),
         ("service/inference/pipeline.py", "import service.jobs.job"),
         ("service/jobs/service.py", "import service.inference.pipeline"),
         ("service/keys/ring.py", "import service.http.problems"),
         ("service/worker/loop.py", "import service.http.app"),
-        ("service/telemetry/metrics.py", "import service.inference.engine.served"),
+        ("service/telemetry/metrics.py", "import service.inference.served"),
         ("service/errors.py", "import service.hosts"),
         ("service/worker/engine.py", "import uvicorn"),
         ("service/resources.py", "from starlette.types import Send"),
@@ -75,7 +79,14 @@ def test_a_new_top_level_file_must_be_given_a_layer(copy, package):
     assert lint(copy).returncode != 0
 
 
-def test_a_new_room_may_not_know_the_web(copy):
+def test_a_new_file_of_clustering_may_not_reach_torch(copy):
+    (copy / "mlcd" / "clustering" / "new.py").write_text("import torch\n")
+    result = lint(copy)
+    assert result.returncode != 0
+    assert "Clustering reaches torch through its folder of that name alone BROKEN" in result.stdout
+
+
+def test_a_new_file_of_a_room_may_not_know_the_web(copy):
     (copy / "service" / "fetch" / "new.py").write_text("import starlette.requests\n")
     result = lint(copy)
     assert result.returncode != 0

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from mlcd.world import World
-from training.config import ComputeConfig
 
-# torch's default. So many gradients are summed at once, while the backward pass goes on.
-_BUCKET_MIB: Final = 25
+Precision = Literal["fp32", "bf16", "fp64"]
+_BUCKET_MIB: Final = (
+    25  # torch's default: gradients that are summed at once, while the backward pass goes on
+)
 
 
 class Backbone:
@@ -27,15 +28,25 @@ class Backbone:
     Options change results by no more than rounding.
     """
 
-    def __init__(self, model: Servable, compute: ComputeConfig, world: World) -> None:
+    def __init__(
+        self,
+        model: Servable,
+        world: World,
+        *,
+        precision: Precision = "fp32",
+        sharded: bool = False,
+        recompute: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        """See `training.config.ComputeConfig` for the meaning of each."""
         self.model, self.world = model, world
-        self._bf16 = compute.precision == "bf16"
-        if compute.precision == "fp64":
+        self._bf16 = precision == "bf16"
+        if precision == "fp64":
             model.double()
-        self._sharded = compute.backbone == "fsdp" and world.size > 1
+        self._sharded = sharded and world.size > 1
         replicate = world.size > 1 and not self._sharded
         self._replicas = _replicate(model.trunk, world) if replicate else None
-        _prepare_blocks(model.trunk, compute)
+        _prepare_blocks(model.trunk, recompute=recompute, compiled=compiled)
         if self._sharded:
             _shard(model.trunk, world)
 
@@ -75,15 +86,14 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _prepare_blocks(trunk: ViT, compute: ComputeConfig) -> None:
+def _prepare_blocks(trunk: ViT, *, recompute: bool, compiled: bool) -> None:
     for block in trunk.blocks:
-        if compute.recompute:
-            # Nothing in a block is random. The instance is changed, so that names of parameters
-            # stay.
+        if recompute:
+            # Nothing in a block is random. On the instance, so that the names of parameters stay.
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
             )
-        if compute.compile:
+        if compiled:
             block.compile()
 
 

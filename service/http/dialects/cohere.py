@@ -16,7 +16,7 @@ from service.http.answers import headers, json_answer
 from service.http.auth import needs
 from service.http.bodies import check_count, read_json, validated
 from service.http.data_uris import image_from_uri
-from service.http.dialects.dialect import WITHOUT_CLASS, Dialect, Refusal
+from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
 from service.http.dialects.schema import EXAMPLE_IMAGE, exactly_one
 from service.http.encoding import encode_strictly, shortened

@@ -17,8 +17,8 @@ from mlcd.images.decode import DecodeLimits
 from service.inference.cache.keyspace import KeySpace
 from service.inference.cache.memory import MemoryCache
 from service.inference.cache.vectors import VectorFormat
-from service.inference.engine.served import ServedEncoder
 from service.inference.pipeline import Account, Encoded, Pipeline, Timings, slowest
+from service.inference.served import ServedEncoder
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import timed

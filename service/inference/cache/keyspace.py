@@ -9,7 +9,7 @@ from typing import Final
 
 from mlcd.images.decode import DecodeLimits
 from service.inference.cache.vectors import VectorFormat
-from service.inference.engine.served import ServedEncoder
+from service.inference.served import ServedEncoder
 
 _DECODERS: Final = ("mlcd", "pillow", "simplejpeg")
 _NAME: Final = "mlcd:vector:1"

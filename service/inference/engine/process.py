@@ -15,8 +15,8 @@ from mlcd import errors
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.types import Embeddings
 from service.host.children import start_child
-from service.inference.engine.served import Opening, ServedEncoder
 from service.inference.engine.slots import NUM_SLOTS, Slots
+from service.inference.served import Opening, ServedEncoder
 from service.timings import ENGINE_END_S
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
 from service.inference.contract import down
 from service.inference.engine.process import EngineFailed, EngineProcess, Inference
-from service.inference.engine.served import Opening, ServedEncoder
+from service.inference.served import Opening, ServedEncoder
 from service.telemetry.metrics import Metrics
 from service.timings import (
     ENGINE_BACKOFF_S,

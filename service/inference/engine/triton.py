@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid
 from service.inference.contract import Row
-from service.inference.engine.served import ServedEncoder
+from service.inference.served import ServedEncoder
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import current_request

@@ -23,8 +23,8 @@ from mlcd.types import ImageBatch
 from service.host.children import heed_parent_alone
 from service.host.threads import limit_blas
 from service.inference.engine.fake import FakeEncoder
-from service.inference.engine.served import Opening, ServedEncoder
 from service.inference.engine.slots import Slots
+from service.inference.served import Opening, ServedEncoder
 from service.telemetry.logs import configure_logs, kinds
 
 _log = logging.getLogger("mlcd.service")

@@ -22,7 +22,7 @@ from service.inference.cache.keyspace import KeySpace
 from service.inference.cache.memory import MemoryCache
 from service.inference.cache.redis import RedisCache
 from service.inference.cache.vectors import VectorFormat
-from service.inference.engine.served import ServedEncoder
+from service.inference.served import ServedEncoder
 from tests.conftest import free_port
 
 

@@ -9,7 +9,7 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.world import World
-from training.config import ComputeConfig, OptimConfig
+from training.config import OptimConfig
 from training.optim.groups import center_optimizer, parameter_groups
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import HeadConfig, PartialFC
@@ -39,7 +39,7 @@ def new_state(world, precision="fp64"):
     )
     trunk.initialize(torch.Generator().manual_seed(0))
     model = Servable(trunk, PreprocessSpec(resize_shortest=IMAGE, crop=IMAGE))
-    state_of = Backbone(model, ComputeConfig(precision=precision, accumulation=4), world)
+    state_of = Backbone(model, world, precision=precision)
     head = PartialFC(CLASSES, 6, HeadConfig(scale=16.0, negative_ratio=0.5), world=world)
     head.initialize(0)
     if precision == "fp64":

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from service.http.dialects.dialect import Dialect, Refusal
+from service.http.dialect import Dialect, Refusal
 from service.http.dialects.schema import EXAMPLE_IMAGE
 
 Datatype = Literal["BYTES", "UINT8", "FP32", "INT32"]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlcd.errors import ImageReason
-from service.http.dialects.dialect import Dialect, Refusal
+from service.http.dialect import Dialect, Refusal
 from service.http.dialects.schema import EXAMPLE_IMAGE, exactly_one
 
 _PREFIX: Final = "urn:mlcd:problem:"

@@ -10,7 +10,7 @@ import pytest
 OPENING = """
 import asyncio, json, os, signal, subprocess, sys, time
 from service.inference.engine.process import EngineProcess
-from service.inference.engine.served import Opening
+from service.inference.served import Opening
 from service.host.signals import canceled_by_a_signal
 
 start = subprocess.Popen.__init__

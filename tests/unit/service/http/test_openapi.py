@@ -6,7 +6,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from service.http.app import create_app
-from service.http.dialects.dialect import dialect_of
+from service.http.dialect import dialect_of
 
 APP = create_app(None)
 

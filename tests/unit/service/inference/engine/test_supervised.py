@@ -18,8 +18,8 @@ import pytest
 from mlcd.encoders import open_encoder
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from service.inference.engine.process import EngineFailed
-from service.inference.engine.served import Opening
 from service.inference.engine.supervised import SupervisedEngine
+from service.inference.served import Opening
 from tests.unit.service.engines import run, until
 
 
@@ -183,7 +183,7 @@ def test_a_process_that_does_not_live_long_is_started_again_after_a_pause():
 _PARENT = """
 import asyncio
 from service.inference.engine.supervised import SupervisedEngine
-from service.inference.engine.served import Opening
+from service.inference.served import Opening
 
 async def main():
     engine = SupervisedEngine(Opening("fake:latency_ms=1", 1), batch_timeout_s=1)

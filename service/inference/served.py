@@ -72,7 +72,7 @@ class ServedEncoder:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What metrics say of it."""
+        """Returns the labels that metrics have."""
         return {
             "model": self.name,
             "fingerprint": self.fingerprint,
