@@ -108,7 +108,7 @@ def work(model: str, precision: Any, folder: str) -> None:
     """Answers requests on standard input with JSON lines: images per second, or milliseconds per
     image.
     """
-    encoder = open_encoder(model, precision=precision)
+    encoder = open_encoder(model, EncoderOptions(precision=precision))
     source = open_source(folder)
     data = [source.read(entry) for entry in source.entries[:BATCH]]
     pixels = np.stack([encoder.preprocess.prepare(one) for one in data])
