@@ -96,7 +96,7 @@ def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
 def arithmetics() -> list[ProductsName | Literal["auto"]]:
     names: list[ProductsName | Literal["auto"]] = ["auto", "numpy"]
     if find_spec("torch") is not None:
-        from mlcd.clustering.products_torch import cuda_available
+        from mlcd.clustering.matmul_torch import cuda_available
 
         names += ["torch-fp32", "torch-bf16"]
         names += ["cuda-bf16"] if cuda_available() else []

@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.best import Best
+from mlcd.clustering.candidates import Best
 from mlcd.clustering.certificate import DOUBLE_MARGIN
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan
-from mlcd.clustering.pairs import ordered
-from mlcd.clustering.products import Hits, NumpyProducts
+from mlcd.clustering.exact_scores import ordered
+from mlcd.clustering.matmul import Hits, NumpyProducts
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.products import Products
+from mlcd.clustering.matmul import Products
 from mlcd.types import Embeddings
 
 DOUBLE_MARGIN: Final = 1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096

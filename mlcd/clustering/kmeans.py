@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.nearest import ROUNDED_PRODUCTS, CenterScan, ProductsName, fastest_products
-from mlcd.clustering.nearest_one import Basis, NearestOne
+from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.rows import ArrayRows, Rows, UnitRows
@@ -169,7 +169,7 @@ class _Nearest:
         if self._basis is None and self._many_rows and centers.shape[1] >= _MANY_COMPONENTS:
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None
-        one = NearestOne(centers, self._basis, settled.one.one_in if settled else None)
+        one = NearestCenter(centers, self._basis, settled.one.one_in if settled else None)
         ways: list[_NearestTo] = [one.nearest]
         # In bfloat16, or on a GPU, the general scan multiplies faster; in float32 the special one does less beside.
         if self._products in ROUNDED_PRODUCTS:
@@ -182,7 +182,7 @@ class _Nearest:
 class _Fastest:
     """Several ways to the same answer: timed on the first rows, unless one is chosen already."""
 
-    def __init__(self, one: NearestOne, ways: Sequence[_NearestTo], chosen: int | None) -> None:
+    def __init__(self, one: NearestCenter, ways: Sequence[_NearestTo], chosen: int | None) -> None:
         self.one, self._ways = one, ways
         self.chosen = 0 if len(ways) == 1 else chosen
 

@@ -25,7 +25,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.best import Best
+from mlcd.clustering.candidates import Best
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
@@ -36,8 +36,8 @@ from mlcd.clustering.certificate import (
     raised,
     score_slack,
 )
-from mlcd.clustering.pairs import ordered
-from mlcd.clustering.products import NumpyProducts, Products
+from mlcd.clustering.exact_scores import ordered
+from mlcd.clustering.matmul import NumpyProducts, Products
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
@@ -225,7 +225,7 @@ def fastest_products(centers: Embeddings) -> ProductsName:
         return "numpy"
     names: list[ProductsName] = ["numpy"]
     if find_spec("torch") is not None:
-        from mlcd.clustering.products_torch import cuda_available
+        from mlcd.clustering.matmul_torch import cuda_available
 
         names += ["torch-fp32", "torch-bf16"]
         names += ["cuda-bf16"] if cuda_available() else []
@@ -238,7 +238,7 @@ def open_products(name: ProductsName, centers: Embeddings) -> Products:
     if name == "numpy":
         return NumpyProducts(centers)
     try:
-        from mlcd.clustering.products_torch import TorchProducts
+        from mlcd.clustering.matmul_torch import TorchProducts
     except ImportError as error:
         raise ConfigInvalid(f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy") from error
     return TorchProducts(centers, bf16=name in ROUNDED_PRODUCTS, device="cuda" if name == "cuda-bf16" else "cpu")

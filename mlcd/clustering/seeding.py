@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest_one import NearestOne
+from mlcd.clustering.nearest_center import NearestCenter
 from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, SelectedRows, lowest_hashed
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
@@ -113,7 +113,7 @@ def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddi
 
 def _cells(sample: Rows, coarse: Embeddings) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
     """(nearest coarse center of each row, a hash of its content)."""
-    nearest = NearestOne(coarse).nearest
+    nearest = NearestCenter(coarse).nearest
     cells = np.empty(sample.num_rows, dtype=np.int32)
     contents = np.empty(sample.num_rows, dtype=np.uint64)
     for start, block in sample.blocks(0, sample.num_rows):

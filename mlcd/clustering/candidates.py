@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.certificate import Reach
-from mlcd.clustering.products import Hits
+from mlcd.clustering.matmul import Hits
 
 
 class Best:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.products import Hits, Rounding
+from mlcd.clustering.matmul import Hits, Rounding
 from mlcd.types import Embeddings
 
 _GROUP: Final = 64
@@ -20,7 +20,7 @@ _BF16_OUTPUT: Final = 2.0**-8
 
 
 class TorchProducts:
-    """See `mlcd.clustering.products.Products`."""
+    """See `mlcd.clustering.matmul.Products`."""
 
     def __init__(self, centers_KD: Embeddings, *, bf16: bool, device: str = "cpu") -> None:
         _keep_float32_exact()

@@ -77,7 +77,7 @@ class _Head:
         return bound_BC
 
 
-class NearestOne:
+class NearestCenter:
     """Centers [K, D], unit, made ready for exact look-ups of the nearest.
 
     basis: where to look for a way to prune; None for the dense way. one_in: the share of components in the head, 0 for
