@@ -4,7 +4,9 @@ import signal
 
 
 def main() -> None:
-    """`mlcd.cli.main`, whose import takes half a second: Ctrl-C meanwhile leaves no traceback of an import."""
+    """`mlcd.cli.main`, whose import takes half a second: Ctrl-C meanwhile leaves no traceback of an
+    import.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # else it is ignored, as by `nohup`, and stays so
         signal.signal(signal.SIGINT, signal.SIG_DFL)

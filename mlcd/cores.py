@@ -11,7 +11,9 @@ _FEATURES: Final = ("AVX2", "AVX512F", "AVX512_BF16", "AVX512_VNNI", "AMX_BF16",
 
 
 def available_cores() -> int:
-    """Cores of the process's own CPU set (taskset, cpuset of a container), within its cgroup's CPU time."""
+    """Cores of the process's own CPU set (taskset, cpuset of a container), within its cgroup's CPU
+    time.
+    """
     quota = quota_cores()
     return min(cpuset_cores(), max(1, math.ceil(quota)) if quota else cpuset_cores())
 
@@ -39,5 +41,7 @@ def cpu_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return frozenset()
-    flags = next((line.partition(":")[2].upper().split() for line in lines if line.startswith("flags")), [])
+    flags = next(
+        (line.partition(":")[2].upper().split() for line in lines if line.startswith("flags")), []
+    )
     return frozenset(_FEATURES).intersection(flags)

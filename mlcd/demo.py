@@ -1,7 +1,7 @@
 """`mlcd demo`: the whole journey by the public commands, one after the other, then the service.
 
-Every command leaves a finished artifact alone and goes on with an interrupted one, so the demo is resumable
-by running it again: it keeps no state of its own.
+Every command leaves a finished artifact alone and goes on with an interrupted one, so the demo is
+resumable by running it again: it keeps no state of its own.
 """
 
 import errno
@@ -69,20 +69,33 @@ class Demo:
         num_clusters = _choose_clusters(features, kept_out)
         num_labels = max(1, min(4 if num_clusters < _MANY_CLUSTERS else 8, num_clusters // 4))
         classes = set(features.class_names)
-        comparable = None not in classes and len(classes) > 1 and kept_out.any() and not kept_out.all()
+        comparable = (
+            None not in classes and len(classes) > 1 and kept_out.any() and not kept_out.all()
+        )
         seed = ["--seed", str(self.seed)]
-        clustering = ["--clusters", str(num_clusters), "--hold-out", str(HELD_OUT_FRACTION), "--subtract-mean"]
+        clustering = [
+            "--clusters",
+            str(num_clusters),
+            "--hold-out",
+            str(HELD_OUT_FRACTION),
+            "--subtract-mean",
+        ]
         if None not in classes:
             clustering.append("--names")
         recipe = self.recipe or ("demo-digits" if self.images is None else "demo-photos")
-        places = {"data.images": self._images, "data.labels": self._at("labels"), "out": self._at("run")}
+        places = {
+            "data.images": self._images,
+            "data.labels": self._at("labels"),
+            "out": self._at("run"),
+        }
         chosen = {**places, "seed": self.seed, "loss.labels_per_image": num_labels}
         overrides = [f"{name}={value}" for name, value in chosen.items()]
         untrained = str(self.out / "run" / "checkpoints" / "step_000000")
         representations = [self._at("pixels"), self._at("features"), untrained, self._at("run")]
         evaluate = [
             ["evaluate", kind, *representations, "--out", self._at(kind), *options]
-            # A folder of one's own may hold copies of an image on both sides: they are counted, and no reason to stop.
+            # A folder of one's own may hold copies of an image on both sides: they are counted, and
+            # no reason to stop.
             for kind, options in (("knn", ["--seen"]), ("clusters", seed))
         ]
         return [
@@ -107,7 +120,9 @@ class Demo:
         ]
 
     def serve(self, host: str, port: int) -> None:
-        """Start the service, print the URL and a curl line when it is ready, wait until it is stopped."""
+        """Start the service, print the URL and a curl line when it is ready, wait until it is
+        stopped.
+        """
         place = ["--host", host, "--port", str(free_port(host, port))]
         command = ["serve", "--model", self._at("model"), "--state", str(self.out), *place]
         try:
@@ -123,7 +138,9 @@ class Demo:
 
     def _tell_how_to_ask(self, served: str) -> None:
         url = served.rpartition(" on ")[-1]
-        picture = shlex.quote('files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"')))
+        picture = shlex.quote(
+            'files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"'))
+        )
         _say(f"{served}\n\nopen {url}/ or ask:\n\n  curl -s -F {picture} '{url}/v1/labels?top=5'")
         _say(f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops it.")
 
@@ -158,42 +175,61 @@ class Demo:
                 artifact = open_artifact(self.out / kind, "evaluation")
                 for result in json.loads(artifact.file("results.json").read_text()):
                     records.setdefault(result["representation"], {}).update(result["metrics"])
-                    copies = max(copies, result["seen"]["images"]) if kind == "knn" and "seen" in result else copies
-        table = Table(title="k-NN on held-out images; k-means with as many clusters as classes, on all")
+                    copies = (
+                        max(copies, result["seen"]["images"])
+                        if kind == "knn" and "seen" in result
+                        else copies
+                    )
+        table = Table(
+            title="k-NN on held-out images; k-means with as many clusters as classes, on all"
+        )
         for column in ("representation", "k-NN accuracy", "cluster purity", "NMI"):
             table.add_column(column, justify="left" if column == "representation" else "right")
         for name, metrics in records.items():
             values = (metrics[key] for key in ("knn_accuracy", "cluster_purity", "cluster_nmi"))
-            table.add_row(shown.get(name, "ViT, trained (MLCD)"), *(f"{value:.3f}" for value in values))
+            table.add_row(
+                shown.get(name, "ViT, trained (MLCD)"), *(f"{value:.3f}" for value in values)
+            )
         console = Console(width=max(80, Console().width))
         if records:
             console.print()
             console.print(table)
             if copies:
-                _say(f"{copies} of the held-out images are copies of ones that were trained on or clustered.")
+                _say(
+                    f"{copies} of the held-out images are copies of ones that were trained on or clustered."
+                )
         else:
-            _say("\nNo table: the images are not in one sub-folder per class, so there is nothing to compare with.")
+            _say(
+                "\nNo table: the images are not in one sub-folder per class, so there is nothing to compare with."
+            )
         _say(f"everything is in {self.out} ({seconds:.0f} s)")
 
 
 def free_port(host: str, port: int) -> int:
-    """`port`, or 0 where another program has it: the service takes a free one then, and tells which.
+    """`port`, or 0 where another program has it: the service takes a free one then, and tells
+    which.
 
     Raises ConfigInvalid where `host` is no address of this machine.
     """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+    with socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM
+    ) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return 0
-            raise ConfigInvalid(f"cannot listen on {host}:{port}", remedy="give another --host or --port") from error
+            raise ConfigInvalid(
+                f"cannot listen on {host}:{port}", remedy="give another --host or --port"
+            ) from error
     return port
 
 
 def write_digits(folder: Path) -> None:
-    """scikit-learn's 1,797 scanned digits as PNG files, one sub-folder per digit; whole or not at all."""
+    """scikit-learn's 1,797 scanned digits as PNG files, one sub-folder per digit; whole or not at
+    all.
+    """
     if folder.is_dir():
         return
     from sklearn.datasets import load_digits
@@ -202,7 +238,9 @@ def write_digits(folder: Path) -> None:
     with translated_os_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".images.", dir=folder.parent) as temporary:
-            for number, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
+            for number, (pixels, digit) in enumerate(
+                zip(digits.images, digits.target, strict=True)
+            ):
                 path = Path(temporary) / "images" / str(digit) / f"{number:04d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray((pixels * 255.0 / 16.0).round().astype(np.uint8)).save(path)
@@ -234,10 +272,11 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _started(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A process that has ended afterwards; raises KeyboardInterrupt where SIGINT or SIGTERM came to us.
+    """A process that has ended afterwards; raises KeyboardInterrupt where SIGINT or SIGTERM came to
+    us.
 
-    It is told of these by us alone, as SIGINT, so that it saves what it has: it is in a group of its own, where the
-    terminal's Ctrl-C does not reach it.
+    It is told of these by us alone, as SIGINT, so that it saves what it has: it is in a group of
+    its own, where the terminal's Ctrl-C does not reach it.
     """
     process: subprocess.Popen[str] | None = None
     told = False
@@ -248,7 +287,11 @@ def _started(command: list[str], stdout: int | None = None) -> Iterator[subproce
         if process is not None:
             process.send_signal(signal.SIGINT)
 
-    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    heard = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
     previous = {number: signal.signal(number, pass_on) for number in heard}
     try:
         arguments = [sys.executable, "-m", "mlcd", *command]

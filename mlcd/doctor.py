@@ -1,4 +1,6 @@
-"""What this machine has for the work, and which engine would do it. Nothing that is missing makes it fail."""
+"""What this machine has for the work, and which engine would do it. Nothing that is missing makes
+it fail.
+"""
 
 import os
 import platform
@@ -58,10 +60,16 @@ def report(facts: dict[str, Any]) -> str:
         ("CPU", cpu["model"] or "unknown"),
         ("instructions", ", ".join(cpu["features"]) or "none of those that matter are known"),
         ("OpenVINO", ", ".join(cpu["openvino_capabilities"] or ["cannot be asked"])),
-        ("cores", f"{cores['usable']} usable of {cores['machine']}; cpuset {cores['cpuset']}, quota {quota or 'none'}"),
+        (
+            "cores",
+            f"{cores['usable']} usable of {cores['machine']}; cpuset {cores['cpuset']}, quota {quota or 'none'}",
+        ),
         ("memory", f"{_gib(memory['machine_bytes'])}; limit {_gib(limit) if limit else 'none'}"),
         ("GPUs", "; ".join(facts["gpus"]) or "none"),
-        ("choice", f"engine {choice['engine']}, precision {choice['precision']}: {choice['reason']}"),
+        (
+            "choice",
+            f"engine {choice['engine']}, precision {choice['precision']}: {choice['reason']}",
+        ),
     ]
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
 
@@ -87,7 +95,11 @@ def _bf16_on_cpu(engine: str) -> str:
     capabilities = _openvino_capabilities()
     if engine != "openvino" or capabilities is None:
         return ""
-    return ", which this CPU can compute" if "BF16" in capabilities else ", which this CPU cannot compute"
+    return (
+        ", which this CPU can compute"
+        if "BF16" in capabilities
+        else ", which this CPU cannot compute"
+    )
 
 
 def _version(package: str) -> str | None:
@@ -125,7 +137,9 @@ def _openvino_capabilities() -> list[str] | None:
 
 def _gpus() -> list[str]:
     try:
-        listed = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        listed = subprocess.run(
+            _NVIDIA_SMI, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in listed.stdout.splitlines() if line.strip()]

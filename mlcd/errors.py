@@ -36,8 +36,9 @@ ImageReason = Literal[
 class MlcdError(Exception):
     """An error that the user can act on: `message`, then how to mend it."""
 
+    # Stable: what programs may compare. A kind that says nothing else has the name of the kind
+    # above it.
     name: str = "internal-error"
-    """Stable: what programs may compare. A kind that says nothing else has the name of the kind above it."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)

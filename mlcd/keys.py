@@ -12,27 +12,39 @@ from mlcd.types import SampleKey
 HELD_OUT_FRACTION = 0.2
 
 
-def split_positions(keys: Iterable[SampleKey], class_names: Iterable[str | None]) -> NDArray[np.float64]:
-    """[N] in (0, 1): where each key stands in its class (or overall where no class is known), by SHA-256.
+def split_positions(
+    keys: Iterable[SampleKey], class_names: Iterable[str | None]
+) -> NDArray[np.float64]:
+    """[N] in (0, 1): where each key stands in its class (or overall where no class is known), by
+    SHA-256.
 
-    To be taken over everything that a source lists, so that every step finds the same split, whichever images
-    it could use.
+    To be taken over everything that a source lists, so that every step finds the same split,
+    whichever images it could use.
     """
-    # The first half of the digests orders keys as the whole would: no two keys are known to agree in it.
+    # The first half of the digests orders keys as the whole would: no two keys are known to agree
+    # in it.
     halves = np.fromiter((hashlib.sha256(key.encode()).digest()[:16] for key in keys), dtype="S16")
     number_of: dict[str | None, int] = {}
-    classes = np.fromiter((number_of.setdefault(name, len(number_of)) for name in class_names), dtype=np.int64)
+    classes = np.fromiter(
+        (number_of.setdefault(name, len(number_of)) for name in class_names), dtype=np.int64
+    )
     high, low = halves.view(">u8").reshape(-1, 2).T
     by_hash = np.lexsort((low, high, classes))
     sizes = np.bincount(classes)
     starts = np.cumsum(sizes) - sizes
     positions = np.empty(len(classes), dtype=np.float64)
-    positions[by_hash] = (np.arange(len(classes)) - np.repeat(starts, sizes) + 0.5) / np.repeat(sizes, sizes)
+    positions[by_hash] = (np.arange(len(classes)) - np.repeat(starts, sizes) + 0.5) / np.repeat(
+        sizes, sizes
+    )
     return positions
 
 
-def held_out(positions: NDArray[np.float64], fraction: float = HELD_OUT_FRACTION) -> NDArray[np.bool_]:
-    """[N] bool, True for the samples that clustering and training must not see: that share of each class."""
+def held_out(
+    positions: NDArray[np.float64], fraction: float = HELD_OUT_FRACTION
+) -> NDArray[np.bool_]:
+    """[N] bool, True for the samples that clustering and training must not see: that share of each
+    class.
+    """
     if not 0.0 <= fraction < 1.0:
         raise ConfigInvalid(f"the held-out fraction must be in [0, 1), got {fraction}")
     return positions <= fraction

@@ -1,4 +1,6 @@
-"""Progress of long work: a bar on a terminal, JSON lines with `--json`, one line at the end otherwise."""
+"""Progress of long work: a bar on a terminal, JSON lines with `--json`, one line at the end
+otherwise.
+"""
 
 import json
 import sys
@@ -31,7 +33,9 @@ class Meter(Protocol):
 class Stages(Protocol):
     """Opens one meter per stage of the work. What a meter raises ends it."""
 
-    def stage(self, name: str, total: int | None, *, done: int = 0) -> AbstractContextManager[Meter]: ...
+    def stage(
+        self, name: str, total: int | None, *, done: int = 0
+    ) -> AbstractContextManager[Meter]: ...
 
 
 class Reporter:

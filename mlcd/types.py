@@ -9,26 +9,27 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, InvalidInput
 
+# [N, D] float32, rows of unit L2 norm.
 Embeddings: TypeAlias = NDArray[np.float32]
-"""[N, D] float32, rows of unit L2 norm."""
 
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
+# [N, 3, H, W] uint8, RGB: what every encoder takes.
 ImageBatch: TypeAlias = NDArray[np.uint8]
-"""[N, 3, H, W] uint8, RGB: what every encoder takes."""
 
+# Hex SHA-256 of a model's tensors and preprocessing. Embeddings of two fingerprints never mix.
 Fingerprint: TypeAlias = str
-"""Hex SHA-256 of a model's tensors and preprocessing. Embeddings of two fingerprints never mix."""
 
+# Names one sample inside its source, for ever: relative path, or shard/key.
 SampleKey: TypeAlias = str
-"""Names one sample inside its source, for ever: relative path, or shard/key."""
 
 
 @dataclass(frozen=True)
 class ScanCounts:
     """By which arithmetic an exact scan was done, and how many rows each level of it settled.
 
-    proven: by the first pass. wider: with more candidates. float32, float64: by a scan in that precision.
+    proven: by the first pass. wider: with more candidates. float32, float64: by a scan in that
+    precision.
     """
 
     products: str
@@ -43,7 +44,8 @@ class Neighbors:
     """The nearest entries of each query, best first.
 
     ids: [N, L] int32 or int64, -1 where there are fewer than L. scores: [N, L] float32, -inf there.
-    Order: score descending, then id ascending. scan: how an exact answer was found, where one was scanned for.
+    Order: score descending, then id ascending. scan: how an exact answer was found, where one was
+    scanned for.
     """
 
     ids: NDArray[np.integer]
@@ -54,7 +56,9 @@ class Neighbors:
 def model_name(name: object) -> str:
     """`name` where it can name a model in URLs, headers and Triton's folders; raises ConfigInvalid."""
     if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
-        raise ConfigInvalid(f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore")
+        raise ConfigInvalid(
+            f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore"
+        )
     return name
 
 
@@ -69,5 +73,8 @@ def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
     usable = np.isfinite(norms[:, 0]) & (norms[:, 0] > 0)
     if not usable.all():
         row = int(np.flatnonzero(~usable)[0])
-        raise InvalidInput(f"row {row} has no direction (norm {norms[row, 0]})", remedy="remove NaN, Inf and zero rows")
+        raise InvalidInput(
+            f"row {row} has no direction (norm {norms[row, 0]})",
+            remedy="remove NaN, Inf and zero rows",
+        )
     return np.ascontiguousarray((rows / norms).astype(np.float32))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TIMEOUT: Final = timedelta(minutes=30)  # the longest that one process waits for another
-_LAST_WORD_S: Final = 2.0  # a failure ends all connections: who notices that waits so long for the reason
+# a failure ends all connections: who notices that waits so long for the reason
+_LAST_WORD_S: Final = 2.0
 _FAILURES: Final = "mlcd/failures"
 _Integers = TypeVar("_Integers", np.int64, np.int32)
 
@@ -31,7 +32,9 @@ class Elsewhere(Exception):
 
 
 def torchrun_variable(name: str, default: int) -> int:
-    """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default where there is no torchrun."""
+    """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default where there is no
+    torchrun.
+    """
     return int(os.environ.get(name, default))  # noqa: TID251 - torchrun tells a process its place in no other way
 
 
@@ -44,8 +47,8 @@ def is_first() -> bool:
 class World:
     """A process group, or just this process (`group` None and `size` 1).
 
-    All of its methods are called by every process at the same place. device: "cuda" or "cpu", through which arrays
-    are summed.
+    All of its methods are called by every process at the same place. device: "cuda" or "cpu",
+    through which arrays are summed.
     """
 
     rank: int = 0
@@ -105,7 +108,9 @@ class World:
         return [int(count) for count in self.sum(counts)]
 
     def gather_rows(self, rows: "Tensor") -> "Tensor":
-        """The rows of all processes in order of rank; their numbers may differ. Gradients flow back to the owner."""
+        """The rows of all processes in order of rank; their numbers may differ. Gradients flow back
+        to the owner.
+        """
         if self.size == 1:
             return rows
         from mlcd.gather import gather_rows
@@ -126,8 +131,8 @@ class World:
 def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> Iterator[World]:
     """Opens the processes of this torchrun; this one alone where there is none.
 
-    cuda: whether tensors on a GPU are reduced, too; None where this machine has one.
-    timeout: the longest that one process waits for another. Raises ConfigInvalid where torch is missing.
+    cuda: whether tensors on a GPU are reduced, too; None where this machine has one. timeout: the
+    longest that one process waits for another. Raises ConfigInvalid where torch is missing.
     """
     if torchrun_variable("WORLD_SIZE", 1) == 1:
         yield World()
@@ -136,7 +141,9 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        raise ConfigInvalid("several processes need torch", remedy="pip install 'mlcd[train]'") from error
+        raise ConfigInvalid(
+            "several processes need torch", remedy="pip install 'mlcd[train]'"
+        ) from error
     if cuda is None:
         cuda = torch.cuda.is_available()
     if cuda:
@@ -166,13 +173,16 @@ def one_voice(world: World) -> Iterator[None]:
     except MlcdError as error:
         if store.add(_FAILURES, 1) == 1:
             raise
-        time.sleep(_LAST_WORD_S)  # torchrun stops all processes once one has ended: the one that tells why goes first
+        # torchrun stops all processes once one has ended: the one that tells why goes first
+        time.sleep(_LAST_WORD_S)
         raise Elsewhere from error
     except RuntimeError as error:
         if "Connection" not in str(error) and "gloo" not in str(error) and "NCCL" not in str(error):
             raise
         time.sleep(_LAST_WORD_S)
         if store.add(_FAILURES, 1) == 1:
-            raise Unavailable("a process is gone", remedy="the same command goes on from its checkpoint") from error
+            raise Unavailable(
+                "a process is gone", remedy="the same command goes on from its checkpoint"
+            ) from error
         time.sleep(_LAST_WORD_S)
         raise Elsewhere from error

@@ -1,12 +1,13 @@
 """The Centers artifact: what labels refer to.
 
-centers.npy     float32 [k, d], unit rows
-sizes.npy       int64 [k], training members of each center
-names.json      optional: a name for each center, or null; see `mlcd.artifacts.names` for those that people give
-mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then normalized again) before
+centers.npy     float32 [k, d], unit rows sizes.npy       int64 [k], training members of each center
+names.json      optional: a name for each center, or null; see `mlcd.artifacts.names` for those that
+people give mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then
+normalized again) before
                 they are compared with the centers; for encoders whose features sit in a narrow cone
 examples.arrow  optional: the keys of a few members of each center, see `mlcd.artifacts.examples`
-audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure approximate look-ups on
+audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure approximate
+look-ups on
 """
 
 import json
@@ -38,21 +39,30 @@ class Centers:
     names: tuple[str | None, ...] | None = None
     mean: NDArray[np.float32] | None = None
     examples: Examples | None = None
+    # Rows as the model gives them, drawn by hash from those that the centers have not seen, where
+    # there were any.
     audit_rows: NDArray[np.float16] | None = None
-    """Rows as the model gives them, drawn by hash from those that the centers have not seen, where there were any."""
+    # Identity of the artifact; empty until published.
     digest: str = ""
-    """Identity of the artifact; empty until published."""
 
     def __post_init__(self) -> None:
         num, dimension = self.vectors.shape
         if len(self.sizes) != num or (self.names is not None and len(self.names) != num):
-            raise ArtifactInvalid(f"{num} centers, {len(self.sizes)} sizes: the center set is not consistent")
+            raise ArtifactInvalid(
+                f"{num} centers, {len(self.sizes)} sizes: the center set is not consistent"
+            )
         if self.mean is not None and self.mean.shape != (dimension,):
-            raise ArtifactInvalid(f"the mean has shape {self.mean.shape}, the centers dimension {dimension}")
+            raise ArtifactInvalid(
+                f"the mean has shape {self.mean.shape}, the centers dimension {dimension}"
+            )
         if self.examples is not None and len(self.examples) != num:
-            raise ArtifactInvalid(f"{num} centers, examples of {len(self.examples)}: the center set is not consistent")
+            raise ArtifactInvalid(
+                f"{num} centers, examples of {len(self.examples)}: the center set is not consistent"
+            )
         if self.audit_rows is not None and self.audit_rows.shape[1:] != (dimension,):
-            raise ArtifactInvalid(f"audit rows {list(self.audit_rows.shape)}, but centers of dimension {dimension}")
+            raise ArtifactInvalid(
+                f"audit rows {list(self.audit_rows.shape)}, but centers of dimension {dimension}"
+            )
 
     def align(self, embeddings: Embeddings) -> Embeddings:
         """Unit embeddings as these centers want them: the mean subtracted, where there is one."""
@@ -100,7 +110,9 @@ class Centers:
             names=names,
             mean=load("mean.npy").astype(np.float32) if "mean.npy" in artifact.files else None,
             examples=Examples.open(artifact.file(EXAMPLES)) if EXAMPLES in artifact.files else None,
-            audit_rows=load(AUDIT_ROWS).astype(np.float16) if AUDIT_ROWS in artifact.files else None,
+            audit_rows=load(AUDIT_ROWS).astype(np.float16)
+            if AUDIT_ROWS in artifact.files
+            else None,
             digest=artifact.digest,
         )
 
@@ -108,7 +120,9 @@ class Centers:
 def majority_names(
     assignment: NDArray[np.int32], class_names: Sequence[str | None], num_centers: int
 ) -> tuple[str | None, ...]:
-    """The most frequent known class among each center's members (the alphabetically first of a tie)."""
+    """The most frequent known class among each center's members (the alphabetically first of a
+    tie).
+    """
     members: list[dict[str, int]] = [{} for _ in range(num_centers)]
     for center, class_name in zip(assignment, class_names, strict=True):
         if class_name is not None:

@@ -1,4 +1,6 @@
-"""What is written is on the disk, and what the file system refuses is an error that names the remedy."""
+"""What is written is on the disk, and what the file system refuses is an error that names the
+remedy.
+"""
 
 import errno
 import os
@@ -13,12 +15,15 @@ from typing import Final
 from mlcd.errors import DiskFull, InvalidInput, TooManyOpenFiles
 
 # The last is numpy's ndarray.tofile.
-_NO_SPACE: Final = re.compile(r"No space left on device|File too large|\d+ requested and \d+ written")
+_NO_SPACE: Final = re.compile(
+    r"No space left on device|File too large|\d+ requested and \d+ written"
+)
 
 
 # Those of faiss are words only.
 _TOO_MANY_FILES: Final = re.compile(r"Too many open files")
-_SPARE_FILES: Final = 8  # fewer free descriptors are none: other threads open and close files meanwhile
+# fewer free descriptors are none: other threads open and close files meanwhile
+_SPARE_FILES: Final = 8
 
 
 @contextmanager
@@ -29,17 +34,24 @@ def translated_os_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         refuse_too_many_files(error)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InvalidInput(f"{place} cannot be written: no permission", remedy="give a writable output") from error
+            raise InvalidInput(
+                f"{place} cannot be written: no permission", remedy="give a writable output"
+            ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
-            raise InvalidInput(f"{place} cannot be made a directory", remedy="give another output") from error
+            raise InvalidInput(
+                f"{place} cannot be made a directory", remedy="give another output"
+            ) from error
         raise
 
 
 def refuse_full_disk(error: BaseException, place: Path) -> None:
-    """Raise DiskFull from an error that says that there is no space, or no more than a limit on file sizes."""
+    """Raise DiskFull from an error that says that there is no space, or no more than a limit on
+    file sizes.
+    """
     if _is_disk_full(error):
         raise DiskFull(
-            f"the disk is full while writing {place}", remedy="free space and run the same command again"
+            f"the disk is full while writing {place}",
+            remedy="free space and run the same command again",
         ) from error
 
 
@@ -75,7 +87,9 @@ def too_many_files() -> TooManyOpenFiles:
 
 
 def lacks_open_files() -> bool:
-    """Tells whether hardly a descriptor is free: for libraries that do not say why they could not open a file."""
+    """Tells whether hardly a descriptor is free: for libraries that do not say why they could not
+    open a file.
+    """
     descriptors: list[int] = []
     try:
         for _ in range(_SPARE_FILES):
@@ -90,10 +104,12 @@ def lacks_open_files() -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; what the block makes there is at `path` when it ends, and on the disk.
+    """Gives a temporary path beside `path`; what the block makes there is at `path` when it ends,
+    and on the disk.
 
-    A reader finds what was there before or all of what is new, after a power cut too. Where the block fails, nothing
-    changes. Of a directory, whoever makes it syncs the files; it takes the place of none but an empty one.
+    A reader finds what was there before or all of what is new, after a power cut too. Where the
+    block fails, nothing changes. Of a directory, whoever makes it syncs the files; it takes the
+    place of none but an empty one.
     """
     temporary = temporary_path(path)
     try:

@@ -17,7 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from mlcd.artifacts.disk import refuse_full_disk, sync_path, temporary_path, translated_os_errors, write_synced
+from mlcd.artifacts.disk import (
+    refuse_full_disk,
+    sync_path,
+    temporary_path,
+    translated_os_errors,
+    write_synced,
+)
 from mlcd.artifacts.manifest import (
     GROWN,
     MANIFEST,
@@ -50,7 +56,9 @@ def find_published(out: Path, request: Request) -> Artifact | None:
     if not os.path.lexists(out):
         return None
     if not (out / MANIFEST).is_file():
-        raise Conflict(f"{out} exists and is not an artifact", remedy="give another output directory")
+        raise Conflict(
+            f"{out} exists and is not an artifact", remedy="give another output directory"
+        )
     artifact = open_artifact(out, verify_files=False)
     found = artifact.request().identity()
     found["config"].pop(GROWN, None)  # whether it was made at once or bit by bit
@@ -59,9 +67,14 @@ def find_published(out: Path, request: Request) -> Artifact | None:
     wanted = request.identity()
     if found != wanted:
         remedy = "remove it or give another output directory"
-        if artifact.kind in ("embeddings", "labels") and found | {"parents": wanted["parents"]} == wanted:
+        if (
+            artifact.kind in ("embeddings", "labels")
+            and found | {"parents": wanted["parents"]} == wanted
+        ):
             remedy += "; --append adds what is new in the same input"
-        raise Conflict(f"{out} holds {artifact.kind} made from other input or settings", remedy=remedy)
+        raise Conflict(
+            f"{out} holds {artifact.kind} made from other input or settings", remedy=remedy
+        )
     if (out / _REQUEST).is_file():
         _clear_notes(out)
     return artifact
@@ -70,17 +83,19 @@ def find_published(out: Path, request: Request) -> Artifact | None:
 class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
-    Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
-    except where this attempt began it and the input or the settings are at fault: then none can finish it, unless
-    `keep` was called.
-    A draft of another request is refused. `fresh`: whatever an earlier attempt left is worth nothing.
-    `shared`: exclusive no more, but for those who enter it alike; what several of them write under one name must have
-    the same bytes, or be written `together` with what it belongs to. One that comes too late, when it was published or
-    removed, is told by a Conflict.
-    Hidden files are working notes: no part of the artifact, gone when it is published.
+    Use as a context manager. Leaving it without `publish` keeps the finished files for the next
+    attempt, except where this attempt began it and the input or the settings are at fault: then
+    none can finish it, unless `keep` was called. A draft of another request is refused. `fresh`:
+    whatever an earlier attempt left is worth nothing. `shared`: exclusive no more, but for those
+    who enter it alike; what several of them write under one name must have the same bytes, or be
+    written `together` with what it belongs to. One that comes too late, when it was published or
+    removed, is told by a Conflict. Hidden files are working notes: no part of the artifact, gone
+    when it is published.
     """
 
-    def __init__(self, out: Path, request: Request, *, fresh: bool = False, shared: bool = False) -> None:
+    def __init__(
+        self, out: Path, request: Request, *, fresh: bool = False, shared: bool = False
+    ) -> None:
         self.out = out
         self._fresh, self._shared, self._began = fresh, shared, False
         self.request = request
@@ -91,9 +106,12 @@ class Draft:
 
     def __enter__(self) -> Self:
         with translated_os_errors(self.out):
-            if not self._shared:  # whoever shares it was told a place that is there: its disk may be away
+            # whoever shares it was told a place that is there: its disk may be away
+            if not self._shared:
                 self.out.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = lock_directory(self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
+            self._descriptor = lock_directory(
+                self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
+            )
             try:
                 self._claim()
             except BaseException:
@@ -109,7 +127,9 @@ class Draft:
             for leftover in [] if self._shared else list(self.path.rglob(_TEMPORARY)):
                 _remove(leftover)
             return
-        holds_work = any(entry.name != _REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir())
+        holds_work = any(
+            entry.name != _REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir()
+        )
         if holds_work and not self._fresh:
             raise Conflict(
                 f"{self.path} holds unfinished work on other input or settings",
@@ -129,9 +149,14 @@ class Draft:
         return identity
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        at_fault = isinstance(error, InvalidInput | ConfigInvalid) and not isinstance(error.__cause__, OSError)
+        at_fault = isinstance(error, InvalidInput | ConfigInvalid) and not isinstance(
+            error.__cause__, OSError
+        )
         if at_fault and self._began:
             shutil.rmtree(self.path, ignore_errors=True)
         self._unlock()
@@ -139,7 +164,9 @@ class Draft:
             refuse_full_disk(error, self.out)
 
     def keep(self) -> None:
-        """What is written stays from now on, whatever is at fault: it is worth more than a clean place."""
+        """What is written stays from now on, whatever is at fault: it is worth more than a clean
+        place.
+        """
         self._began = False
 
     def _unlock(self) -> None:
@@ -153,7 +180,9 @@ class Draft:
 
     @contextmanager
     def write(self, name: str) -> Iterator[Path]:
-        """A temporary path to write; on success it is synced to disk and becomes `name` by a rename."""
+        """A temporary path to write; on success it is synced to disk and becomes `name` by a
+        rename.
+        """
         final = self.path / name
         temporary = temporary_path(final)
         with translated_os_errors(self.out):
@@ -177,9 +206,11 @@ class Draft:
 
     @contextmanager
     def together(self, last: str) -> Iterator[None]:
-        """What is written within appears at the end, `last` last, unless that is there by then: then none of it.
+        """What is written within appears at the end, `last` last, unless that is there by then:
+        then none of it.
 
-        So files that belong together are of one maker, even where another one, thought dead, goes on later.
+        So files that belong together are of one maker, even where another one, thought dead, goes
+        on later.
         """
         waiting = self._waiting = []
         try:
@@ -211,7 +242,10 @@ class Draft:
                 return
         except FileNotFoundError:
             pass
-        raise Conflict(f"{self.path} was published or removed meanwhile", remedy="see whether the output is there")
+        raise Conflict(
+            f"{self.path} was published or removed meanwhile",
+            remedy="see whether the output is there",
+        )
 
     def adopt(self, name: str, child: Path) -> None:
         """Copy the artifact at `child` to the sub-directory `name`: complete, or not at all."""
@@ -225,7 +259,10 @@ class Draft:
 
     def write_json(self, name: str, value: object) -> None:
         with self.write(name) as path:
-            path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+            path.write_text(
+                json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
+                encoding="utf-8",
+            )
 
     def publish(
         self,
@@ -236,7 +273,8 @@ class Draft:
     ) -> Artifact:
         """Write the manifest over everything in the draft and rename the draft to its final place.
 
-        fingerprint: of the model, where it is known only now. logs: files kept but no part of the identity.
+        fingerprint: of the model, where it is known only now. logs: files kept but no part of the
+        identity.
         """
         with translated_os_errors(self.out):
             files, children = self._inventory()
@@ -262,7 +300,9 @@ class Draft:
                 self.path.rename(self.out)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise Conflict(f"{self.out} appeared meanwhile", remedy="give another output directory") from error
+                    raise Conflict(
+                        f"{self.out} appeared meanwhile", remedy="give another output directory"
+                    ) from error
                 raise
             sync_path(self.out.parent)
             _clear_notes(self.out)
@@ -304,9 +344,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
-    """A descriptor that holds the lock of the directory at `path`, which is made where there is none.
+    """A descriptor that holds the lock of the directory at `path`, which is made where there is
+    none.
 
-    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another one holds it; without `make` FileNotFoundError.
+    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another one holds it; without `make`
+    FileNotFoundError.
     """
     while True:
         try:
@@ -319,7 +361,9 @@ def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise Conflict(f"another process is writing {path}", remedy="wait for it or give another output") from error
+            raise Conflict(
+                f"another process is writing {path}", remedy="wait for it or give another output"
+            ) from error
         # The winner of a race may have renamed the directory away between open and lock.
         if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
             return descriptor
@@ -327,7 +371,9 @@ def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
 
 
 def _clear_notes(out: Path) -> None:
-    """As far as this process may, and as others who do the same leave some; what tells that there are some, last."""
+    """As far as this process may, and as others who do the same leave some; what tells that there
+    are some, last.
+    """
     with suppress(OSError):
         for entry in sorted(out.glob(".*"), key=lambda entry: entry.name == _REQUEST):
             _remove(entry)

@@ -1,9 +1,10 @@
 """The embeddings artifact: unit rows in parts, each with the keys of its samples.
 
-part-00000.npy           [n, d] float32 or float16, unit rows
-part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the image's bytes, and
+part-00000.npy           [n, d] float32 or float16, unit rows part-00000.keys.parquet  key,
+class_name (from the source, null where unknown), sha256 of the image's bytes, and
                          split: its position in (0, 1) among all listed images of its class, by which steps hold out
-errors.jsonl             one line per sample that has no row: key, reason, detail; where rows were added later, the
+errors.jsonl             one line per sample that has no row: key, reason, detail; where rows were
+added later, the
                          whole list is in the errors-00000.jsonl of the newest addition, named by its first part
 """
 
@@ -25,7 +26,12 @@ from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 ERRORS = "errors.jsonl"
 KEY_SCHEMA = pa.schema(
-    [("key", pa.string()), ("class_name", pa.string()), ("sha256", pa.binary(32)), ("split", pa.float64())]
+    [
+        ("key", pa.string()),
+        ("class_name", pa.string()),
+        ("sha256", pa.binary(32)),
+        ("split", pa.float64()),
+    ]
 )
 
 
@@ -44,7 +50,9 @@ def keys_name(part: int) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """`num_rows` rows of one part, from `offset` on; `start` is the first one's number over all parts."""
+    """`num_rows` rows of one part, from `offset` on; `start` is the first one's number over all
+    parts.
+    """
 
     part: int
     offset: int
@@ -54,7 +62,9 @@ class Block:
 
 @dataclass(frozen=True)
 class EmbeddingsArtifact:
-    """Reads an embeddings artifact part by part; each part is verified against the manifest as it is read."""
+    """Reads an embeddings artifact part by part; each part is verified against the manifest as it
+    is read.
+    """
 
     artifact: Artifact
 
@@ -70,7 +80,10 @@ class EmbeddingsArtifact:
     def _check_rows(self) -> None:
         for part in range(self.num_parts):
             try:
-                rows, keys = len(self._map(part)), pq.read_metadata(self.artifact.path / keys_name(part)).num_rows
+                rows, keys = (
+                    len(self._map(part)),
+                    pq.read_metadata(self.artifact.path / keys_name(part)).num_rows,
+                )
             except (ValueError, OSError, EOFError, pa.ArrowException) as error:
                 raise ArtifactInvalid(
                     f"{self.artifact.path / part_name(part)} or its keys are damaged",
@@ -95,7 +108,9 @@ class EmbeddingsArtifact:
 
     def skipped(self) -> list[dict[str, str]]:
         """Returns key, reason and detail of each sample that has no row."""
-        return [json.loads(line) for line in self.errors_file.read_text(encoding="utf-8").splitlines()]
+        return [
+            json.loads(line) for line in self.errors_file.read_text(encoding="utf-8").splitlines()
+        ]
 
     @cached_property
     def num_parts(self) -> int:
@@ -118,7 +133,9 @@ class EmbeddingsArtifact:
         parts = [keys_name(part) for part in range(self.num_parts)]
         for part in parts:
             self._verify(part)
-        return pa.concat_tables([pq.read_table(self.artifact.path / part, columns=[name]) for part in parts])[name]
+        return pa.concat_tables(
+            [pq.read_table(self.artifact.path / part, columns=[name]) for part in parts]
+        )[name]
 
     @cached_property
     def keys(self) -> list[SampleKey]:
@@ -126,7 +143,9 @@ class EmbeddingsArtifact:
         return keys
 
     def keys_at(self, rows: NDArray[np.int64]) -> pa.Array:
-        """The keys of the rows of these numbers, [n] large_string in this order; in memory are those of one part."""
+        """The keys of the rows of these numbers, [n] large_string in this order; in memory are
+        those of one part.
+        """
         order = np.argsort(rows, kind="stable")
         in_order, found, start = rows[order], [pa.array([], pa.large_string())], 0
         for part in range(self.num_parts):
@@ -135,7 +154,9 @@ class EmbeddingsArtifact:
             if len(wanted):
                 self._verify(keys_name(part))
                 keys = pq.read_table(self.artifact.path / keys_name(part), columns=["key"])["key"]
-                found.append(keys.cast(pa.large_string()).take(pa.array(wanted - start)).combine_chunks())
+                found.append(
+                    keys.cast(pa.large_string()).take(pa.array(wanted - start)).combine_chunks()
+                )
             start = stop
         return pa.concat_arrays(found).take(pa.array(np.argsort(order, kind="stable")))
 
@@ -206,5 +227,7 @@ class EmbeddingsArtifact:
         return np.concatenate([block for _, block in self.blocks()])
 
     def _map(self, part: int) -> NDArray[np.floating]:
-        rows: NDArray[np.floating] = np.load(self.artifact.path / part_name(part), mmap_mode="r", allow_pickle=False)
+        rows: NDArray[np.floating] = np.load(
+            self.artifact.path / part_name(part), mmap_mode="r", allow_pickle=False
+        )
         return rows

@@ -1,6 +1,8 @@
-"""Keys of samples near each center, in a file that is read where it is looked into and nowhere else.
+"""Keys of samples near each center, in a file that is read where it is looked into and nowhere
+else.
 
-examples.arrow  an Arrow IPC file, one row for each center: keys list<large_string>, nearest first, and similarities
+examples.arrow  an Arrow IPC file, one row for each center: keys list<large_string>, nearest first,
+and similarities
                 list<float32>, their cosines with the center, null where none was measured in its space
 """
 
@@ -19,7 +21,9 @@ from mlcd.errors import ArtifactInvalid
 from mlcd.types import SampleKey
 
 EXAMPLES: Final = "examples.arrow"
-_SCHEMA: Final = pa.schema([("keys", pa.list_(pa.large_string())), ("similarities", pa.list_(pa.float32()))])
+_SCHEMA: Final = pa.schema(
+    [("keys", pa.list_(pa.large_string())), ("similarities", pa.list_(pa.float32()))]
+)
 _BATCH_CENTERS: Final = 4096
 
 
@@ -30,20 +34,31 @@ class Example:
 
 
 class Examples:
-    """Of each center at most a few samples; opened from a file they are its pages, not memory of the process."""
+    """Of each center at most a few samples; opened from a file they are its pages, not memory of
+    the process.
+    """
 
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
         self._batches = batches
         self._stops = list(accumulate(batch.num_rows for batch in batches))
         self._parts = [
-            (keys.offsets.to_numpy(), keys.values, similarities.values) for keys, similarities in map(_columns, batches)
+            (keys.offsets.to_numpy(), keys.values, similarities.values)
+            for keys, similarities in map(_columns, batches)
         ]
 
     @classmethod
-    def of(cls, keys: pa.Array, counts: NDArray[np.integer], similarities: NDArray[np.floating] | None) -> "Examples":
-        """keys: [n] strings, those of the first center first, as many as counts [K] says; similarities: [n]."""
+    def of(
+        cls, keys: pa.Array, counts: NDArray[np.integer], similarities: NDArray[np.floating] | None
+    ) -> "Examples":
+        """keys: [n] strings, those of the first center first, as many as counts [K] says;
+        similarities: [n].
+        """
         stops = np.concatenate([[0], np.cumsum(counts)])
-        scores = pa.nulls(len(keys), pa.float32()) if similarities is None else pa.array(similarities, pa.float32())
+        scores = (
+            pa.nulls(len(keys), pa.float32())
+            if similarities is None
+            else pa.array(similarities, pa.float32())
+        )
         return cls(list(_batches(keys.cast(pa.large_string()), scores, stops)))
 
     @classmethod
@@ -53,9 +68,13 @@ class Examples:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         except (OSError, pa.ArrowException) as error:
-            raise ArtifactInvalid(f"{path} cannot be read", remedy="it is damaged; make the centers again") from error
+            raise ArtifactInvalid(
+                f"{path} cannot be read", remedy="it is damaged; make the centers again"
+            ) from error
         if reader.schema != _SCHEMA:
-            raise ArtifactInvalid(f"{path} does not hold examples of centers", remedy="make the centers again")
+            raise ArtifactInvalid(
+                f"{path} does not hold examples of centers", remedy="make the centers again"
+            )
         return cls(batches)
 
     def __len__(self) -> int:
@@ -68,7 +87,11 @@ class Examples:
         offsets, keys, similarities = self._parts[number]
         start, stop = int(offsets[row]), int(offsets[row + 1])
         length = stop - start if num is None else min(num, stop - start)
-        pairs = zip(keys.slice(start, length).to_pylist(), similarities.slice(start, length).to_pylist(), strict=True)
+        pairs = zip(
+            keys.slice(start, length).to_pylist(),
+            similarities.slice(start, length).to_pylist(),
+            strict=True,
+        )
         return [Example(key, similarity) for key, similarity in pairs]
 
     def write(self, path: Path) -> None:
@@ -81,11 +104,16 @@ def _columns(batch: pa.RecordBatch) -> tuple[pa.ListArray, pa.ListArray]:
     return batch.column("keys"), batch.column("similarities")
 
 
-def _batches(keys: pa.Array, similarities: pa.Array, stops: NDArray[np.integer]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    keys: pa.Array, similarities: pa.Array, stops: NDArray[np.integer]
+) -> Iterator[pa.RecordBatch]:
     num_centers = len(stops) - 1
     for first in range(0, num_centers, _BATCH_CENTERS):
         bounds = stops[first : min(first + _BATCH_CENTERS, num_centers) + 1]
         start, length = int(bounds[0]), int(bounds[-1] - bounds[0])
         offsets = pa.array(bounds - start, pa.int32())
-        lists = [pa.ListArray.from_arrays(offsets, values.slice(start, length)) for values in (keys, similarities)]
+        lists = [
+            pa.ListArray.from_arrays(offsets, values.slice(start, length))
+            for values in (keys, similarities)
+        ]
         yield pa.record_batch(lists, schema=_SCHEMA)

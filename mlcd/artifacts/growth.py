@@ -1,7 +1,8 @@
-"""Finished artifacts that grow: new parts beside the old ones, then another manifest, by one rename.
+"""Finished artifacts that grow: new parts beside the old ones, then another manifest, by one
+rename.
 
-What is there stays as it is, byte for byte, and so does the manifest that was there before, under a name of its own:
-what was made from the earlier state can still be compared with it.
+What is there stays as it is, byte for byte, and so does the manifest that was there before, under a
+name of its own: what was made from the earlier state can still be compared with it.
 """
 
 import os
@@ -35,7 +36,8 @@ _EARLIER: Final = "manifest-{:05d}.json"
 
 
 def first_part_after(artifact: Artifact, digest: str) -> int | None:
-    """The first part that was added to the artifact since it had this digest; None where it never had.
+    """The first part that was added to the artifact since it had this digest; None where it never
+    had.
 
     Raises ArtifactInvalid where what it was then is not there any more, as it was.
     """
@@ -47,41 +49,59 @@ def first_part_after(artifact: Artifact, digest: str) -> int | None:
 
 
 def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
-    """Returns the artifact as it was when it had this digest, before parts were added; None where it never had.
+    """Returns the artifact as it was when it had this digest, before parts were added; None where
+    it never had.
 
     Raises ArtifactInvalid where what it was then is not there any more, as it was.
     """
     if artifact.digest == digest:
         return artifact
     first_part = first_part_after(artifact, digest)
-    return None if first_part is None else _earlier_state(artifact, _EARLIER.format(first_part), digest)
+    return (
+        None
+        if first_part is None
+        else _earlier_state(artifact, _EARLIER.format(first_part), digest)
+    )
 
 
 def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
-    """Reads the earlier manifest of this name; each file in it must, by the artifact's own, be what it was."""
+    """Reads the earlier manifest of this name; each file in it must, by the artifact's own, be what
+    it was.
+    """
     verify_file(artifact, name)
     earlier = read_manifest(artifact.path, name)
     same = all(artifact.files.get(file) == entry for file, entry in earlier.files.items())
     if earlier.digest != digest or not same:
-        raise ArtifactInvalid(f"{artifact.path / name} is not what it was", remedy="make the artifact again")
+        raise ArtifactInvalid(
+            f"{artifact.path / name} is not what it was", remedy="make the artifact again"
+        )
     return earlier
 
 
 @contextmanager
-def open_addition(artifact: Artifact, parents: tuple[Parent, ...], first_part: int) -> Iterator["Addition"]:
+def open_addition(
+    artifact: Artifact, parents: tuple[Parent, ...], first_part: int
+) -> Iterator["Addition"]:
     """Opens a draft beside the artifact for what is added to it, from part `first_part` on.
 
-    A draft of the same addition is gone on with, that of any other is worth nothing. Raises Conflict where another
-    process is at it, or was a moment ago.
+    A draft of the same addition is gone on with, that of any other is worth nothing. Raises
+    Conflict where another process is at it, or was a moment ago.
     """
-    request = Request(artifact.kind, {"to": artifact.digest, "first_part": first_part}, parents, artifact.fingerprint)
+    request = Request(
+        artifact.kind,
+        {"to": artifact.digest, "first_part": first_part},
+        parents,
+        artifact.fingerprint,
+    )
     draft = Draft(artifact.path, request)
     if draft.begun() not in (None, request.identity()):
         draft = Draft(artifact.path, request, fresh=True)
     with draft:
         if open_artifact(artifact.path, verify_files=False).digest != artifact.digest:
             shutil.rmtree(draft.path)
-            raise Conflict(f"{artifact.path} has grown meanwhile", remedy="run the same command again")
+            raise Conflict(
+                f"{artifact.path} has grown meanwhile", remedy="run the same command again"
+            )
         for leftover in artifact.path.glob(".*.tmp"):  # of one that was killed in its last step
             leftover.unlink()
         yield Addition(artifact, draft, parents, first_part)
@@ -90,14 +110,18 @@ def open_addition(artifact: Artifact, parents: tuple[Parent, ...], first_part: i
 class Addition:
     """New parts of a finished artifact, in a draft until `publish`."""
 
-    def __init__(self, artifact: Artifact, draft: Draft, parents: tuple[Parent, ...], first_part: int) -> None:
+    def __init__(
+        self, artifact: Artifact, draft: Draft, parents: tuple[Parent, ...], first_part: int
+    ) -> None:
         self.draft = draft
         self._artifact, self._parents, self._first_part = artifact, parents, first_part
 
     def publish(self, summary: Mapping[str, Any]) -> Artifact:
-        """Put the draft's files beside the old ones, and then the manifest over all of them in place of the old one.
+        """Put the draft's files beside the old ones, and then the manifest over all of them in
+        place of the old one.
 
-        Killed before that last step, the artifact is what it was: files that no manifest names are none of it.
+        Killed before that last step, the artifact is what it was: files that no manifest names are
+        none of it.
         """
         old, out = self._artifact, self._artifact.path
         with translated_os_errors(out):

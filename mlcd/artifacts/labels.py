@@ -1,6 +1,7 @@
 """The LabelTable artifact: for each sample its nearest centers, best first.
 
-part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score descending, id ascending);
+part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score
+descending, id ascending);
                     on request embedding fixed_size_list<float32>[d], the unit row that was labeled
 names.json          optional: the names of the centers, so that the table stands without them
 """
@@ -43,15 +44,24 @@ def write_part(
     neighbors: Neighbors,
     embeddings: Embeddings | None = None,
 ) -> None:
-    """One part; entries with id -1 are left out, so rows may differ in length. embeddings: [n, D], a column more."""
+    """One part; entries with id -1 are left out, so rows may differ in length. embeddings: [n, D],
+    a column more.
+    """
     present = neighbors.ids >= 0
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
     ids = pa.ListArray.from_arrays(offsets, neighbors.ids[present].astype(np.int32))
     scores = pa.ListArray.from_arrays(offsets, neighbors.scores[present].astype(np.float16))
-    columns = [pa.array(keys, pa.string()), pa.array(image_sha256, pa.binary(DIGEST_BYTES)), ids, scores]
+    columns = [
+        pa.array(keys, pa.string()),
+        pa.array(image_sha256, pa.binary(DIGEST_BYTES)),
+        ids,
+        scores,
+    ]
     table = pa.table(columns, schema=SCHEMA)
     if embeddings is not None:
-        rows = pa.FixedSizeListArray.from_arrays(np.ascontiguousarray(embeddings).reshape(-1), embeddings.shape[1])
+        rows = pa.FixedSizeListArray.from_arrays(
+            np.ascontiguousarray(embeddings).reshape(-1), embeddings.shape[1]
+        )
         table = table.append_column("embedding", rows)
     with draft.write(part_name(part)) as path:
         pq.write_table(table, path)
@@ -90,7 +100,9 @@ class LabelTable:
 
     @cached_property
     def image_sha256(self) -> list[bytes]:
-        """Of the image that each row was labeled from: another image under the same key is not that sample."""
+        """Of the image that each row was labeled from: another image under the same key is not that
+        sample.
+        """
         digests: list[bytes] = self._column("sha256").to_pylist()
         return digests
 
@@ -111,19 +123,27 @@ class LabelTable:
         return {key: row for row, key in enumerate(self.keys)}
 
     def labeled_keys(self) -> pa.ChunkedArray:
-        """[n] large_string: the keys of the samples that have labels, in order. Read anew each time, and not kept."""
+        """[n] large_string: the keys of the samples that have labels, in order. Read anew each
+        time, and not kept.
+        """
         parts = [self._labeled(part, "key")["key"].cast(pa.large_string()) for part in self._parts]
-        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.large_string())
+        return pa.chunked_array(
+            [chunk for part in parts for chunk in part.chunks], pa.large_string()
+        )
 
     def labeled_rows(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
-        """Of the same samples, part by part: ids int32 [m, L], padded with -1, and SHA-256 of the images uint8 [m, 32].
+        """Of the same samples, part by part: ids int32 [m, L], padded with -1, and SHA-256 of the
+        images uint8 [m, 32].
 
         L differs from part to part.
         """
         for part in self._parts:
             table = self._labeled(part, "sha256")
             digests = b"".join(table["sha256"].to_pylist())
-            yield _padded(table["ids"], -1, np.int32), np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+            yield (
+                _padded(table["ids"], -1, np.int32),
+                np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+            )
 
     def first_labels(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
         """Of the same samples, part by part: the id and the score of the nearest center, [m] each."""
@@ -134,7 +154,11 @@ class LabelTable:
 
     @property
     def _parts(self) -> list[Path]:
-        return [self.artifact.path / name for name in sorted(self.artifact.files) if name.endswith(".parquet")]
+        return [
+            self.artifact.path / name
+            for name in sorted(self.artifact.files)
+            if name.endswith(".parquet")
+        ]
 
     def _column(self, name: str) -> pa.ChunkedArray:
         return pa.concat_tables([pq.read_table(part, columns=[name]) for part in self._parts])[name]

@@ -1,11 +1,12 @@
 """Directory artifacts: complete, verified and named by their content, or not there at all.
 
-An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside its final
-place and appears by one rename, so no reader ever meets half of it: `mlcd.artifacts.draft`.
+An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside
+its final place and appears by one rename, so no reader ever meets half of it:
+`mlcd.artifacts.draft`.
 
-`digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and children and
-the SHA-256 of every file. Times, summaries, places and logs are listed in the manifest but are no part of it:
-two runs that made the same thing have the same digest.
+`digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and
+children and the SHA-256 of every file. Times, summaries, places and logs are listed in the manifest
+but are no part of it: two runs that made the same thing have the same digest.
 """
 
 import hashlib
@@ -23,15 +24,18 @@ from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
+# In the config of an artifact that has grown: the digest that it had before each addition, by its
+# first part.
 GROWN: Final = "grown"
-"""In the config of an artifact that has grown: the digest that it had before each addition, by its first part."""
 _PARTIAL: Final = ".partial"
 _CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Parent:
-    """What an artifact was made from. `path` is a hint relative to the artifact; `digest` is the identity."""
+    """What an artifact was made from. `path` is a hint relative to the artifact; `digest` is the
+    identity.
+    """
 
     role: str
     path: str
@@ -46,7 +50,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be made, known before the work starts: it decides whether a draft or a result can be reused."""
+    """What is to be made, known before the work starts: it decides whether a draft or a result can
+    be reused.
+    """
 
     kind: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +96,9 @@ class Artifact:
     def file(self, name: str) -> Path:
         """The path of a listed file; ArtifactInvalid where the manifest has none of that name."""
         if name not in self.files and name not in self.logs:
-            raise ArtifactInvalid(f"{self.path} has no file {name}", remedy="it was made by another step or version")
+            raise ArtifactInvalid(
+                f"{self.path} has no file {name}", remedy="it was made by another step or version"
+            )
         return self.path / name
 
     def as_parent_of(self, out: Path, role: str) -> Parent:
@@ -98,11 +106,16 @@ class Artifact:
 
 
 def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = True) -> Artifact:
-    """The artifact at `path`, its manifest checked and, unless told otherwise, every byte of its files.
+    """The artifact at `path`, its manifest checked and, unless told otherwise, every byte of its
+    files.
 
     Raises ArtifactInvalid naming the first file that does not match.
     """
-    if kind is not None and not (path / MANIFEST).is_file() and (meant := near(path, kind)) is not None:
+    if (
+        kind is not None
+        and not (path / MANIFEST).is_file()
+        and (meant := near(path, kind)) is not None
+    ):
         raise ArtifactInvalid(f"{path} is not a finished artifact", remedy=f"did you mean {meant}?")
     artifact = read_manifest(path)
     if kind is not None and artifact.kind != kind:
@@ -115,15 +128,21 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
         elif not (path / name).is_file():
             raise ArtifactInvalid(f"{path / name} is missing", remedy="make the artifact again")
         elif (path / name).stat().st_size != entry.size_bytes:
-            raise ArtifactInvalid(f"{path / name} differs from its manifest", remedy="it is damaged; make it again")
+            raise ArtifactInvalid(
+                f"{path / name} differs from its manifest", remedy="it is damaged; make it again"
+            )
     for name, digest in artifact.children.items():
         if open_artifact(path / name, verify_files=verify_files).digest != digest:
-            raise ArtifactInvalid(f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again")
+            raise ArtifactInvalid(
+                f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again"
+            )
     return artifact
 
 
 def near(path: Path, *kinds: str) -> Path | None:
-    """The first artifact of one of these kinds one level away: above `path`, or in it; None where there is none."""
+    """The first artifact of one of these kinds one level away: above `path`, or in it; None where
+    there is none.
+    """
     for place in (path.parent, *sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))):
         with suppress(ArtifactInvalid):
             if place != path and read_manifest(place).kind in kinds:
@@ -139,9 +158,13 @@ def verify_file(artifact: Artifact, name: str) -> None:
         actual = measure(path)
     except OSError as error:
         refuse_too_many_files(error)
-        raise ArtifactInvalid(f"{path} cannot be read", remedy="restore it, or make the artifact again") from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read", remedy="restore it, or make the artifact again"
+        ) from error
     if actual != entry:
-        raise ArtifactInvalid(f"{path} differs from its manifest", remedy="it is damaged or was edited; make it again")
+        raise ArtifactInvalid(
+            f"{path} differs from its manifest", remedy="it is damaged or was edited; make it again"
+        )
 
 
 def draft_path(out: Path) -> Path:
@@ -172,7 +195,9 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
         raw = file.read_bytes()
         manifest = json.loads(raw)
         if manifest["schema"] > SCHEMA:
-            raise ArtifactInvalid(f"{file} is of schema {manifest['schema']}", remedy="upgrade mlcd to read it")
+            raise ArtifactInvalid(
+                f"{file} is of schema {manifest['schema']}", remedy="upgrade mlcd to read it"
+            )
         intact = raw == _pretty(manifest) and manifest["checksum"] == _checksum(manifest)
         artifact = Artifact(
             path=path,
@@ -190,7 +215,9 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         refuse_too_many_files(error)
-        raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again") from error
+        raise ArtifactInvalid(
+            f"{file} is damaged", remedy="restore it, or make the artifact again"
+        ) from error
     if not intact:
         raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again")
     return artifact

@@ -1,6 +1,8 @@
-"""Names of centers that people give: a file beside those of the Centers artifact, and no part of its identity.
+"""Names of centers that people give: a file beside those of the Centers artifact, and no part of
+its identity.
 
-given-names.json  {"centers": digest of the artifact, "names": [k] of name or null, "checksum": SHA-256 of the rest}
+given-names.json  {"centers": digest of the artifact, "names": [k] of name or null, "checksum":
+SHA-256 of the rest}
 
 It is in no manifest, so that naming changes no digest, and carries its own checksum instead.
 """
@@ -24,7 +26,9 @@ Names = tuple[str | None, ...]
 
 
 def read_given_names(artifact: Artifact, num_centers: int) -> Names | None:
-    """None where nobody gave any. Raises ArtifactInvalid for a file that is damaged or of other centers."""
+    """None where nobody gave any. Raises ArtifactInvalid for a file that is damaged or of other
+    centers.
+    """
     path = artifact.path / GIVEN_NAMES
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -37,7 +41,9 @@ def read_given_names(artifact: Artifact, num_centers: int) -> Names | None:
     if not intact:
         raise _damaged(path)
     if stored["centers"] != artifact.digest or len(names) != num_centers:
-        raise ArtifactInvalid(f"{path} names other centers", remedy="remove it, and name these by `mlcd name`")
+        raise ArtifactInvalid(
+            f"{path} names other centers", remedy="remove it, and name these by `mlcd name`"
+        )
     return names
 
 
@@ -54,7 +60,8 @@ def write_given_names(artifact: Artifact, names: Names) -> None:
 
 
 def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
-    """{center: name, or None to take it away} of a JSON object, or of lines `id<TAB>name` or `id,name`.
+    """{center: name, or None to take it away} of a JSON object, or of lines `id<TAB>name` or
+    `id,name`.
 
     Raises NotFound, and InvalidInput naming the first id or name that cannot be.
     """
@@ -69,14 +76,20 @@ def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
     for identifier, name in pairs:
         center = _checked_id(path, identifier, num_centers)
         if center in found:
-            raise InvalidInput(f"{path} names center {center} twice", remedy="give each center one name")
+            raise InvalidInput(
+                f"{path} names center {center} twice", remedy="give each center one name"
+            )
         found[center] = _checked_name(path, center, name)
     if not found:
-        raise InvalidInput(f"{path} holds no name", remedy='give JSON like {"3": "cat"}, or lines of id<TAB>name')
+        raise InvalidInput(
+            f"{path} holds no name", remedy='give JSON like {"3": "cat"}, or lines of id<TAB>name'
+        )
     return found
 
 
-def renamed(names: Sequence[str | None] | None, changes: Mapping[int, str | None], num_centers: int) -> Names:
+def renamed(
+    names: Sequence[str | None] | None, changes: Mapping[int, str | None], num_centers: int
+) -> Names:
     """The names with the changes; those of other centers stay."""
     before = [None] * num_centers if names is None else names
     return tuple(changes.get(center, name) for center, name in enumerate(before))
@@ -84,9 +97,12 @@ def renamed(names: Sequence[str | None] | None, changes: Mapping[int, str | None
 
 def _json_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
     try:
-        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)  # a dict would hide what stands twice
+        # a dict would hide what stands twice
+        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
     except ValueError as error:
-        raise InvalidInput(f"{path} is no valid JSON: {error}", remedy='give an object like {"3": "cat"}') from error
+        raise InvalidInput(
+            f"{path} is no valid JSON: {error}", remedy='give an object like {"3": "cat"}'
+        ) from error
     return pairs
 
 
@@ -96,10 +112,14 @@ def _line_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
     try:
         rows = list(csv.reader(lines, delimiter=delimiter))
     except csv.Error as error:
-        raise InvalidInput(f"{path} is no table: {error}", remedy="give lines of id<TAB>name") from error
+        raise InvalidInput(
+            f"{path} is no table: {error}", remedy="give lines of id<TAB>name"
+        ) from error
     for number, row in enumerate(rows, start=1):
         if len(row) != len(_HEADER):
-            raise InvalidInput(f"line {number} of {path} is no id and name", remedy="give lines of id<TAB>name")
+            raise InvalidInput(
+                f"line {number} of {path} is no id and name", remedy="give lines of id<TAB>name"
+            )
     if rows and tuple(cell.strip().lower() for cell in rows[0]) == _HEADER:
         del rows[0]
     return [(identifier, name) for identifier, name in rows]
@@ -134,5 +154,6 @@ def _sealed(digest: str, names: Names) -> dict[str, Any]:
 
 def _damaged(path: Path) -> ArtifactInvalid:
     return ArtifactInvalid(
-        f"{path} is damaged or was edited", remedy="remove it, and name the centers again by `mlcd name --set`"
+        f"{path} is damaged or was edited",
+        remedy="remove it, and name the centers again by `mlcd name --set`",
     )

@@ -1,4 +1,5 @@
-"""The Python client of `mlcd serve`: images in, numpy arrays out, over nothing but the public REST contract.
+"""The Python client of `mlcd serve`: images in, numpy arrays out, over nothing but the public REST
+contract.
 
 Needs httpx (`pip install mlcd[client]`); neither torch nor faiss nor the server.
 """

@@ -14,8 +14,8 @@ from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings, Fingerprint
 
 Mode = Literal["exact", "approximate"]
+# [D] float32 of unit norm.
 Row: TypeAlias = NDArray[np.float32]
-"""[D] float32 of unit norm."""
 
 _Value = TypeVar("_Value")
 
@@ -24,8 +24,9 @@ _Value = TypeVar("_Value")
 class Origin:
     """What computed an answer: answers of two origins are never mixed.
 
-    centers: digest of the server's center set, where the answer states it. audit: of approximate labels, as the server
-    measured it. rounded: the type that the server rounds vectors to, None where they are exact.
+    centers: digest of the server's center set, where the answer states it. audit: of approximate
+    labels, as the server measured it. rounded: the type that the server rounds vectors to, None
+    where they are exact.
     """
 
     model: str
@@ -53,9 +54,13 @@ class Embedded:
     origin: Origin
 
     @classmethod
-    def of(cls, items: Sequence[Row | ImageRejected], origin: Origin, *, dimension: int) -> "Embedded":
+    def of(
+        cls, items: Sequence[Row | ImageRejected], origin: Origin, *, dimension: int
+    ) -> "Embedded":
         """dimension: of the model; what the shape is where there is no row."""
-        rows = {index: item for index, item in enumerate(items) if not isinstance(item, ImageRejected)}
+        rows = {
+            index: item for index, item in enumerate(items) if not isinstance(item, ImageRejected)
+        }
         found = np.stack(list(rows.values())) if rows else np.empty((0, dimension), np.float32)
         vectors = np.full((len(items), found.shape[1]), np.nan, np.float32)
         vectors[list(rows)] = found
@@ -66,8 +71,8 @@ class Embedded:
 class Example:
     """A sample near a center.
 
-    collection: that holds it as an item; None: a member when the center was made. similarity: cosine with the center;
-    None where the server does not know it.
+    collection: that holds it as an item; None: a member when the center was made. similarity:
+    cosine with the center; None where the server does not know it.
     """
 
     collection: str | None
@@ -89,8 +94,8 @@ class Label:
 class Labeled:
     """The nearest centers of each item, best first; L is the longest list's length.
 
-    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names, examples: of the ids that
-    there are. An image in `errors` has none.
+    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names,
+    examples: of the ids that there are. An image in `errors` has none.
     """
 
     ids: NDArray[np.int32]
@@ -110,13 +115,20 @@ class Labeled:
             scores[row, : len(labels)] = [label.similarity for label in labels]
         names = [[label.name for label in labels] for labels in lists]
         return cls(
-            ids, scores, names, [[label.examples for label in labels] for labels in lists], _errors(items), origin
+            ids,
+            scores,
+            names,
+            [[label.examples for label in labels] for labels in lists],
+            _errors(items),
+            origin,
         )
 
 
 @dataclass(frozen=True)
 class Match:
-    """An item, and the cosine of its embedding with the query. metadata: None where they were left out."""
+    """An item, and the cosine of its embedding with the query. metadata: None where they were left
+    out.
+    """
 
     id: str
     similarity: float
@@ -125,7 +137,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Found:
-    """matches[i]: the indexed items most similar to query i, best first; empty where the query is in `errors`."""
+    """matches[i]: the indexed items most similar to query i, best first; empty where the query is
+    in `errors`.
+    """
 
     matches: list[list[Match]]
     errors: dict[int, ImageRejected]
@@ -138,7 +152,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Collection:
-    """usable: of the served model. writable: the server may change it. fields: that filters can name.
+    """usable: of the served model. writable: the server may change it. fields: that filters can
+    name.
 
     index: its kind, and how much of the truth it was measured to find, as the server states it.
     """
@@ -155,7 +170,9 @@ class Collection:
 
 @dataclass(frozen=True)
 class Added:
-    """outcomes: of each item, created, updated or unchanged; None where it is in `errors` and was not added."""
+    """outcomes: of each item, created, updated or unchanged; None where it is in `errors` and was
+    not added.
+    """
 
     outcomes: list[str | None]
     errors: dict[int, ImageRejected]

@@ -1,7 +1,14 @@
 """The client for programs with an asyncio event loop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -35,14 +42,18 @@ _Value = TypeVar("_Value")
 
 
 class AsyncClient(BaseClient):
-    """As `Client`, with await; a series of images may be asynchronous too. Use it from one event loop."""
+    """As `Client`, with await; a series of images may be asynchronous too. Use it from one event
+    loop.
+    """
 
     async def embed(self, images: ImageSeries, *, strict: bool = False) -> Embedded:
         check_images(images)
         items, origin = await self._gathered(self._cut(images), self._server.embed, strict=strict)
         return Embedded.of(items, origin, dimension=(await self._server.known_info()).dimension)
 
-    def embed_each(self, images: ImageSeries, *, strict: bool = False) -> AsyncGenerator[Row | ImageRejected, None]:
+    def embed_each(
+        self, images: ImageSeries, *, strict: bool = False
+    ) -> AsyncGenerator[Row | ImageRejected, None]:
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
 
@@ -57,8 +68,12 @@ class AsyncClient(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
-        return Labeled.of(*await self._gathered(self._batches(images, embeddings), ask, strict=strict))
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
+        return Labeled.of(
+            *await self._gathered(self._batches(images, embeddings), ask, strict=strict)
+        )
 
     def labels_each(
         self,
@@ -71,7 +86,9 @@ class AsyncClient(BaseClient):
         strict: bool = False,
     ) -> AsyncGenerator[list[Label] | ImageRejected, None]:
         check_images(images)
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
         return self._each(self._call(strict=strict), self._cut(images), ask)
 
     async def search(
@@ -97,7 +114,9 @@ class AsyncClient(BaseClient):
             exact=exact,
             metadata=metadata,
         )
-        return Found.of(*await self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
+        return Found.of(
+            *await self._gathered(self._batches(images, embeddings, key), ask, strict=strict)
+        )
 
     async def collections(self) -> list[Collection]:
         return await self._server.collections()
@@ -123,7 +142,9 @@ class AsyncClient(BaseClient):
     ) -> Added:
         additions = self._additions(Adder(ids, metadata), images, embeddings)
         return Added.of(
-            *await self._gathered(additions, partial(self._server.add, collection=collection), strict=strict)
+            *await self._gathered(
+                additions, partial(self._server.add, collection=collection), strict=strict
+            )
         )
 
     async def item(self, collection: str, key: str) -> Item:
@@ -151,7 +172,10 @@ class AsyncClient(BaseClient):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.aclose()
 
@@ -197,7 +221,8 @@ class AsyncClient(BaseClient):
         bounds = await self._server.bounds()
         cutter = self._cutter(bounds)
         async for image in _series(images):
-            # Before the next one is asked for: who yields arrays may use one buffer for all of them.
+            # Before the next one is asked for: who yields arrays may use one buffer for all of
+            # them.
             data = await asyncio.to_thread(image_bytes, image, max_bytes=bounds.max_image_bytes)
             if batch := cutter.push(data):
                 yield batch

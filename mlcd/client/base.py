@@ -18,34 +18,35 @@ from mlcd.types import Embeddings, Fingerprint, unit_rows
 
 _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")
+# One batch to its answer.
 Ask = Callable[[_Batch], Coroutine[Any, Any, Answer[_Value]]]
-"""One batch to its answer."""
 
 
 @dataclass(eq=False, repr=False)
 class BaseClient:
-    """A client of one server. Nothing is sent before the first call; nothing is read from the environment: no key, no
-    proxy, no certificates.
+    """A client of one server. Nothing is sent before the first call; nothing is read from the
+    environment: no key, no proxy, no certificates.
 
     Raises ConfigInvalid where an argument cannot be used.
     """
 
+    # Where the server is, as http://127.0.0.1:8000.
     url: InitVar[str]
-    """Where the server is, as http://127.0.0.1:8000."""
     _: KW_ONLY
     api_key: InitVar[str | None] = None
+    # Refuse the answers of any other model.
     fingerprint: Fingerprint | None = None
-    """Refuse the answers of any other model."""
+    # For one request, with all its repeats.
     deadline_s: InitVar[float] = 60.0
-    """For one request, with all its repeats."""
+    # How often a request is repeated after 429, 502, 503 or a broken connection; never before
+    # Retry-After.
     retries: InitVar[int] = 8
-    """How often a request is repeated after 429, 502, 503 or a broken connection; never before Retry-After."""
+    # Items in one request; fewer where the server takes fewer, or where images are large.
     batch_size: int = 16
-    """Items in one request; fewer where the server takes fewer, or where images are large."""
+    # Requests at one time, within one call.
     in_flight: int = 4
-    """Requests at one time, within one call."""
+    # httpx's, for a proxy or certificates of your own.
     transport: InitVar[httpx.AsyncBaseTransport | None] = None
-    """httpx's, for a proxy or certificates of your own."""
     _server: Server = field(init=False)
 
     def __post_init__(
@@ -56,14 +57,20 @@ class BaseClient:
         retries: int,
         transport: httpx.AsyncBaseTransport | None,
     ) -> None:
-        given = {"deadline_s": deadline_s, "batch_size": self.batch_size, "in_flight": self.in_flight}
+        given = {
+            "deadline_s": deadline_s,
+            "batch_size": self.batch_size,
+            "in_flight": self.in_flight,
+        }
         for name, value in given.items():
             if not value > 0:
                 raise ConfigInvalid(f"{name} must be more than 0, not {value}")
         if retries < 0:
             raise ConfigInvalid(f"retries must be 0 or more, not {retries}")
         self._server = Server(
-            Connection(url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport)
+            Connection(
+                url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport
+            )
         )
 
     def _call(self, *, strict: bool) -> Call[Any]:
@@ -83,7 +90,9 @@ def check_one_given(**given: object) -> None:
 
 
 def checked_rows(embeddings: ArrayLike | None) -> Embeddings:
-    """[N, D] as float32, not changed otherwise. Raises InvalidInput naming the first row without a direction."""
+    """[N, D] as float32, not changed otherwise. Raises InvalidInput naming the first row without a
+    direction.
+    """
     try:
         rows = np.asarray(embeddings, np.float32)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,6 @@
-"""Batches of a series, in the series' order: cut by number and bytes, and several asked for at once."""
+"""Batches of a series, in the series' order: cut by number and bytes, and several asked for at
+once.
+"""
 
 import asyncio
 from collections import deque
@@ -20,10 +22,10 @@ from typing import Any, Final, TypeVar
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 
+# What can be sent, and why the others cannot.
 Images = list[bytes | ImageRejected]
-"""What can be sent, and why the others cannot."""
+# Images, rows [n, D], or the key of an indexed item.
 Batch = Images | Embeddings | str
-"""Images, rows [n, D], or the key of an indexed item."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,19 @@ class Adder:
             raise self._mismatch()
 
     def _mismatch(self) -> InvalidInput:
-        return InvalidInput(f"there are {len(self._ids)} ids for another number of items", remedy="give each its id")
+        return InvalidInput(
+            f"there are {len(self._ids)} ids for another number of items", remedy="give each its id"
+        )
 
 
 _Batch = TypeVar("_Batch")
 _Answer = TypeVar("_Answer")
 
+# More than what a multipart form adds to each file.
 PART_BYTES: Final = 512
-"""More than what a multipart form adds to each file."""
+# Of several images, whatever the server takes: what is in flight is held in memory. A larger one
+# goes alone.
 _MAX_BATCH_BYTES: Final = 16 * 2**20
-"""Of several images, whatever the server takes: what is in flight is held in memory. A larger one goes alone."""
 
 
 def rows_in_batches(rows: Embeddings, *, num: int) -> Iterator[Embeddings]:
@@ -75,7 +80,9 @@ def rows_in_batches(rows: Embeddings, *, num: int) -> Iterator[Embeddings]:
 
 
 class Cutter:
-    """Puts images into batches of at most `max_images`, and of no more bytes than a request should have."""
+    """Puts images into batches of at most `max_images`, and of no more bytes than a request should
+    have.
+    """
 
     def __init__(self, *, max_images: int, max_body_bytes: int) -> None:
         self._max_images = max_images
@@ -98,9 +105,14 @@ class Cutter:
 
 
 async def answers_async(
-    batches: AsyncIterable[_Batch], ask: Callable[[_Batch], Coroutine[Any, Any, _Answer]], *, in_flight: int
+    batches: AsyncIterable[_Batch],
+    ask: Callable[[_Batch], Coroutine[Any, Any, _Answer]],
+    *,
+    in_flight: int,
 ) -> AsyncGenerator[_Answer, None]:
-    """The answer of each batch, in order. Takes no more than `in_flight` batches ahead; leaving early cancels them."""
+    """The answer of each batch, in order. Takes no more than `in_flight` batches ahead; leaving
+    early cancels them.
+    """
     waiting: deque[asyncio.Task[_Answer]] = deque()
     try:
         async for batch in batches:

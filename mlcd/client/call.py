@@ -10,7 +10,9 @@ _Value = TypeVar("_Value")
 
 
 class Call(Generic[_Value]):
-    """strict: the first image that fails ends the call. fingerprint: the only one that answers may have; None: any."""
+    """strict: the first image that fails ends the call. fingerprint: the only one that answers may
+    have; None: any.
+    """
 
     def __init__(self, *, strict: bool, fingerprint: Fingerprint | None) -> None:
         self._strict, self._fingerprint = strict, fingerprint
@@ -20,13 +22,16 @@ class Call(Generic[_Value]):
     def items(self, answer: Answer[_Value]) -> list[_Value | ImageRejected]:
         """Those of the next batch.
 
-        Raises Conflict where another model answered it than the batches before, ImageRejected where strict.
+        Raises Conflict where another model answered it than the batches before, ImageRejected where
+        strict.
         """
         self._check(answer.origin)
         if self._strict:
             for place, item in enumerate(answer.items, self._num):
                 if isinstance(item, ImageRejected):
-                    raise ImageRejected(item.reason, f"image {place}: {item.message}", remedy=item.remedy)
+                    raise ImageRejected(
+                        item.reason, f"image {place}: {item.message}", remedy=item.remedy
+                    )
         self._num += len(answer.items)
         return answer.items
 
@@ -40,6 +45,7 @@ class Call(Generic[_Value]):
             )
         if self.origin not in (None, origin):
             raise Conflict(
-                "the server's model, centers or precision changed during the call", remedy="make the call again"
+                "the server's model, centers or precision changed during the call",
+                remedy="make the call again",
             )
         self.origin = origin

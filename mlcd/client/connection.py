@@ -17,8 +17,9 @@ _KEY: Final = re.compile(r"[!-~]+")
 
 
 class Connection:
-    """Its requests do the same when they are asked twice, hence any may be asked again: where the server, or a proxy
-    before it, says later (429, 502, 503), and where the connection broke before the answer was there.
+    """Its requests do the same when they are asked twice, hence any may be asked again: where the
+    server, or a proxy before it, says later (429, 502, 503), and where the connection broke before
+    the answer was there.
     """
 
     def __init__(
@@ -53,14 +54,19 @@ class Connection:
     ) -> httpx.Response:
         """The answer, always a success. images: the multipart field `files`, with those of `form`.
 
-        Raises Refused for any other answer, Unavailable where there is none, DeadlineExceeded once it is too late.
+        Raises Refused for any other answer, Unavailable where there is none, DeadlineExceeded once
+        it is too late.
         """
         request_id = uuid.uuid4().hex
         request = {
             "method": method,
             "url": path,
             "params": params,
-            "files": [("files", (str(i), image, "application/octet-stream")) for i, image in enumerate(images)] or None,
+            "files": [
+                ("files", (str(i), image, "application/octet-stream"))
+                for i, image in enumerate(images)
+            ]
+            or None,
             "data": form,
             "json": json,
             "headers": {"Accept": accept, "X-Request-Id": request_id},
@@ -77,7 +83,9 @@ class Connection:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _answered(self, request: dict[str, Any], request_id: str, deadline: asyncio.Timeout) -> httpx.Response:
+    async def _answered(
+        self, request: dict[str, Any], request_id: str, deadline: asyncio.Timeout
+    ) -> httpx.Response:
         attempt = 0
         while True:
             try:
@@ -85,7 +93,9 @@ class Connection:
             except DeadlineExceeded:
                 raise
             except Unavailable as failure:
-                wait_s = pause_s(attempt, failure.problem.retry_after_s if isinstance(failure, Refused) else None)
+                wait_s = pause_s(
+                    attempt, failure.problem.retry_after_s if isinstance(failure, Refused) else None
+                )
                 if attempt >= self._retries or _is_too_late(deadline, wait_s):
                     raise
             await asyncio.sleep(wait_s)
@@ -95,7 +105,9 @@ class Connection:
         try:
             response = await self._http.request(**request)
         except httpx.TransportError as error:
-            raise Unavailable("the server cannot be reached", remedy=f"is it at {self._http.base_url}?") from error
+            raise Unavailable(
+                "the server cannot be reached", remedy=f"is it at {self._http.base_url}?"
+            ) from error
         except httpx.RequestError as error:
             raise not_our_api() from error
         if not response.is_success:
@@ -104,7 +116,9 @@ class Connection:
 
 
 def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
-    """Whether no time would be left after so long a wait: then the reason says more than that it is late."""
+    """Whether no time would be left after so long a wait: then the reason says more than that it is
+    late.
+    """
     when = deadline.when()
     return when is not None and asyncio.get_running_loop().time() + wait_s >= when
 
@@ -123,7 +137,9 @@ def checked_url(url: str) -> httpx.URL:
 
 
 def _bad_url() -> ConfigInvalid:
-    return ConfigInvalid("the server's URL cannot be used", remedy="give one such as http://127.0.0.1:8000")
+    return ConfigInvalid(
+        "the server's URL cannot be used", remedy="give one such as http://127.0.0.1:8000"
+    )
 
 
 def authorization(api_key: str | None) -> dict[str, str]:

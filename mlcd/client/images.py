@@ -13,8 +13,11 @@ from mlcd.errors import ImageRejected, InvalidInput
 if TYPE_CHECKING:
     from PIL import Image
 
-ImageInput: TypeAlias = Union[str, os.PathLike[str], bytes, bytearray, memoryview, NDArray[np.uint8], "Image.Image"]
-"""A path, the bytes of a file, uint8 pixels [H, W, 3] RGB, [H, W, 4] RGBA or [H, W] gray, or a Pillow image."""
+# A path, the bytes of a file, uint8 pixels [H, W, 3] RGB, [H, W, 4] RGBA or [H, W] gray, or a
+# Pillow image.
+ImageInput: TypeAlias = Union[
+    str, os.PathLike[str], bytes, bytearray, memoryview, NDArray[np.uint8], "Image.Image"
+]
 
 _CHANNELS: Final = (3, 4)
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
@@ -24,15 +27,21 @@ _REMEDY: Final = "give a path, bytes, uint8 pixels [H, W, 3] or a Pillow image"
 
 
 def check_images(images: object) -> None:
-    """Raises InvalidInput for a single image where a series of them belongs: most kinds could be iterated over."""
+    """Raises InvalidInput for a single image where a series of them belongs: most kinds could be
+    iterated over.
+    """
     single = isinstance(images, str | bytes | bytearray | memoryview | os.PathLike)
     few_axes = isinstance(images, np.ndarray) and images.ndim != 4
     if single or few_axes or not (hasattr(images, "__iter__") or hasattr(images, "__aiter__")):
-        raise InvalidInput("images must be a series of images", remedy="put the one image into a list")
+        raise InvalidInput(
+            "images must be a series of images", remedy="put the one image into a list"
+        )
 
 
 def image_bytes(image: ImageInput, *, max_bytes: int) -> bytes | ImageRejected:
-    """The file to send, or why there is none. Pixels become PNG, with the orientation that a Pillow image states."""
+    """The file to send, or why there is none. Pixels become PNG, with the orientation that a Pillow
+    image states.
+    """
     try:
         data = _bytes(image, max_bytes)
     except ImageRejected as rejection:
@@ -51,7 +60,9 @@ def _bytes(image: Any, max_bytes: int) -> bytes:
 
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or not _is_picture(image.shape):
-            raise ImageRejected("unreadable", f"an array {image.dtype} {image.shape} is no image", remedy=_REMEDY)
+            raise ImageRejected(
+                "unreadable", f"an array {image.dtype} {image.shape} is no image", remedy=_REMEDY
+            )
         return _png(Image.fromarray(np.ascontiguousarray(image)))
     if isinstance(image, Image.Image):
         return _png(image)
@@ -75,17 +86,25 @@ def _png(image: "Image.Image") -> bytes:
     from PIL import Image
 
     if image.mode not in _PNG_MODES:
-        raise ImageRejected("unreadable", f"pixels of mode {image.mode} cannot be sent", remedy="convert them to RGB")
+        raise ImageRejected(
+            "unreadable",
+            f"pixels of mode {image.mode} cannot be sent",
+            remedy="convert them to RGB",
+        )
     buffer = io.BytesIO()
     try:
         image.load()
         turned = Image.Exif()
         turned[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
         image.save(buffer, "PNG", compress_level=_FASTEST, exif=turned)
-    except Exception as error:  # an image that is read only now may be damaged, which Pillow says in many ways
+    except (
+        Exception
+    ) as error:  # an image that is read only now may be damaged, which Pillow says in many ways
         raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
     return buffer.getvalue()
 
 
 def _too_large(size: int, max_bytes: int) -> ImageRejected:
-    return ImageRejected("too-many-bytes", f"{size} bytes, more than the {max_bytes} that the server takes")
+    return ImageRejected(
+        "too-many-bytes", f"{size} bytes, more than the {max_bytes} that the server takes"
+    )

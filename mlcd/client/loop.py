@@ -56,7 +56,9 @@ class LoopThread:
 
     def _opened(self) -> asyncio.AbstractEventLoop:
         if self._process != os.getpid():
-            raise ConfigInvalid("this client belongs to another process", remedy="make one in each process")
+            raise ConfigInvalid(
+                "this client belongs to another process", remedy="make one in each process"
+            )
         with self._lock:
             if self._closed:
                 raise RuntimeError("the client is closed")
@@ -67,7 +69,8 @@ class LoopThread:
                 )
                 self._thread.start()
                 self._loop, ended = started.result()
-                # Also where the owner forgets to close; it only tells the thread, as a finalizer must not wait.
+                # Also where the owner forgets to close; it only tells the thread, as a finalizer
+                # must not wait.
                 self._end = weakref.finalize(self, self._loop.call_soon_threadsafe, ended.set)
             return self._loop
 

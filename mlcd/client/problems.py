@@ -11,8 +11,8 @@ MlcdError
     ├── RefusedUnavailable(Unavailable)    502, 503
     └── RefusedLate(DeadlineExceeded)      408, 504
 
-A server that cannot be reached is `Unavailable`, an own deadline that passes `DeadlineExceeded`, one bad image
-`ImageRejected`.
+A server that cannot be reached is `Unavailable`, an own deadline that passes `DeadlineExceeded`,
+one bad image `ImageRejected`.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,15 @@ from typing import Any, Final
 import httpx
 
 from mlcd.client.retry import retry_after_s
-from mlcd.errors import Conflict, DeadlineExceeded, InvalidInput, MlcdError, NotFound, Overloaded, Unavailable
+from mlcd.errors import (
+    Conflict,
+    DeadlineExceeded,
+    InvalidInput,
+    MlcdError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 
 _URN: Final = "urn:mlcd:problem:"
 _UNNAMED: Final = "about:blank"
@@ -31,8 +39,9 @@ _UNNAMED: Final = "about:blank"
 class Problem:
     """RFC 9457, as the server sent it. name: stable; request_id: under which its log knows more.
 
-    limit: of /v1/info, where one is exceeded; index, param: what of the request is at fault, where that is known;
-    retry_after_s: seconds until the server wants to be asked again, where it said so.
+    limit: of /v1/info, where one is exceeded; index, param: what of the request is at fault, where
+    that is known; retry_after_s: seconds until the server wants to be asked again, where it said
+    so.
     """
 
     status: int
@@ -65,7 +74,9 @@ class RefusedInput(Refused, InvalidInput):
 
 
 class RefusedAccess(Refused):
-    """The API key is missing, wrong, or not allowed to do this; or the server is not known by this name."""
+    """The API key is missing, wrong, or not allowed to do this; or the server is not known by this
+    name.
+    """
 
 
 class RefusedNotFound(Refused, NotFound):
@@ -105,13 +116,18 @@ def refused(response: httpx.Response, *, request_id: str) -> Refused:
 
 
 def not_our_api() -> AnswerInvalid:
-    return AnswerInvalid("the answer is not one of this API", remedy="check the URL and the server's version")
+    return AnswerInvalid(
+        "the answer is not one of this API", remedy="check the URL and the server's version"
+    )
 
 
 def _problem(response: httpx.Response, request_id: str) -> Problem:
     content = _content(response)
     # A proxy in between has a page of its own, which is nobody's detail.
-    detail = content.get("detail") or f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
+    detail = (
+        content.get("detail")
+        or f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
+    )
     return Problem(
         status=response.status_code,
         name=str(content.get("type", _UNNAMED)).removeprefix(_URN),

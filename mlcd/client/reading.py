@@ -1,4 +1,6 @@
-"""The wire formats of the answers, to values. Unknown fields are passed over: a newer server has more."""
+"""The wire formats of the answers, to values. Unknown fields are passed over: a newer server has
+more.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -54,7 +56,9 @@ def read_labeled(response: httpx.Response, num: int) -> Answer[list[Label]]:
 
 
 def read_found(response: httpx.Response, num: int) -> Answer[list[Match]]:
-    return _placed(response, num, lambda result: [_known(Match, match) for match in result["matches"]])
+    return _placed(
+        response, num, lambda result: [_known(Match, match) for match in result["matches"]]
+    )
 
 
 def read_added(response: httpx.Response, num: int) -> Answer[str]:
@@ -87,23 +91,33 @@ def read_center(response: httpx.Response) -> Center:
     content = response.json()
     nearest = [_label(label) for label in content["nearest"]]
     examples = [_known(Example, example) for example in content["examples"]]
-    return Center(content["id"], content["size"], content["name"], nearest, examples, _origin(response))
+    return Center(
+        content["id"], content["size"], content["name"], nearest, examples, _origin(response)
+    )
 
 
 @_translated()
 def read_info(response: httpx.Response) -> Info:
     content = response.json()
     centers = content["centers"]
-    return _known(Info, content | {"centers": None if centers is None else _known(CenterSet, centers)})
+    return _known(
+        Info, content | {"centers": None if centers is None else _known(CenterSet, centers)}
+    )
 
 
 @_translated()
 def _placed(response: httpx.Response, num: int, read: Callable[[Any], _Value]) -> Answer[_Value]:
     """Each result and error at its index; every index must have one."""
     content = response.json()
-    items: dict[int, _Value | ImageRejected] = {result["index"]: read(result) for result in content["results"]}
-    items |= {error["index"]: ImageRejected(error["type"], error["detail"]) for error in content["errors"]}
-    return Answer([items[index] for index in range(num)], _origin(response, audit=content.get("audit")))
+    items: dict[int, _Value | ImageRejected] = {
+        result["index"]: read(result) for result in content["results"]
+    }
+    items |= {
+        error["index"]: ImageRejected(error["type"], error["detail"]) for error in content["errors"]
+    }
+    return Answer(
+        [items[index] for index in range(num)], _origin(response, audit=content.get("audit"))
+    )
 
 
 def _label(content: dict[str, Any]) -> Label:

@@ -1,4 +1,6 @@
-"""When to ask again: never earlier than the server says, later each time, and not all clients at once."""
+"""When to ask again: never earlier than the server says, later each time, and not all clients at
+once.
+"""
 
 import random
 from datetime import UTC, datetime

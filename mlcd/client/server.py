@@ -59,7 +59,9 @@ class Server:
         return self._info
 
     async def known_info(self) -> Info:
-        """As it was when last asked for: limits and shapes, which change rarely, are not worth a request per call."""
+        """As it was when last asked for: limits and shapes, which change rarely, are not worth a
+        request per call.
+        """
         return self._info or await self.info()
 
     async def bounds(self) -> Bounds:
@@ -73,7 +75,9 @@ class Server:
         return read_center(await self._connection.ask("GET", f"/v1/centers/{center:d}"))
 
     async def embed(self, images: Images) -> Answer[Row]:
-        """As float32 where every image can be used; else as JSON, which has the others' rows and each one's error."""
+        """As float32 where every image can be used; else as JSON, which has the others' rows and
+        each one's error.
+        """
         return await _of_sendable(images, self._embed)
 
     async def labels(
@@ -105,7 +109,9 @@ class Server:
         return read_collection(await self._connection.ask("GET", _path(name)))
 
     async def create_collection(self, name: str, *, recall: float | None) -> Collection:
-        return read_collection(await self._connection.ask("PUT", _path(name), json=_stated({"recall": recall})))
+        return read_collection(
+            await self._connection.ask("PUT", _path(name), json=_stated({"recall": recall}))
+        )
 
     async def delete_collection(self, name: str) -> None:
         await self._connection.ask("DELETE", _path(name))
@@ -114,9 +120,16 @@ class Server:
         path, batch = f"{_path(collection)}/items", additions.batch
         told = zip(additions.ids, additions.metadata, batch, strict=True)
         if isinstance(batch, np.ndarray):
-            items = [{"id": key, "metadata": {**about}, "embedding": row.tolist()} for key, about, row in told]
+            items = [
+                {"id": key, "metadata": {**about}, "embedding": row.tolist()}
+                for key, about, row in told
+            ]
             return read_added(await self._post(path, json={"items": items}), len(batch))
-        sendable = [{"id": key, "metadata": {**about}} for key, about, image in told if isinstance(image, bytes)]
+        sendable = [
+            {"id": key, "metadata": {**about}}
+            for key, about, image in told
+            if isinstance(image, bytes)
+        ]
 
         async def ask(images: list[bytes]) -> Answer[str]:
             form = {"items": json.dumps(sendable)}
@@ -125,7 +138,9 @@ class Server:
         return await _of_sendable(batch, ask)
 
     async def item(self, collection: str, key: str) -> Item:
-        return read_item(await self._connection.ask("GET", _path(collection, key), params={"embedding": "true"}))
+        return read_item(
+            await self._connection.ask("GET", _path(collection, key), params={"embedding": "true"})
+        )
 
     async def update_item(self, collection: str, key: str, metadata: Mapping[str, Any]) -> None:
         await self._connection.ask("PATCH", _path(collection, key), json={"metadata": {**metadata}})
@@ -134,11 +149,15 @@ class Server:
         await self._connection.ask("DELETE", _path(collection, key))
 
     async def duplicates(self, collection: str, *, similarity: float) -> list[list[str]]:
-        return read_groups(await self._post(f"{_path(collection)}/duplicates", json={"similarity": similarity}))
+        return read_groups(
+            await self._post(f"{_path(collection)}/duplicates", json={"similarity": similarity})
+        )
 
     async def _embed(self, images: list[bytes]) -> Answer[Row]:
         try:
-            return read_rows(await self._post("/v1/images/embed", images=images, accept=_RAW), len(images))
+            return read_rows(
+                await self._post("/v1/images/embed", images=images, accept=_RAW), len(images)
+            )
         except RefusedInput as refused:
             if refused.problem.index is None:
                 raise
@@ -154,7 +173,10 @@ class Server:
         if isinstance(batch, str):
             return read(await self._post(path, params=params, json={"id": batch}), 1)
         if isinstance(batch, np.ndarray):
-            return read(await self._post(path, params=params, json={"embeddings": batch.tolist()}), len(batch))
+            return read(
+                await self._post(path, params=params, json={"embeddings": batch.tolist()}),
+                len(batch),
+            )
 
         async def ask(images: list[bytes]) -> Answer[_Value]:
             return read(await self._post(path, params=params, images=images), len(images))
@@ -172,7 +194,11 @@ class Server:
 
 def _path(collection: str, key: str | None = None) -> str:
     """Dots are encoded, too: httpx takes those that a path may have for steps in it."""
-    parts = ["/v1/collections", _encoded(collection), *([] if key is None else ["items", _encoded(key)])]
+    parts = [
+        "/v1/collections",
+        _encoded(collection),
+        *([] if key is None else ["items", _encoded(key)]),
+    ]
     return "/".join(parts)
 
 
@@ -184,11 +210,15 @@ def _stated(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-async def _of_sendable(images: Images, ask: Callable[[list[bytes]], Awaitable[Answer[_Value]]]) -> Answer[_Value]:
+async def _of_sendable(
+    images: Images, ask: Callable[[list[bytes]], Awaitable[Answer[_Value]]]
+) -> Answer[_Value]:
     """The answer for those that are bytes, with what is wrong with the others in its place."""
     sendable = [image for image in images if isinstance(image, bytes)]
     if not sendable:
         return Answer([image for image in images if not isinstance(image, bytes)], None)
     answer = await ask(sendable)
     answered = iter(answer.items)
-    return Answer([next(answered) if isinstance(image, bytes) else image for image in images], answer.origin)
+    return Answer(
+        [next(answered) if isinstance(image, bytes) else image for image in images], answer.origin
+    )

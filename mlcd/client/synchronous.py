@@ -38,7 +38,8 @@ _Value = TypeVar("_Value")
 
 @dataclass(eq=False, repr=False)
 class Client(BaseClient):
-    """Requests run in a thread of the client's own; images are taken from the caller's series in the caller's.
+    """Requests run in a thread of the client's own; images are taken from the caller's series in
+    the caller's.
 
     Threads may share a client. Close it, or use it in a `with`.
     """
@@ -52,17 +53,21 @@ class Client(BaseClient):
     def embed(self, images: Iterable[ImageInput], *, strict: bool = False) -> Embedded:
         """Unit rows of a series of images, of any length; those that fail are listed in `errors`.
 
-        strict: raise ImageRejected for the first that fails. Raises Conflict where the server's model changed
-        in between, and the errors of `mlcd.client.problems`.
+        strict: raise ImageRejected for the first that fails. Raises Conflict where the server's
+        model changed in between, and the errors of `mlcd.client.problems`.
         """
         check_images(images)
         items, origin = self._gathered(self._cut(images), self._server.embed, strict=strict)
-        return Embedded.of(items, origin, dimension=self._loop.run(self._server.known_info()).dimension)
+        return Embedded.of(
+            items, origin, dimension=self._loop.run(self._server.known_info()).dimension
+        )
 
     def embed_each(
         self, images: Iterable[ImageInput], *, strict: bool = False
     ) -> Generator[Row | ImageRejected, None, None]:
-        """As `embed`, one by one in order: takes images only as far ahead as it has requests in flight."""
+        """As `embed`, one by one in order: takes images only as far ahead as it has requests in
+        flight.
+        """
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
 
@@ -77,12 +82,14 @@ class Client(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
-        """The `top` nearest centers of images, or of embeddings [N, D]; with threshold only those so similar; with so
-        many examples of each as the server has.
+        """The `top` nearest centers of images, or of embeddings [N, D]; with threshold only those
+        so similar; with so many examples of each as the server has.
 
         Raises RefusedNotFound where the server has no centers; else as `embed`.
         """
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
         return Labeled.of(*self._gathered(self._batches(images, embeddings), ask, strict=strict))
 
     def labels_each(
@@ -97,7 +104,9 @@ class Client(BaseClient):
     ) -> Generator[list[Label] | ImageRejected, None, None]:
         """As `labels`, one by one in order, as `embed_each`."""
         check_images(images)
-        ask = partial(self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples)
+        ask = partial(
+            self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
+        )
         return self._each(self._call(strict=strict), self._cut(images), ask)
 
     def search(
@@ -114,9 +123,10 @@ class Client(BaseClient):
         metadata: bool = True,
         strict: bool = False,
     ) -> Found:
-        """The items of a collection most similar to images, to embeddings [N, D], or to the indexed item `key`: those
-        that fulfill the filter and are at least so similar. exact: compare all, whatever the index. metadata: False
-        leaves the matches' metadata out, where the answer would be too large with them.
+        """The items of a collection most similar to images, to embeddings [N, D], or to the indexed
+        item `key`: those that fulfill the filter and are at least so similar. exact: compare all,
+        whatever the index. metadata: False leaves the matches' metadata out, where the answer would
+        be too large with them.
         """
         ask = partial(
             self._server.search,
@@ -134,11 +144,15 @@ class Client(BaseClient):
         return self._loop.run(self._server.collections())
 
     def collection(self, name: str) -> Collection:
-        """One of them, as it is now. Raises RefusedNotFound; RefusedConflict where it is of another model."""
+        """One of them, as it is now. Raises RefusedNotFound; RefusedConflict where it is of another
+        model.
+        """
         return self._loop.run(self._server.collection(name))
 
     def create_collection(self, name: str, *, recall: float | None = None) -> Collection:
-        """The collection, which is made where there is none. recall: recall@10 that its index has to show."""
+        """The collection, which is made where there is none. recall: recall@10 that its index has
+        to show.
+        """
         return self._loop.run(self._server.create_collection(name, recall=recall))
 
     def delete_collection(self, name: str) -> None:
@@ -155,12 +169,18 @@ class Client(BaseClient):
         metadata: Sequence[Mapping[str, Any]] | None = None,
         strict: bool = False,
     ) -> Added:
-        """Items that are there afterward, of images or of embeddings [N, D], on the server's disk when this returns.
+        """Items that are there afterward, of images or of embeddings [N, D], on the server's disk
+        when this returns.
 
-        One that is there is replaced, metadata included. Raises InvalidInput where there are more or fewer ids.
+        One that is there is replaced, metadata included. Raises InvalidInput where there are more
+        or fewer ids.
         """
         additions = self._additions(Adder(ids, metadata), images, embeddings)
-        return Added.of(*self._gathered(additions, partial(self._server.add, collection=collection), strict=strict))
+        return Added.of(
+            *self._gathered(
+                additions, partial(self._server.add, collection=collection), strict=strict
+            )
+        )
 
     def item(self, collection: str, key: str) -> Item:
         """Raises RefusedNotFound."""
@@ -194,7 +214,10 @@ class Client(BaseClient):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -216,7 +239,10 @@ class Client(BaseClient):
                 yield from call.items(answer)
 
     def _batches(
-        self, images: Iterable[ImageInput] | None, embeddings: ArrayLike | None, key: str | None = None
+        self,
+        images: Iterable[ImageInput] | None,
+        embeddings: ArrayLike | None,
+        key: str | None = None,
     ) -> Iterator[Batch]:
         check_one_given(images=images, embeddings=embeddings, key=key)
         if key is not None:

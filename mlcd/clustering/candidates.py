@@ -1,4 +1,4 @@
-"""The largest products of each row, as they are found block by block.
+"""The largest products of each row, collected while the scan goes from block to block.
 
 Shapes: B rows of a batch, M kept.
 """
@@ -11,18 +11,25 @@ from mlcd.clustering.matmul import Hits
 
 
 class Best:
-    """The largest products seen, at most `kept` for each row; the threshold only rises.
+    """The largest products seen, at most `kept` for each row; the threshold of a row only rises.
 
-    Hits wait until they are as many as what is kept: by then few blocks add any, and settling each would cost more than
-    the few that a lower threshold lets through. `settle` after the last.
+    Hits wait until there are as many as entries are kept. By then few blocks add any, and to settle
+    each block would cost more than the few hits that a lower threshold lets through. Call `settle`
+    after the last block.
     """
 
     def __init__(
-        self, num_rows: int, kept: int, start_B: NDArray[np.float32] | None = None, reach: Reach | None = None
+        self,
+        num_rows: int,
+        kept: int,
+        start_B: NDArray[np.float32] | None = None,
+        reach: Reach | None = None,
     ) -> None:
         self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
         self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
-        self.threshold = np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
+        self.threshold = (
+            np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
+        )
         self._reach = reach
         self._waiting: list[Hits] = []
         self._num_waiting = 0

@@ -1,6 +1,7 @@
-"""Products by torch: float32, or bfloat16 where the hardware multiplies it faster, on the CPU or a CUDA GPU.
+"""The products of torch: float32, or bfloat16 where the hardware multiplies it faster, on the CPU
+or a CUDA GPU.
 
-Imported only where torch is installed; the labels are the same as without it.
+This module is imported only where torch is installed; the labels are the same without it.
 """
 
 import threading
@@ -20,7 +21,7 @@ _BF16_OUTPUT: Final = 2.0**-8
 
 
 class TorchProducts:
-    """See `mlcd.clustering.matmul.Products`."""
+    """The products of torch; see `mlcd.clustering.matmul.Products`."""
 
     def __init__(self, centers_KD: Embeddings, *, bf16: bool, device: str = "cpu") -> None:
         _keep_float32_exact()
@@ -30,7 +31,9 @@ class TorchProducts:
         self._memory = threading.local()  # one scan may serve several threads
         self.name = f"torch {'bf16' if bf16 else 'fp32'} {device}"
         # 2^-23, not 2^-24: tensor cores and AVX512_BF16 may truncate their float32 sums.
-        self.rounding = Rounding(inputs=bf16, sum_roundoff=2.0**-23, output=_BF16_OUTPUT if bf16 else 0.0)
+        self.rounding = Rounding(
+            inputs=bf16, sum_roundoff=2.0**-23, output=_BF16_OUTPUT if bf16 else 0.0
+        )
 
     def load(self, rows_BD: Embeddings) -> Tensor:
         return torch.from_numpy(rows_BD).to(self._device, self._dtype)
@@ -41,18 +44,27 @@ class TorchProducts:
 
     def multiply(self, rows: Tensor, start: int, stop: int) -> Tensor:
         shape = (len(rows), stop - start)
-        return torch.matmul(rows, self._centers_KD[start:stop].T, out=self._buffer(shape[0] * shape[1]).view(shape))
+        return torch.matmul(
+            rows, self._centers_KD[start:stop].T, out=self._buffer(shape[0] * shape[1]).view(shape)
+        )
 
     def _buffer(self, size: int) -> Tensor:
-        """Memory used again: fresh pages for every block would cost a tenth of the product."""
+        """Returns memory that is reused: fresh pages for every block would cost a tenth of the
+        product.
+        """
         held: Tensor | None = getattr(self._memory, "held", None)
         if held is None or len(held) < size:
             held = self._memory.held = torch.empty(size, dtype=self._dtype, device=self._device)
         return held[:size]
 
     def kth_best_bound(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
-        bound_B = self._kth_best_bound(product_BC.view(torch.int16), k).view(torch.bfloat16) if self._bf16 else None
-        if bound_B is None or bool((bound_B < 0).any()):  # the bits of negative numbers are in the other order
+        bound_B = (
+            self._kth_best_bound(product_BC.view(torch.int16), k).view(torch.bfloat16)
+            if self._bf16
+            else None
+        )
+        # the bits of negative numbers have the reverse order
+        if bound_B is None or bool((bound_B < 0).any()):
             bound_B = self._kth_best_bound(product_BC, k)
         bound: NDArray[np.float32] = bound_B.float().cpu().numpy()
         return bound
@@ -60,7 +72,9 @@ class TorchProducts:
     def _kth_best_bound(self, entries_BC: Tensor, k: int) -> Tensor:
         num_groups = entries_BC.shape[1] // _GROUP
         if num_groups >= k:
-            entries_BC = entries_BC[:, : num_groups * _GROUP].unflatten(1, (_GROUP, num_groups)).amax(dim=1)
+            entries_BC = (
+                entries_BC[:, : num_groups * _GROUP].unflatten(1, (_GROUP, num_groups)).amax(dim=1)
+            )
         return entries_BC.topk(k, dim=1).values[:, -1].contiguous()
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
@@ -70,33 +84,44 @@ class TorchProducts:
         entries_BEG = entries_BC[:, :grouped].unflatten(1, (_GROUP, num_groups))
         found: list[tuple[Tensor, Tensor]] = []
         if num_groups:
-            rows, groups = torch.nonzero(entries_BEG.amax(dim=1) > threshold[:, None], as_tuple=True)
-            hit, member = torch.nonzero(entries_BEG[rows, :, groups] > threshold[rows, None], as_tuple=True)
+            rows, groups = torch.nonzero(
+                entries_BEG.amax(dim=1) > threshold[:, None], as_tuple=True
+            )
+            hit, member = torch.nonzero(
+                entries_BEG[rows, :, groups] > threshold[rows, None], as_tuple=True
+            )
             found.append((rows[hit], groups[hit] + member * num_groups))
         rows, columns = torch.nonzero(entries_BC[:, grouped:] > threshold[:, None], as_tuple=True)
         found.append((rows, columns + grouped))
         rows, columns = (torch.cat(part) for part in zip(*found, strict=True))
-        parts: list[Any] = [part.cpu().numpy() for part in (rows, columns, product_BC[rows, columns].float())]
+        parts: list[Any] = [
+            part.cpu().numpy() for part in (rows, columns, product_BC[rows, columns].float())
+        ]
         return Hits(*parts)
 
-    def _comparable(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        """Products and thresholds, [B, C] and [B], in a type where `>` decides as between the exact values."""
+    def _comparable(
+        self, product_BC: Tensor, threshold_B: NDArray[np.float32]
+    ) -> tuple[Tensor, Tensor]:
+        """Returns products [B, C] and thresholds [B] in a type in which `>` decides as it does for
+        the exact values.
+        """
         if self._bf16 and threshold_B.min(initial=0.0) >= 0:
-            # Bits of bfloat16, read as integers, order what is not negative and put all that is below it: as int16 the
-            # maxima take a sixth of the time. Cutting the threshold's lower bits moves it past no product.
-            bits_B = ((threshold_B + np.float32(0)).view(np.uint32) >> 16).astype(np.int16)  # + 0: -0.0 is 0.0
+            # Bits of bfloat16, read as integers, keep the order of values that are not negative and
+            # put all others below them. As int16 the maxima take a sixth of the time. Cutting the
+            # threshold's lower bits moves it past no product. Adding 0 turns -0.0 into 0.0.
+            bits_B = ((threshold_B + np.float32(0)).view(np.uint32) >> 16).astype(np.int16)
             return product_BC.view(torch.int16), torch.from_numpy(bits_B).to(self._device)
         # Both are exact in float32, so comparing in the product's dtype would round the threshold.
         return product_BC.float(), torch.from_numpy(threshold_B).to(self._device)
 
 
 def cuda_available() -> bool:
-    """Whether torch can use a GPU here."""
+    """Tells whether torch can use a GPU here."""
     return torch.cuda.is_available()
 
 
 def _keep_float32_exact() -> None:
-    """The error bounds hold for full float32 sums only."""
+    """Forbids reduced float32 sums, for which the error bounds do not hold."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.set_float32_matmul_precision("highest")

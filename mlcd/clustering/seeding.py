@@ -1,7 +1,9 @@
-"""The first centers of k-means: distinct rows, drawn by a hash of (seed, row); for many, found in two levels.
+"""The first centers of k-means: distinct rows drawn by a hash of (seed, row), or found in two
+levels for many clusters.
 
-Two levels: about sqrt(k) coarse cells of a sample, centers shared out among them by their mass, each cell clustered by
-itself. Lloyd's passes over all rows then start close to where they end.
+Two levels: a sample is divided into about sqrt(k) coarse cells, the centers are shared out among
+them by their mass, and each cell is clustered by itself. Lloyd's passes over all rows then start
+close to where they end.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +20,15 @@ from mlcd.world import World
 
 _READ_TOGETHER: Final = 4096
 SAMPLE_PER_CENTER: Final = 32  # rows of the two-level sample for each center wanted
-_COARSE_SAMPLE: Final = 256  # rows of it that each coarse cell is found from
+_COARSE_SAMPLE: Final = 256  # rows of the sample for each coarse cell
 _SAMPLE_STREAM: Final = 1  # second counter of the hash, so that the sample is not the first centers
 
+# k-means of one level: (rows, number of clusters, seed) to centers
 Cluster = Callable[[Rows, int, int], Embeddings]
-"""(rows, number of clusters, seed) to centers: k-means of one level."""
 
 
 def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
-    """[K, D]: the first K rows in the order of hash(seed, row) that differ from each other.
+    """Returns [K, D]: the first K rows in the order of hash(seed, row) that differ from each other.
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
@@ -44,8 +46,10 @@ def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
     )
 
 
-def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world: World) -> Embeddings:
-    """[K, D]: centers of the cells of a sample. Cells are shared out among the processes of `world`.
+def two_level(
+    rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world: World
+) -> Embeddings:
+    """Returns [K, D]: centers of the cells of a sample. The processes of `world` share the cells.
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
@@ -64,18 +68,20 @@ def two_level(rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world:
     for cell in range(world.rank, num_coarse, world.size):
         if shares[cell]:
             members: Rows = SelectedRows(sample, np.flatnonzero(cell_of == cell))
-            if members.num_rows <= max(num_clusters, BLOCK_ROWS):  # held, they take no more memory than the centers
+            # in memory these rows take no more than the centers
+            if members.num_rows <= max(num_clusters, BLOCK_ROWS):
                 members = _held(members)
             centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
-    # Each row is zero in all processes but one, so the sum of the bits is that one's row.
+    # Each row is zero in all processes but one, so the sum of the bits is the row of that process.
     bits: Embeddings = world.sum_integers(centers.view(np.int32)).view(np.float32)
     return bits
 
 
 def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of `num` each cell gets: by mass and largest remainder, at least 1 where it has rows, at most its limit.
+    """Returns the share of `num` that each cell gets, by mass and largest remainder.
 
-    The sum is `num`, which must be between the number of cells with rows and the sum of the limits.
+    A cell with rows gets at least 1, and no cell more than its limit. The sum is `num`, which must
+    be between the number of cells with rows and the sum of the limits.
     """
     shares = np.minimum((mass > 0).astype(np.int64), limit)
     while (left := num - int(shares.sum())) > 0:
@@ -85,16 +91,22 @@ def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> N
         shares += whole
         left -= int(whole.sum())
         remainders = np.where(shares < limit, exact - np.floor(exact), -1.0)
-        for cell in np.argsort(-remainders, kind="stable")[: min(left, int((remainders >= 0).sum()))]:
+        for cell in np.argsort(-remainders, kind="stable")[
+            : min(left, int((remainders >= 0).sum()))
+        ]:
             shares[cell] += 1
     return shares
 
 
 def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
-    """The rows of lowest hash, in their order; all where there are no more than wanted."""
+    """Returns the rows of lowest hash, in their own order; all rows where there are no more than
+    wanted.
+    """
     if num_wanted >= rows.num_rows:
         return rows
-    return SelectedRows(rows, np.sort(lowest_hashed(rows.num_rows, num_wanted, seed, _SAMPLE_STREAM)))
+    return SelectedRows(
+        rows, np.sort(lowest_hashed(rows.num_rows, num_wanted, seed, _SAMPLE_STREAM))
+    )
 
 
 def _held(rows: Rows) -> Rows:
@@ -102,7 +114,7 @@ def _held(rows: Rows) -> Rows:
 
 
 def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddings]:
-    """Rows in the order of their hashes, reading no more than duplicates make necessary."""
+    """Yields rows in the order of their hashes and reads no more than duplicates make necessary."""
     num_wanted, done = num_clusters, 0
     while done < rows.num_rows:
         order = lowest_hashed(rows.num_rows, num_wanted, seed)
@@ -112,7 +124,7 @@ def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddi
 
 
 def _cells(sample: Rows, coarse: Embeddings) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """(nearest coarse center of each row, a hash of its content)."""
+    """Returns the nearest coarse center of each row, and a hash of its content."""
     nearest = NearestCenter(coarse).nearest
     cells = np.empty(sample.num_rows, dtype=np.int32)
     contents = np.empty(sample.num_rows, dtype=np.uint64)
@@ -129,12 +141,16 @@ def _num_distinct(rows: Rows) -> int:
 
 
 def _content_hashes(block: Embeddings) -> NDArray[np.uint64]:
-    multipliers = np.random.default_rng(0).integers(2**63, size=block.shape[1], dtype=np.uint64) * 2 + 1
+    multipliers = (
+        np.random.default_rng(0).integers(2**63, size=block.shape[1], dtype=np.uint64) * 2 + 1
+    )
     hashes: NDArray[np.uint64] = (block + 0.0).view(np.uint32) @ multipliers
     return hashes
 
 
-def _distinct_per_cell(cells: NDArray[np.int32], contents: NDArray[np.uint64], num_cells: int) -> NDArray[np.int64]:
+def _distinct_per_cell(
+    cells: NDArray[np.int32], contents: NDArray[np.uint64], num_cells: int
+) -> NDArray[np.int64]:
     order = np.lexsort((contents, cells))
     cells, contents = cells[order], contents[order]
     new = np.concatenate([[True], (cells[1:] != cells[:-1]) | (contents[1:] != contents[:-1])])

@@ -16,7 +16,8 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Effect:
-    """The item at `id` is gone, and is there again with another row, vector or metadata where `row` is given.
+    """The item at `id` is gone, and is there again with another row, vector or metadata where `row`
+    is given.
 
     vector: None: as before.
     """
@@ -40,7 +41,9 @@ class Change:
 
 class Request(Protocol):
     def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
-        """Within a transaction; raises MlcdError before it has written anything, or nothing of the kind."""
+        """Within a transaction; raises MlcdError before it has written anything, or nothing of the
+        kind.
+        """
         ...
 
 
@@ -57,11 +60,15 @@ class Put:
             found = ledger.find(item_id)
             if found is None:
                 outcomes.append("created")
-                effects.append(Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata))
+                effects.append(
+                    Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata)
+                )
             elif not np.array_equal(ledger.vectors([found.row], dimension)[0], vector):
                 ledger.remove(found.row)
                 outcomes.append("updated")
-                effects.append(Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata))
+                effects.append(
+                    Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata)
+                )
             elif found.metadata != metadata:
                 ledger.describe(found, metadata)
                 outcomes.append("updated")
@@ -103,7 +110,8 @@ class Delete:
 
 
 def commit(ledger: Ledger, changes: Sequence[Change], dimension: int) -> None:
-    """All of them in one transaction: one sync of the disk. Each is given its outcomes, or its error.
+    """All of them in one transaction: one sync of the disk. Each is given its outcomes, or its
+    error.
 
     What is wrong with one is its own; where the transaction fails, none has happened.
     """

@@ -4,9 +4,9 @@ items.sqlite    the ledger, source of truth
 index/00000001  the newest generation of the index over it
 lock            held by the one process that has the collection open (see `mlcd.collections.locks`)
 
-Writers queue; whoever comes first writes for all that wait, in one transaction. The state that readers hold is replaced
-when it is on the disk and before anyone is told. A background thread makes a new generation of the index when much was
-added or deleted since the last.
+Writers queue; whoever comes first writes for all that wait, in one transaction. The state that
+readers hold is replaced when it is on the disk and before anyone is told. A background thread makes
+a new generation of the index when much was added or deleted since the last.
 """
 
 import json
@@ -31,7 +31,16 @@ from mlcd.artifacts.disk import (
     translated_os_errors,
 )
 from mlcd.artifacts.manifest import Parent
-from mlcd.collections.changes import Change, Delete, Describe, Outcome, Put, Request, commit, missing
+from mlcd.collections.changes import (
+    Change,
+    Delete,
+    Describe,
+    Outcome,
+    Put,
+    Request,
+    commit,
+    missing,
+)
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import open_newest, remove_before, write_generation
@@ -49,21 +58,23 @@ LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"
 DEFAULT_RECALL: Final = 0.99
 MAX_TOP: Final = 10_000
+# A scan of as many takes about as long as a search in an index; a new generation below would be
+# made too often.
 _UNINDEXED_ROWS: Final = 10_000
-"""A scan of as many takes about as long as a search in an index; a new generation below would be made too often."""
 _UNINDEXED_SHARE: Final = 0.2
 _COMMITTED_CHANGES: Final = 256
 _COPIED_ROWS: Final = 8192
+# Of a squared norm in float32, whatever the dimension.
 _UNIT_ROUNDING: Final = 1e-5
-"""Of a squared norm in float32, whatever the dimension."""
 
 
 @dataclass(frozen=True)
 class Description:
     """items: alive. indexed: of those that the index was made of. unindexed: scanned beside it.
 
-    recall: of the index, None where it is exact. writable: false where the folder can only be read, or was opened so.
-    index_damaged: it was, when the collection was opened, and is made again; until then every search is a scan.
+    recall: of the index, None where it is exact. writable: false where the folder can only be read,
+    or was opened so. index_damaged: it was, when the collection was opened, and is made again;
+    until then every search is a scan.
     """
 
     items: int
@@ -123,10 +134,11 @@ class Collection:
         background: bool = True,
         shared: Descriptors | None = None,
     ) -> Self:
-        """A new, empty one at `path`, complete or not there. Raises Conflict where something stands there.
+        """A new, empty one at `path`, complete or not there. Raises Conflict where something stands
+        there.
 
-        recall: what the index has to reach, by the lower bound of the interval. source: what it was made from.
-        background, shared: as for `open`.
+        recall: what the index has to reach, by the lower bound of the interval. source: what it was
+        made from. background, shared: as for `open`.
         """
         if not 0 < recall <= LARGEST_TARGET:
             raise ConfigInvalid(
@@ -139,7 +151,12 @@ class Collection:
             raise Conflict(f"{path} exists", remedy="give another name, or delete it first")
         if lacks_open_files():  # before anything is there that could not be removed either
             raise too_many_files()
-        facts = {"fingerprint": fingerprint, "dimension": dimension, "recall": recall, "source": dict(source or {})}
+        facts = {
+            "fingerprint": fingerprint,
+            "dimension": dimension,
+            "recall": recall,
+            "source": dict(source or {}),
+        }
         with translated_os_errors(path):
             try:
                 _write_empty(path, facts)
@@ -151,29 +168,47 @@ class Collection:
     @classmethod
     @limited_open_files()
     def open(
-        cls, path: Path, *, background: bool = True, read_only: bool = False, shared: Descriptors | None = None
+        cls,
+        path: Path,
+        *,
+        background: bool = True,
+        read_only: bool = False,
+        shared: Descriptors | None = None,
     ) -> Self:
         """The collection at `path`, its index verified, what the index lacks added to it.
 
-        background: the index is made again where much has changed; without, only by `reindex`. read_only: for searches
-        alone, by any number of processes at one time; so it is, too, where the folder cannot be written. shared: of the
-        store that opens it; without, it keeps descriptors of its own.
+        background: the index is made again where much has changed; without, only by `reindex`.
+        read_only: for searches alone, by any number of processes at one time; so it is, too, where
+        the folder cannot be written. shared: of the store that opens it; without, it keeps
+        descriptors of its own.
 
-        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it open,
-        TooManyOpenFiles. A damaged index is not an error: everything is scanned until it is made again.
+        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it
+        open, TooManyOpenFiles. A damaged index is not an error: everything is scanned until it is
+        made again.
         """
-        writable = not read_only and all(os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK))
+        writable = not read_only and all(
+            os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK)
+        )
         lock = (shared.lock if shared else lock_collection)(path, writable=writable)
         ledger: Ledger | None = None
         try:
             ledger = Ledger.open(path / LEDGER, read_only=not writable)
             facts = ledger.facts()
             dimension, folder = facts["dimension"], path / GENERATIONS
-            generation, damaged = open_newest(folder, dimension=dimension, fingerprint=facts["fingerprint"])
+            generation, damaged = open_newest(
+                folder, dimension=dimension, fingerprint=facts["fingerprint"]
+            )
             growth = Growth(generation, dimension)
             _replay(ledger, growth, generation.rows, dimension)
             collection = cls(
-                path, ledger, growth, facts, lock=lock, background=background, writable=writable, shared=shared
+                path,
+                ledger,
+                growth,
+                facts,
+                lock=lock,
+                background=background,
+                writable=writable,
+                shared=shared,
             )
         except BaseException:
             if ledger is not None:
@@ -186,7 +221,9 @@ class Collection:
         return collection
 
     def close(self, *, finish: bool = True) -> None:
-        """finish: the index that is being made, first; else it is given up, and made when it is due again."""
+        """finish: the index that is being made, first; else it is given up, and made when it is due
+        again.
+        """
         self._abandoned = not finish
         with self._writing:
             if self._closed:
@@ -201,7 +238,9 @@ class Collection:
             self._shared.forget(self)
 
     def rest(self) -> bool:
-        """Closes the ledger until the next change, unless one is being made; searches have no use for it."""
+        """Closes the ledger until the next change, unless one is being made; searches have no use
+        for it.
+        """
         if not self._writing.acquire(blocking=False):
             return False
         try:
@@ -229,23 +268,29 @@ class Collection:
             )
 
     def add(self, items: Sequence[Item]) -> list[Outcome]:
-        """All of them, or none: `created`, `updated` or `unchanged` for each; durable when this returns.
+        """All of them, or none: `created`, `updated` or `unchanged` for each; durable when this
+        returns.
 
-        Raises InvalidInput naming the first item that cannot be held, Unavailable where there is no space.
+        Raises InvalidInput naming the first item that cannot be held, Unavailable where there is no
+        space.
         """
         encoded = []
         seen: set[str] = set()
         for item in items:
             item_id = check_new_id(item.id)
             if item_id in seen:
-                raise InvalidInput(f"the id {item_id[:80]!r} is given twice", remedy="give every id once")
+                raise InvalidInput(
+                    f"the id {item_id[:80]!r} is given twice", remedy="give every id once"
+                )
             seen.add(item_id)
             vector = unit_embedding(item_id, item.embedding, self.dimension)
             encoded.append((item_id, vector, encode_metadata(item_id, item.metadata)))
         return self._submit(Put(encoded))
 
     def update_metadata(self, item_id: str, metadata: Mapping[str, Any]) -> Outcome:
-        """Other metadata in place of the item's; durable when this returns. Raises NotFound, InvalidInput."""
+        """Other metadata in place of the item's; durable when this returns. Raises NotFound,
+        InvalidInput.
+        """
         return self._submit(Describe(check_id(item_id), encode_metadata(item_id, metadata)))[0]
 
     def delete(self, item_id: str) -> None:
@@ -272,19 +317,25 @@ class Collection:
         threshold: float | None = None,
         exact: bool = False,
     ) -> Found:
-        """The items most similar to each query ([Q, D]): min(top, items that the filter leaves), best first.
+        """The items most similar to each query ([Q, D]): min(top, items that the filter leaves),
+        best first.
 
-        filter: JSON, see `mlcd.collections.filters`. threshold: the least similarity of what is given. exact: compare
-        everything, whatever the index. Raises InvalidInput naming what is wrong with the request.
+        filter: JSON, see `mlcd.collections.filters`. threshold: the least similarity of what is
+        given. exact: compare everything, whatever the index. Raises InvalidInput naming what is
+        wrong with the request.
         """
         if not isinstance(top, int) or not 1 <= top <= MAX_TOP:
             raise InvalidInput(f"top is not in 1 to {MAX_TOP}")
         if threshold is not None and not -1 <= threshold <= 1:
             raise InvalidInput("the threshold is no cosine", remedy="give one in [-1, 1]")
         if queries.ndim != 2 or queries.shape[1] != self.dimension:
-            raise InvalidInput(f"the collection has dimension {self.dimension}, got {list(queries.shape)}")
+            raise InvalidInput(
+                f"the collection has dimension {self.dimension}, got {list(queries.shape)}"
+            )
         condition = None if filter is None else parse_filter(filter)
-        return self._searcher.search(_unit(queries), top, condition=condition, threshold=threshold, exact=exact)
+        return self._searcher.search(
+            _unit(queries), top, condition=condition, threshold=threshold, exact=exact
+        )
 
     def items(self, num_rows: int = _COPIED_ROWS) -> Iterator[list[Item]]:
         """All items of one moment, in blocks; what is written meanwhile is not among them."""
@@ -318,10 +369,11 @@ class Collection:
         )
 
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
-        """A new generation of the index over everything, tuned and audited anew; reads and writes go on meanwhile.
+        """A new generation of the index over everything, tuned and audited anew; reads and writes
+        go on meanwhile.
 
-        advance: told how many more items it is made of, now and then none; what it raises ends the work, and the index
-        stays as it was.
+        advance: told how many more items it is made of, now and then none; what it raises ends the
+        work, and the index stays as it was.
         """
         self.check_writable()
 
@@ -338,7 +390,10 @@ class Collection:
                 folder,
                 before.generation.number + 1,
                 rows=before.rows[order],
-                blocks=(before.vectors(order[i : i + _COPIED_ROWS]) for i in range(0, len(order), _COPIED_ROWS)),
+                blocks=(
+                    before.vectors(order[i : i + _COPIED_ROWS])
+                    for i in range(0, len(order), _COPIED_ROWS)
+                ),
                 dimension=self.dimension,
                 fingerprint=self.fingerprint,
                 target=self.recall_target,
@@ -354,7 +409,9 @@ class Collection:
             remove_before(folder, generation.number)
 
     def take_source(self, source: Mapping[str, str]) -> None:
-        """Changes what it is made of, which its next generation of the index states; durable when this returns."""
+        """Changes what it is made of, which its next generation of the index states; durable when
+        this returns.
+        """
         self.check_writable()
         with self._writing:
             self._check_open()
@@ -362,14 +419,18 @@ class Collection:
             self.source = dict(source)
 
     def rows(self) -> tuple[list[str], Callable[[int, int], Embeddings]]:
-        """(ids, read) of one moment: read(start, stop) gives these items' vectors, [stop - start, D] float32."""
+        """(ids, read) of one moment: read(start, stop) gives these items' vectors, [stop - start,
+        D] float32.
+        """
         searcher = self._searcher
         positions = np.flatnonzero(searcher.alive)
         ids = [searcher.ids[position] for position in positions.tolist()]
         return ids, lambda start, stop: searcher.vectors(positions[start:stop])
 
     def check_vectors(self) -> None:
-        """Read every item's vector from the ledger, not only those that no index has yet. Raises ArtifactInvalid."""
+        """Read every item's vector from the ledger, not only those that no index has yet. Raises
+        ArtifactInvalid.
+        """
         searcher = self._searcher
         rows = searcher.rows[: searcher.num_positions][searcher.alive]
         for start in range(0, len(rows), _COPIED_ROWS):
@@ -408,7 +469,9 @@ class Collection:
             self._shared.used(self)
 
     def _write_for_all(self) -> None:
-        changes = [self._waiting.popleft() for _ in range(min(len(self._waiting), _COMMITTED_CHANGES))]
+        changes = [
+            self._waiting.popleft() for _ in range(min(len(self._waiting), _COMMITTED_CHANGES))
+        ]
         try:
             self._check_open()
             commit(self._ledger, changes, self.dimension)
@@ -427,9 +490,15 @@ class Collection:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Conflict(f"the collection {self.path.name} was closed or deleted meanwhile", remedy="open it again")
+            raise Conflict(
+                f"the collection {self.path.name} was closed or deleted meanwhile",
+                remedy="open it again",
+            )
         if self._broken:
-            raise Conflict(f"the collection {self.path.name} cannot be changed after a failure", remedy="open it again")
+            raise Conflict(
+                f"the collection {self.path.name} cannot be changed after a failure",
+                remedy="open it again",
+            )
 
     def check_writable(self) -> None:
         """Raises Conflict where it is open for searches only."""
@@ -449,7 +518,9 @@ class Collection:
         with self._writing:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._thread = threading.Thread(target=self._index_in_background, name="collection-index", daemon=True)
+            self._thread = threading.Thread(
+                target=self._index_in_background, name="collection-index", daemon=True
+            )
             self._thread.start()
 
     def _is_due(self, searcher: Searcher) -> bool:
@@ -465,9 +536,13 @@ class Collection:
             self._index_above = 0
         except Exception as error:  # noqa: BLE001 - nobody waits for this thread; `describe` tells
             # Searches are right without it; it is tried again when the collection has grown.
-            self._indexing_error = str(error) if isinstance(error, MlcdError) else type(error).__name__
+            self._indexing_error = (
+                str(error) if isinstance(error, MlcdError) else type(error).__name__
+            )
             if not self._abandoned:
-                _log.warning("the index of %s could not be made: %s", self.path.name, self._indexing_error)
+                _log.warning(
+                    "the index of %s could not be made: %s", self.path.name, self._indexing_error
+                )
             self._index_above = self._searcher.num_positions + _UNINDEXED_ROWS
 
 
@@ -481,7 +556,10 @@ def _write_empty(path: Path, facts: Mapping[str, Any]) -> None:
 
 def _unit(queries: NDArray[np.floating]) -> Embeddings:
     """As they are where they are unit rows already: what an encoder of ours gives."""
-    if queries.dtype == np.float32 and (np.abs(np.einsum("qd,qd->q", queries, queries) - 1) <= _UNIT_ROUNDING).all():
+    if (
+        queries.dtype == np.float32
+        and (np.abs(np.einsum("qd,qd->q", queries, queries) - 1) <= _UNIT_ROUNDING).all()
+    ):
         return np.ascontiguousarray(queries)
     return unit_rows(queries)
 
@@ -498,5 +576,7 @@ def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: 
             waiting.append(entry)
     for start in range(0, len(waiting), _COPIED_ROWS):
         part = waiting[start : start + _COPIED_ROWS]
-        for entry, vector in zip(part, ledger.vectors([entry.row for entry in part], dimension), strict=True):
+        for entry, vector in zip(
+            part, ledger.vectors([entry.row for entry in part], dimension), strict=True
+        ):
             growth.append(entry.id, entry.row, vector, entry.metadata)

@@ -1,8 +1,8 @@
 """The metadata of all positions, by field: what filters are evaluated on.
 
-A column holds for each position the code of its value, and for each code the value. A condition is decided once for
-each distinct value and then looked up. Positions are only ever appended: a reader that looks at the first N of them
-sees the same whatever a writer does, so none waits for the other.
+A column holds for each position the code of its value, and for each code the value. A condition is
+decided once for each distinct value and then looked up. Positions are only ever appended: a reader
+that looks at the first N of them sees the same whatever a writer does, so none waits for the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,9 @@ _SMALLEST: Final = 1024
 class Column:
     """Codes of one field: int32, -1 where a position has no value that can be compared."""
 
-    def __init__(self, codes: NDArray[np.int32] | None = None, values: Sequence[tuple[Scalar, ...]] = ()) -> None:
+    def __init__(
+        self, codes: NDArray[np.int32] | None = None, values: Sequence[tuple[Scalar, ...]] = ()
+    ) -> None:
         self._codes = np.full(_SMALLEST, _ABSENT, dtype=np.int32) if codes is None else codes
         self._values: list[tuple[Scalar, ...]] = []
         self._code_of: dict[tuple[tuple[type, Scalar], ...], int] = {}

@@ -35,7 +35,9 @@ class Descriptors:
 
     @classmethod
     def open(cls, folder: Path, *, writable: bool) -> Self:
-        """Opens those of the store in `folder`: as many as the process's limit on open files allows."""
+        """Opens those of the store in `folder`: as many as the process's limit on open files
+        allows.
+        """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = _MOST_LEDGERS if soft == resource.RLIM_INFINITY else soft // (_SHARE * _PER_LEDGER)
         return cls(StoreLocks(folder, writable=writable), most=min(max(1, most), _MOST_LEDGERS))

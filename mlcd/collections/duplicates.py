@@ -1,7 +1,8 @@
 """Groups of items that are nearly the same, by the cosine of their embeddings.
 
-All pairs are compared, a tile of them at a time; what is kept is one number for each row. Two items are of one group
-where a chain of pairs above the similarity joins them, so the ends of a long chain may be less alike than that.
+All pairs are compared, a tile of them at a time; what is kept is one number for each row. Two items
+are of one group where a chain of pairs above the similarity joins them, so the ends of a long chain
+may be less alike than that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,15 @@ DEFAULT_SIMILARITY: Final = 0.95
 TILE_ROWS: Final = 2048
 _DIGITS: Final = 6  # float32 holds no more
 
+# read(start, stop): unit rows [stop - start, D] float32.
 Read = Callable[[int, int], Embeddings]
-"""read(start, stop): unit rows [stop - start, D] float32."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """rows: two or more, ascending, int64 [n]. similarities: of each, to the one of the others that is most like it."""
+    """rows: two or more, ascending, int64 [n]. similarities: of each, to the one of the others that
+    is most like it.
+    """
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float32]
@@ -41,7 +44,8 @@ def duplicate_groups(
 ) -> list[Group]:
     """All groups, by their first row.
 
-    Memory: two tiles of rows, one of scores, 12 bytes a row. The meter advances by pairs of tiles. Raises InvalidInput.
+    Memory: two tiles of rows, one of scores, 12 bytes a row. The meter advances by pairs of tiles.
+    Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
@@ -68,7 +72,9 @@ def num_tile_pairs(num_rows: int, tile_rows: int = TILE_ROWS) -> int:
 
 
 def _join(group: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
-    """Each pair's two groups become one, named by its lowest row. Every name points at itself, before and after."""
+    """Each pair's two groups become one, named by its lowest row. Every name points at itself,
+    before and after.
+    """
     while True:
         left, right = group[first], group[second]
         apart = left != right

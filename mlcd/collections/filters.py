@@ -4,8 +4,9 @@
     {"field": "color", "in": ["red", "blue"]}        {"or": [FILTER, …]}
     {"field": "price", "ge": 3, "lt": 10}            {"not": FILTER}
 
-eq, in: strings, numbers, booleans; of a list in the metadata, any entry. lt, le, gt, ge: numbers with numbers, strings
-with strings (by code point: dates as ISO 8601 compare as dates). What an item lacks fulfills no condition on it.
+eq, in: strings, numbers, booleans; of a list in the metadata, any entry. lt, le, gt, ge: numbers
+with numbers, strings with strings (by code point: dates as ISO 8601 compare as dates). What an item
+lacks fulfills no condition on it.
 """
 
 import operator
@@ -22,8 +23,8 @@ from mlcd.errors import InvalidInput
 
 MAX_DEPTH: Final = 8
 MAX_CONDITIONS: Final = 128
+# Of one `in`.
 MAX_VALUES: Final = 1024
-"""Of one `in`."""
 _RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "lt": operator.lt,
     "le": operator.le,
@@ -36,7 +37,9 @@ _EXAMPLE: Final = '{"field": "color", "eq": "red"}'
 
 class Filter(Protocol):
     def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
-        """[num]: which of the first positions fulfill it. Raises InvalidInput for a field that no item has."""
+        """[num]: which of the first positions fulfill it. Raises InvalidInput for a field that no
+        item has.
+        """
         ...
 
 
@@ -89,7 +92,9 @@ class Condition:
     def _holds_for(self, part: Scalar) -> bool:
         if self.values is not None and (type(part), part) not in self.values:
             return False
-        return all(type(part) is type(bound) and _RANGES[name](part, bound) for name, bound in self.bounds)
+        return all(
+            type(part) is type(bound) and _RANGES[name](part, bound) for name, bound in self.bounds
+        )
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class Both:
 
 
 def parse_filter(given: object) -> Filter:
-    """A filter from its JSON. Raises InvalidInput naming what is wrong, never more of the filter than a name."""
+    """A filter from its JSON. Raises InvalidInput naming what is wrong, never more of the filter
+    than a name.
+    """
     return _Parser().parse(given, 1)
 
 
@@ -126,13 +133,18 @@ class _Parser:
 
     def parse(self, given: object, depth: int) -> Filter:
         if depth > MAX_DEPTH:
-            raise InvalidInput("the filter is nested too deep", remedy=f"at most {MAX_DEPTH} levels are possible")
+            raise InvalidInput(
+                "the filter is nested too deep", remedy=f"at most {MAX_DEPTH} levels are possible"
+            )
         if not isinstance(given, Mapping) or not given:
             raise InvalidInput("a filter is a JSON object", remedy=f"for example {_EXAMPLE}")
         for name in ("and", "or", "not"):
             if name in given:
                 if len(given) > 1:
-                    raise InvalidInput(f"the filter has something beside {name!r}", remedy="combine them with 'and'")
+                    raise InvalidInput(
+                        f"the filter has something beside {name!r}",
+                        remedy="combine them with 'and'",
+                    )
                 return self._combination(name, given[name], depth)
         return self._condition(given)
 
@@ -140,22 +152,33 @@ class _Parser:
         if name == "not":
             return Not(self.parse(inner, depth + 1))
         if not _is_list(inner) or not inner:
-            raise InvalidInput(f"{name!r} of the filter is no list of filters", remedy=f"for example [{_EXAMPLE}]")
+            raise InvalidInput(
+                f"{name!r} of the filter is no list of filters", remedy=f"for example [{_EXAMPLE}]"
+            )
         return Both(tuple(self.parse(part, depth + 1) for part in inner), name == "and")
 
     def _condition(self, given: Mapping[str, Any]) -> Filter:
         self._num_conditions += 1
         if self._num_conditions > MAX_CONDITIONS:
-            raise InvalidInput("the filter has too many conditions", remedy=f"at most {MAX_CONDITIONS} are possible")
+            raise InvalidInput(
+                "the filter has too many conditions",
+                remedy=f"at most {MAX_CONDITIONS} are possible",
+            )
         name = given.get("field")
-        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES:
-            raise InvalidInput("a condition of the filter names no field", remedy=f"for example {_EXAMPLE}")
+        if (
+            not isinstance(name, str)
+            or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES
+        ):
+            raise InvalidInput(
+                "a condition of the filter names no field", remedy=f"for example {_EXAMPLE}"
+            )
         stated = [key for key in given if key != "field"]
         unknown = [key for key in stated if key not in _OPERATORS]
         if unknown or not stated:
             what = repr(str(unknown[0])[:MAX_FIELD_BYTES]) if unknown else "none"
             raise InvalidInput(
-                f"the filter's operator on {name!r} is {what}", remedy=f"operators are {', '.join(_OPERATORS)}"
+                f"the filter's operator on {name!r} is {what}",
+                remedy=f"operators are {', '.join(_OPERATORS)}",
             )
         values = None
         for key in ("eq", "in"):
@@ -168,15 +191,22 @@ class _Parser:
 
 def _values(name: str, given: object) -> frozenset[tuple[type, Scalar]]:
     if not _is_list(given) or len(given) > MAX_VALUES:
-        raise InvalidInput(f"'in' on {name!r} is no list of values", remedy=f"at most {MAX_VALUES} are possible")
+        raise InvalidInput(
+            f"'in' on {name!r} is no list of values", remedy=f"at most {MAX_VALUES} are possible"
+        )
     if not all(isinstance(value, bool | str | int | float) for value in given):
-        raise InvalidInput(f"the filter's value of {name!r} cannot be compared", remedy="strings, numbers and booleans")
+        raise InvalidInput(
+            f"the filter's value of {name!r} cannot be compared",
+            remedy="strings, numbers and booleans",
+        )
     return frozenset((type(value), value) for value in map(_scalar, given))
 
 
 def _bound(name: str, given: object) -> Scalar:
     if isinstance(given, bool) or not isinstance(given, str | int | float):
-        raise InvalidInput(f"the filter's bound of {name!r} has no order", remedy="give a string or a number")
+        raise InvalidInput(
+            f"the filter's bound of {name!r} has no order", remedy="give a string or a number"
+        )
     return _scalar(given)
 
 

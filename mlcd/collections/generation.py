@@ -1,8 +1,8 @@
 """The index of a collection on disk: a finished artifact, made again and again, never changed.
 
-rows.npy       int64 [N]: the ledger's row numbers, by position
-vectors.npy    float32 [N, D]: the vectors, mapped and not read: what is scanned and what scores are computed from
-index.faiss    where there are enough rows for an index
+rows.npy       int64 [N]: the ledger's row numbers, by position vectors.npy    float32 [N, D]: the
+vectors, mapped and not read: what is scanned and what scores are computed from index.faiss    where
+there are enough rows for an index
 """
 
 import re
@@ -58,9 +58,11 @@ def write_generation(
     parents: tuple[Parent, ...] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> Generation:
-    """Index the vectors of `blocks`, in random order, and publish all of it by one rename. Returns it opened.
+    """Index the vectors of `blocks`, in random order, and publish all of it by one rename. Returns
+    it opened.
 
-    advance: told how many more rows the index is made of, none at other steps; what it raises ends the work.
+    advance: told how many more rows the index is made of, none at other steps; what it raises ends
+    the work.
     """
     request = Request(KIND, {"generation": number, "recall": target}, parents, fingerprint)
     out = folder / f"{number:08d}"
@@ -86,15 +88,23 @@ def write_generation(
     return Generation(number, rows, _mapped(out / VECTORS), tuned)
 
 
-def open_newest(folder: Path, *, dimension: int, fingerprint: Fingerprint) -> tuple[Generation, bool]:
-    """The newest that is whole, and whether a newer one was found damaged. Every byte is checked first."""
-    numbers = sorted((int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)), reverse=True)
+def open_newest(
+    folder: Path, *, dimension: int, fingerprint: Fingerprint
+) -> tuple[Generation, bool]:
+    """The newest that is whole, and whether a newer one was found damaged. Every byte is checked
+    first.
+    """
+    numbers = sorted(
+        (int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)),
+        reverse=True,
+    )
     if not numbers:
         return nothing(dimension), False
     try:
         return _open(folder / f"{numbers[0]:08d}", numbers[0], dimension, fingerprint), False
     except ArtifactInvalid:
-        # An older one would be right, too; what it saves is seconds, and it is not worth a second path to test.
+        # An older one would be right, too; what it saves is seconds, and it is not worth a second
+        # path to test.
         empty = nothing(dimension)
         return Generation(numbers[0], empty.rows, empty.vectors, empty.tuned), True
 
@@ -105,19 +115,29 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
     artifact = open_artifact(path, KIND)
     if artifact.fingerprint != fingerprint:
         raise ArtifactInvalid(f"{path} is of another model")
-    rows, vectors = np.load(artifact.file(ROWS), allow_pickle=False), _mapped(artifact.file(VECTORS))
+    rows, vectors = (
+        np.load(artifact.file(ROWS), allow_pickle=False),
+        _mapped(artifact.file(VECTORS)),
+    )
     if vectors.shape != (len(rows), dimension):
         raise ArtifactInvalid(f"{path} has {len(rows)} rows and vectors {list(vectors.shape)}")
     facts = artifact.summary
-    index: VectorIndex | None = FaissIndex.read(artifact.file(INDEX)) if facts["kind"] != "flat" else None
+    index: VectorIndex | None = (
+        FaissIndex.read(artifact.file(INDEX)) if facts["kind"] != "flat" else None
+    )
     recall = Recall(**facts["recall"]) if facts["recall"] else None
     return Generation(
-        number, rows, vectors, Tuned(facts["kind"], index, facts["effort"], recall, widening_of(facts["kind"]))
+        number,
+        rows,
+        vectors,
+        Tuned(facts["kind"], index, facts["effort"], recall, widening_of(facts["kind"])),
     )
 
 
 def remove_before(folder: Path, number: int) -> None:
-    """Older generations and what a killed process left; who still has one mapped keeps it until the last reader."""
+    """Older generations and what a killed process left; who still has one mapped keeps it until the
+    last reader.
+    """
     for path in folder.glob("*"):
         if path.name != f"{number:08d}":
             shutil.rmtree(path, ignore_errors=True)
@@ -138,7 +158,9 @@ def _write_vectors(path: Path, blocks: Iterator[Embeddings], shape: tuple[int, i
 
 
 def _mapped(path: Path) -> Embeddings:
-    """The vectors of a file as `_write_vectors` makes it, mapped without a descriptor: numpy's maps keep one each."""
+    """The vectors of a file as `_write_vectors` makes it, mapped without a descriptor: numpy's maps
+    keep one each.
+    """
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)

@@ -19,7 +19,9 @@ _DEAD: Final = -1
 
 
 class Growth:
-    """Everything that a `Searcher` shows a part of. One thread at a time; readers only ever see finished searchers."""
+    """Everything that a `Searcher` shows a part of. One thread at a time; readers only ever see
+    finished searchers.
+    """
 
     def __init__(self, generation: Generation, dimension: int) -> None:
         self._generation = generation
@@ -83,7 +85,9 @@ class Growth:
     def _vector(self, position: int) -> Embeddings:
         num = len(self._generation.rows)
         vector: Embeddings = (
-            self._generation.vectors[position] if position < num else self._delta[position - num].copy()
+            self._generation.vectors[position]
+            if position < num
+            else self._delta[position - num].copy()
         )
         return vector
 
@@ -102,7 +106,9 @@ class Growth:
         )
 
     def take_over(self, before: Searcher, order: NDArray[np.int64]) -> None:
-        """The generation, which nothing is known of yet, holds the positions `order` of `before`, all of them alive."""
+        """The generation, which nothing is known of yet, holds the positions `order` of `before`,
+        all of them alive.
+        """
         num = len(order)
         self._ids = [before.ids[position] for position in order.tolist()]
         self._metadata = [before.metadata[position] for position in order.tolist()]

@@ -18,22 +18,24 @@ from numpy.typing import NDArray
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
 
+# A JSON object. Strings, finite numbers, booleans and lists of these can be filtered by; the rest
+# is kept.
 Metadata = Mapping[str, Any]
-"""A JSON object. Strings, finite numbers, booleans and lists of these can be filtered by; the rest is kept."""
 
 MAX_ID_BYTES: Final = 1024
 MAX_METADATA_BYTES: Final = 16_384
 MAX_FIELDS: Final = 128
 MAX_FIELD_BYTES: Final = 128
+# Integers beyond are not exact in float64, as which JSON readers and our comparisons take numbers.
 EXACT_INTEGER: Final = 2**53
-"""Integers beyond are not exact in float64, as which JSON readers and our comparisons take numbers."""
 _DOTS: Final = frozenset({".", ".."})  # RFC 3986, 5.2.4; escaped, too
 _MAX_DEPTH: Final = 8
+# Of drafts the last part is `.partial`: they lie beside what they become.
 _NAME: Final = re.compile(r"(?!.*\.partial$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Of drafts the last part is `.partial`: they lie beside what they become."""
 _SHOWN: Final = 80
+# A vector whose norm is this near to 1 is kept bit by bit: what was read can be added again and is
+# unchanged.
 _UNIT_ROUNDING: Final = 1e-6
-"""A vector whose norm is this near to 1 is kept bit by bit: what was read can be added again and is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,16 @@ def check_id(item_id: object) -> str:
         raise InvalidInput(f"the id {_shown(item_id)} is not valid Unicode") from error
     if size > MAX_ID_BYTES or "\0" in item_id:
         raise InvalidInput(
-            f"the id {_shown(item_id)} cannot be used", remedy=f"at most {MAX_ID_BYTES} bytes, none of them zero"
+            f"the id {_shown(item_id)} cannot be used",
+            remedy=f"at most {MAX_ID_BYTES} bytes, none of them zero",
         )
     return item_id
 
 
 def check_new_id(item_id: object) -> str:
-    """`item_id` where a new item may have it: one that can be asked for in a URL. Raises InvalidInput."""
+    """`item_id` where a new item may have it: one that can be asked for in a URL. Raises
+    InvalidInput.
+    """
     item_id = check_id(item_id)
     if item_id in _DOTS:
         raise InvalidInput(
@@ -115,7 +120,8 @@ def unit_embedding(item_id: str, embedding: NDArray[np.floating], dimension: int
         norm = float(np.linalg.norm(vector.astype(np.float64)))
     if not math.isfinite(norm) or norm == 0:
         raise InvalidInput(
-            f"the embedding of {_shown(item_id)} has no direction (norm {norm})", remedy="leave out NaN, Inf and zero"
+            f"the embedding of {_shown(item_id)} has no direction (norm {norm})",
+            remedy="leave out NaN, Inf and zero",
         )
     if vector.dtype == np.float32 and abs(norm - 1) <= _UNIT_ROUNDING:
         return np.ascontiguousarray(vector)
@@ -128,14 +134,26 @@ def encode_metadata(item_id: str, metadata: object) -> str:
     if not isinstance(metadata, Mapping):
         raise InvalidInput(f"{of} are not a JSON object")
     if len(metadata) > MAX_FIELDS:
-        raise InvalidInput(f"{of} have {len(metadata)} fields", remedy=f"at most {MAX_FIELDS} are possible")
+        raise InvalidInput(
+            f"{of} have {len(metadata)} fields", remedy=f"at most {MAX_FIELDS} are possible"
+        )
     for name, value in metadata.items():
-        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES:
-            raise InvalidInput(f"{of} have a field that cannot be used", remedy="names are strings of 1 to 128 bytes")
+        if (
+            not isinstance(name, str)
+            or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES
+        ):
+            raise InvalidInput(
+                f"{of} have a field that cannot be used",
+                remedy="names are strings of 1 to 128 bytes",
+            )
         _check_value(value, f"field {_shown(name)} of {of}", 1)
-    text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    text = json.dumps(
+        dict(metadata), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
     if len(text) > MAX_METADATA_BYTES:
-        raise InvalidInput(f"{of} are too long", remedy=f"at most {MAX_METADATA_BYTES} bytes of JSON")
+        raise InvalidInput(
+            f"{of} are too long", remedy=f"at most {MAX_METADATA_BYTES} bytes of JSON"
+        )
     return text
 
 
@@ -144,7 +162,9 @@ def _check_value(value: object, place: str, depth: int) -> None:
         return
     if isinstance(value, int | float):
         if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT_INTEGER):
-            raise InvalidInput(f"{place} is a number that JSON readers disagree on", remedy="give it as a string")
+            raise InvalidInput(
+                f"{place} is a number that JSON readers disagree on", remedy="give it as a string"
+            )
         return
     if depth < _MAX_DEPTH and isinstance(value, list | Mapping):
         for inner in value.values() if isinstance(value, Mapping) else value:

@@ -4,11 +4,13 @@ items      row, id, metadata (JSON), checksum of these
 vectors    row, float32 little-endian, checksum
 facts      what the collection is pinned to
 
-A row number stands for one vector for ever: a new vector of the same id gets a new number, a deleted one is never used
-again. So an index that was made of some rows stays right about them, and what it lacks is what has other numbers.
-Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+A row number stands for one vector for ever: a new vector of the same id gets a new number, a
+deleted one is never used again. So an index that was made of some rows stays right about them, and
+what it lacks is what has other numbers. Write-ahead log, synchronous=FULL: a transaction has
+reached the disk when COMMIT returns.
 
-An open connection has three descriptors: of the file, its log, and the log's index. A ledger that rests has none.
+An open connection has three descriptors: of the file, its log, and the log's index. A ledger that
+rests has none.
 """
 
 import json
@@ -28,16 +30,16 @@ from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavaila
 from mlcd.types import Embeddings
 
 SCHEMA: Final = 1
+# `MLCD`: what the file says of itself.
 _APPLICATION: Final = 0x4D4C4344
-"""`MLCD`: what the file says of itself."""
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL,
                     checksum INTEGER NOT NULL);
 CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER NOT NULL);
 """
+# Of 4 KiB, the default, a vector of 512 dimensions leaves half a page empty.
 _PAGE_BYTES: Final = 16_384
-"""Of 4 KiB, the default, a vector of 512 dimensions leaves half a page empty."""
 _CHECKPOINT_PAGES: Final = 1000
 _NO_SPACE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -65,7 +67,9 @@ class Ledger:
 
     @property
     def _connection(self) -> sqlite3.Connection:
-        """Raises Unavailable where the file cannot be opened now, Conflict where it is another one than before."""
+        """Raises Unavailable where the file cannot be opened now, Conflict where it is another one
+        than before.
+        """
         if self._connected is None:
             if self._left is not None and not self._path.is_file():  # SQLite would make one
                 raise self._replaced()
@@ -106,7 +110,9 @@ class Ledger:
         read_only: nothing in its folder is written or made; nobody may write it meanwhile.
         """
         if not path.is_file():
-            raise ArtifactInvalid(f"{path} is missing", remedy="restore the collection, or import it again")
+            raise ArtifactInvalid(
+                f"{path} is missing", remedy="restore the collection, or import it again"
+            )
         ledger = cls(path, read_only=read_only)
         try:
             ledger._check()
@@ -122,10 +128,14 @@ class Ledger:
         if application != _APPLICATION:
             raise ArtifactInvalid(f"{self._path} is not a collection's ledger", remedy="restore it")
         if version > SCHEMA:
-            raise ArtifactInvalid(f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it")
+            raise ArtifactInvalid(
+                f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it"
+            )
 
     def rest(self) -> None:
-        """Closes the connection until the ledger is used again; its log goes into the file, which is synced."""
+        """Closes the connection until the ledger is used again; its log goes into the file, which
+        is synced.
+        """
         if self._connected is not None:
             with suppress(MlcdError, sqlite3.Error, OSError):
                 self._left = _identity(self._path, self._connected)
@@ -135,11 +145,16 @@ class Ledger:
     def state(self, name: str, value: Any) -> None:
         """Another value of one of the facts; durable when this returns."""
         with _translated(self._path):
-            self._connection.execute("UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name))
+            self._connection.execute(
+                "UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name)
+            )
 
     def facts(self) -> dict[str, Any]:
         with _translated(self._path):
-            return {name: json.loads(value) for name, value in self._connection.execute("SELECT * FROM facts")}
+            return {
+                name: json.loads(value)
+                for name, value in self._connection.execute("SELECT * FROM facts")
+            }
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -156,18 +171,23 @@ class Ledger:
                 raise
 
     def find(self, item_id: str) -> Entry | None:
-        found = self._connection.execute("SELECT row, id, metadata FROM items WHERE id = ?", (item_id,)).fetchone()
+        found = self._connection.execute(
+            "SELECT row, id, metadata FROM items WHERE id = ?", (item_id,)
+        ).fetchone()
         return Entry(*found) if found else None
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         """The new row's number."""
         checksum = _checksum(item_id, metadata)
         cursor = self._connection.execute(
-            "INSERT INTO items (id, metadata, checksum) VALUES (?, ?, ?)", (item_id, metadata, checksum)
+            "INSERT INTO items (id, metadata, checksum) VALUES (?, ?, ?)",
+            (item_id, metadata, checksum),
         )
         assert cursor.lastrowid is not None
         blob = vector.astype("<f4", copy=False).tobytes()
-        self._connection.execute("INSERT INTO vectors VALUES (?, ?, ?)", (cursor.lastrowid, blob, zlib.crc32(blob)))
+        self._connection.execute(
+            "INSERT INTO vectors VALUES (?, ?, ?)", (cursor.lastrowid, blob, zlib.crc32(blob))
+        )
         return cursor.lastrowid
 
     def describe(self, entry: Entry, metadata: str) -> None:
@@ -184,25 +204,35 @@ class Ledger:
     def entries(self) -> Iterator[Entry]:
         """All items, by ascending row. Raises ArtifactInvalid naming the first that is damaged."""
         with _translated(self._path):
-            for row, item_id, metadata, checksum in self._connection.execute("SELECT * FROM items ORDER BY row"):
+            for row, item_id, metadata, checksum in self._connection.execute(
+                "SELECT * FROM items ORDER BY row"
+            ):
                 if checksum != _checksum(item_id, metadata):
-                    raise ArtifactInvalid(f"item {row} of {self._path} is damaged", remedy="restore the collection")
+                    raise ArtifactInvalid(
+                        f"item {row} of {self._path} is damaged", remedy="restore the collection"
+                    )
                 yield Entry(row, item_id, metadata)
 
     def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
-        """[len(rows), dimension] float32, in this order. Raises ArtifactInvalid naming the first that is damaged."""
+        """[len(rows), dimension] float32, in this order. Raises ArtifactInvalid naming the first
+        that is damaged.
+        """
         vectors = np.empty((len(rows), dimension), dtype=np.float32)
         with _translated(self._path):
             for start in range(0, len(rows), _ROWS_A_QUERY):
                 part = [int(row) for row in rows[start : start + _ROWS_A_QUERY]]
                 marks = ",".join("?" * len(part))
                 query = f"SELECT row, vector, checksum FROM vectors WHERE row IN ({marks})"  # noqa: S608 - only marks
-                found = {row: (blob, checksum) for row, blob, checksum in self._connection.execute(query, part)}
+                found = {
+                    row: (blob, checksum)
+                    for row, blob, checksum in self._connection.execute(query, part)
+                }
                 for place, row in enumerate(part, start):
                     blob, checksum = found.get(row, (b"", 0))
                     if zlib.crc32(blob) != checksum or len(blob) != 4 * dimension:
                         raise ArtifactInvalid(
-                            f"the vector of item {row} of {self._path} is damaged", remedy="restore the collection"
+                            f"the vector of item {row} of {self._path} is damaged",
+                            remedy="restore the collection",
                         )
                     vectors[place] = np.frombuffer(blob, dtype="<f4")
         return vectors
@@ -212,7 +242,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     with _translated(path):
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # of a new file; an old one keeps its own
+            # of a new file; an old one keeps its own
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
@@ -223,19 +254,24 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """After a clean close the file is all there is, and SQLite need not look for more; after a crash the log is part of
-    it, and is read where it lies.
+    """After a clean close the file is all there is, and SQLite need not look for more; after a
+    crash the log is part of it, and is read where it lies.
     """
     log = path.with_name(f"{path.name}-wal")
     mode = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
     with _translated(path):
         return sqlite3.connect(
-            f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False
+            f"{path.resolve().as_uri()}?{mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
         )
 
 
 def _identity(path: Path, connection: sqlite3.Connection) -> tuple[int, int]:
-    """The file's number, which another one may be given later, and the number of the last row that was made in it."""
+    """The file's number, which another one may be given later, and the number of the last row that
+    was made in it.
+    """
     with _translated(path):
         last = connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0]
     return path.stat().st_ino, last or 0
@@ -257,7 +293,9 @@ def _translated(path: Path) -> Iterator[None]:
         if code in _DAMAGED:
             raise ArtifactInvalid(f"{path} is damaged", remedy="restore the collection") from error
         if code in _REFUSED:
-            raise Unavailable(f"{path} cannot be written", remedy="give a writable folder") from error
+            raise Unavailable(
+                f"{path} cannot be written", remedy="give a writable folder"
+            ) from error
         raise
 
 

@@ -3,10 +3,11 @@
 STATE/NAME/lock    held by whoever opens the collection, for as long as it is open
 STATE/.locks       a byte for each collection, held by a store that has many of them open
 
-A lock on a file costs a descriptor, and a store that kept one for each collection would run out of them. So it takes
-the lock of a collection, then its byte, and gives the lock back. Whoever opens a collection takes the lock first and
-then looks at the byte, which is held by no other way: so no two of them have the same collection.
-A byte's number is the inode of the lock, which stays the same when a collection is renamed.
+A lock on a file costs a descriptor, and a store that kept one for each collection would run out of
+them. So it takes the lock of a collection, then its byte, and gives the lock back. Whoever opens a
+collection takes the lock first and then looks at the byte, which is held by no other way: so no two
+of them have the same collection. A byte's number is the inode of the lock, which stays the same
+when a collection is renamed.
 """
 
 import errno
@@ -24,10 +25,19 @@ LOCK: Final = "lock"
 BYTES: Final = ".locks"
 _FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
 _NUM_BYTES: Final = 2**62  # offsets of files are signed
-_OPEN_FILE_LOCKS: Final = hasattr(fcntl, "F_OFD_SETLK")  # of an open file, not of a process: Linux has them
+# of an open file, not of a process: Linux has them
+_OPEN_FILE_LOCKS: Final = hasattr(fcntl, "F_OFD_SETLK")
 # The folder cannot be written or is not there, or its file system knows no such locks.
 _CANNOT: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP}
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOENT,
+        errno.EINVAL,
+        errno.ENOLCK,
+        errno.EOPNOTSUPP,
+    }
 )
 
 
@@ -60,7 +70,9 @@ class _Byte:
 
 
 class StoreLocks:
-    """The bytes that one store holds, of the collections in one folder. Use it in one thread at a time."""
+    """The bytes that one store holds, of the collections in one folder. Use it in one thread at a
+    time.
+    """
 
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self._held: set[int] = set()
@@ -80,7 +92,9 @@ class StoreLocks:
             self._descriptor = None
 
     def lock(self, path: Path, *, writable: bool) -> Lock:
-        """The lock of the collection at `path`, by its byte where there can be one. Raises as `lock_collection`."""
+        """The lock of the collection at `path`, by its byte where there can be one. Raises as
+        `lock_collection`.
+        """
         held = lock_collection(path, writable=writable)
         try:
             byte = self._hold(path, held.number, writable=writable)
@@ -93,8 +107,14 @@ class StoreLocks:
         return byte
 
     def _hold(self, path: Path, number: int, *, writable: bool) -> _Byte | None:
-        """None where a byte would not do: whoever opens the collection would look for it in another folder."""
-        if self._descriptor is None or path.resolve().parent != self._folder or number in self._held:
+        """None where a byte would not do: whoever opens the collection would look for it in another
+        folder.
+        """
+        if (
+            self._descriptor is None
+            or path.resolve().parent != self._folder
+            or number in self._held
+        ):
             return None
         try:
             kind = fcntl.F_WRLCK if writable else fcntl.F_RDLCK
@@ -165,4 +185,6 @@ def _asked(kind: int, number: int) -> bytes:
 
 
 def _taken(path: Path) -> Conflict:
-    return Conflict(f"another process has the collection {path.name} open", remedy="end it, or ask it")
+    return Conflict(
+        f"another process has the collection {path.name} open", remedy="end it, or ask it"
+    )

@@ -1,4 +1,5 @@
-"""A collection as one parquet file: id (string), embedding (list of D float32), metadata (JSON as string).
+"""A collection as one parquet file: id (string), embedding (list of D float32), metadata (JSON as
+string).
 
 The file's own metadata say which model the embeddings are of: `mlcd.fingerprint`.
 """
@@ -23,7 +24,8 @@ _ROWS: Final = 8192
 
 
 def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
-    """Everything in it at one moment; returns how many items. The file appears whole, or not at all.
+    """Everything in it at one moment; returns how many items. The file appears whole, or not at
+    all.
 
     Raises Conflict where one is there, Unavailable where there is no space.
     """
@@ -32,7 +34,10 @@ def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
     num_items = 0
     with translated_os_errors(path):
         try:
-            with replacing(path) as temporary, pq.ParquetWriter(temporary, _schema(collection)) as writer:
+            with (
+                replacing(path) as temporary,
+                pq.ParquetWriter(temporary, _schema(collection)) as writer,
+            ):
                 for items in collection.items(_ROWS):
                     writer.write_table(_table(items, writer.schema))
                     num_items += len(items)
@@ -59,9 +64,13 @@ class ParquetItems:
         try:
             file = pq.ParquetFile(path)
         except (OSError, pa.ArrowException) as error:
-            raise ArtifactInvalid(f"{path} is not a readable parquet file", remedy=remedy) from error
+            raise ArtifactInvalid(
+                f"{path} is not a readable parquet file", remedy=remedy
+            ) from error
         schema = file.schema_arrow
-        fits = _FINGERPRINT in (schema.metadata or {}) and {"id", "embedding", "metadata"} <= set(schema.names)
+        fits = _FINGERPRINT in (schema.metadata or {}) and {"id", "embedding", "metadata"} <= set(
+            schema.names
+        )
         if not fits or not pa.types.is_fixed_size_list(schema.field("embedding").type):
             raise ArtifactInvalid(f"{path} is not an exported collection", remedy=remedy)
         return cls(path, file)
@@ -71,23 +80,33 @@ class ParquetItems:
             for batch in self._file.iter_batches(_ROWS, columns=["id", "embedding", "metadata"]):
                 yield [*self._items(batch)]
         except (OSError, pa.ArrowException) as error:
-            raise ArtifactInvalid(f"{self.path} is damaged", remedy="export the collection again") from error
+            raise ArtifactInvalid(
+                f"{self.path} is damaged", remedy="export the collection again"
+            ) from error
 
     def _items(self, batch: pa.RecordBatch) -> Iterator[Item]:
         if any(column.null_count for column in batch.columns):
-            raise InvalidInput(f"{self.path} has rows without id, embedding or metadata", remedy="leave them out")
+            raise InvalidInput(
+                f"{self.path} has rows without id, embedding or metadata", remedy="leave them out"
+            )
         flat = batch["embedding"].flatten().to_numpy(zero_copy_only=False)
         vectors = flat.astype(np.float32, copy=False).reshape(-1, self.dimension)
-        for item_id, vector, text in zip(batch["id"].to_pylist(), vectors, batch["metadata"].to_pylist(), strict=True):
+        for item_id, vector, text in zip(
+            batch["id"].to_pylist(), vectors, batch["metadata"].to_pylist(), strict=True
+        ):
             yield Item(item_id, vector, self._metadata(item_id, text))
 
     def _metadata(self, item_id: str, text: str) -> dict[str, Any]:
         try:
             metadata = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{self.path}: the metadata of {item_id[:80]!r} are not JSON") from error
+            raise InvalidInput(
+                f"{self.path}: the metadata of {item_id[:80]!r} are not JSON"
+            ) from error
         if not isinstance(metadata, dict):
-            raise InvalidInput(f"{self.path}: the metadata of {item_id[:80]!r} are not a JSON object")
+            raise InvalidInput(
+                f"{self.path}: the metadata of {item_id[:80]!r} are not a JSON object"
+            )
         return metadata
 
 
@@ -99,7 +118,9 @@ def _schema(collection: Collection) -> pa.Schema:
 
 def _table(items: list[Item], schema: pa.Schema) -> pa.Table:
     vectors = np.concatenate([item.embedding for item in items])
-    embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors, pa.float32()), type=schema.field("embedding").type)
+    embeddings = pa.FixedSizeListArray.from_arrays(
+        pa.array(vectors, pa.float32()), type=schema.field("embedding").type
+    )
     columns = [
         pa.array([item.id for item in items], pa.string()),
         embeddings,

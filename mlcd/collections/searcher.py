@@ -1,9 +1,9 @@
 """What readers hold: one state of a collection, never changed, replaced as a whole.
 
-Positions number what is known: first those of the index, then the delta, which is scanned. A deleted or replaced
-position is dead. Arrays behind it are only appended to, beyond the positions that this state has: a reader neither
-waits for a writer nor sees half of what it does.
-Shapes: Q queries, P positions, D dimension.
+Positions number what is known: first those of the index, then the delta, which is scanned. A
+deleted or replaced position is dead. Arrays behind it are only appended to, beyond the positions
+that this state has: a reader neither waits for a writer nor sees half of what it does. Shapes: Q
+queries, P positions, D dimension.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,14 @@ from mlcd.indexes.scan import merged, nothing, scan
 from mlcd.indexes.tuning import rescored
 from mlcd.types import Embeddings, Neighbors
 
+# How many vectors a graph looks at for each unit of effort, about: its degree, less those seen
+# before.
 _VECTORS_PER_EFFORT: Final = 30
-"""How many vectors a graph looks at for each unit of effort, about: its degree, less those seen before."""
+# Matching positions that are scanned whatever an index would cost.
 _SCAN_AT_MOST: Final = 2000
-"""Matching positions that are scanned whatever an index would cost."""
+# To gather more vectors for a scan takes longer than to look into all cells, whose codes are a
+# quarter as long.
 _GATHERED_AT_MOST: Final = 20_000
-"""To gather more vectors for a scan takes longer than to look into all cells, whose codes are a quarter as long."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Found:
 class Searcher:
     """delta: float32 [P - N, D] after the generation's N positions. alive: bool [P].
 
-    ids, metadata (JSON), rows: by position, P or more. position_of: of an id, in this or a later state.
+    ids, metadata (JSON), rows: by position, P or more. position_of: of an id, in this or a later
+    state.
     """
 
     generation: Generation
@@ -75,9 +78,17 @@ class Searcher:
         return vectors
 
     def search(
-        self, queries: Embeddings, top: int, *, condition: Filter | None, threshold: float | None, exact: bool
+        self,
+        queries: Embeddings,
+        top: int,
+        *,
+        condition: Filter | None,
+        threshold: float | None,
+        exact: bool,
     ) -> Found:
-        """min(top, matching) matches of each unit query ([Q, D]); with a threshold, those of them that reach it."""
+        """min(top, matching) matches of each unit query ([Q, D]); with a threshold, those of them
+        that reach it.
+        """
         allowed, matching = self.alive, self.num_alive
         if condition is not None:
             allowed = condition.matches(self.columns, self.num_positions) & self.alive
@@ -127,7 +138,8 @@ class Searcher:
     def _effort(self, wanted: int, allowed_num: int) -> int | None:
         """How far the index has to look; None where comparing all that is allowed is less work.
 
-        The fewer are allowed, the further away the nearest of them are: in proportion, where they lie as the rest do.
+        The fewer are allowed, the further away the nearest of them are: in proportion, where they
+        lie as the rest do.
         """
         tuned, num = self.generation.tuned, self.num_indexed
         if tuned.index is None or tuned.effort is None or allowed_num <= _SCAN_AT_MOST:

@@ -19,8 +19,9 @@ from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix
+# What cannot be opened may be large: whoever asks for it again and again does not have it read as
+# often.
 _RETRY_S: Final = 10.0
-"""What cannot be opened may be large: whoever asks for it again and again does not have it read as often."""
 _log = logging.getLogger("mlcd.collections")
 _LEFTOVERS: Final = (".*.tmp", ".*.deleted")
 
@@ -31,7 +32,9 @@ class TooManyCollections(Conflict):
     limit: Final = "max_collections"
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"{self.limit} allows no more than {most} collections", remedy="delete one first")
+        super().__init__(
+            f"{self.limit} allows no more than {most} collections", remedy="delete one first"
+        )
 
 
 class Collections:
@@ -40,7 +43,9 @@ class Collections:
     How many there may be is bounded by memory, not by open files: their descriptors are shared.
     """
 
-    def __init__(self, folder: Path, descriptors: Descriptors, *, writable: bool, max_collections: int | None) -> None:
+    def __init__(
+        self, folder: Path, descriptors: Descriptors, *, writable: bool, max_collections: int | None
+    ) -> None:
         self.writable = writable
         self._folder, self._descriptors, self._most = folder, descriptors, max_collections
         self._opened: dict[str, Collection] = {}
@@ -49,11 +54,13 @@ class Collections:
         self._changing = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, *, read_only: bool = False, max_collections: int | None = None) -> Self:
+    def open(
+        cls, folder: Path, *, read_only: bool = False, max_collections: int | None = None
+    ) -> Self:
         """Those in `folder`, which is made where it is missing, all verified and ready.
 
-        read_only: see `Collection.open`. max_collections: `create` makes no more; those that are there are opened
-        however many they are. Raises the error of the first that cannot be opened.
+        read_only: see `Collection.open`. max_collections: `create` makes no more; those that are
+        there are opened however many they are. Raises the error of the first that cannot be opened.
         """
         writable = not read_only and _is_writable(folder)
         if writable:
@@ -72,11 +79,17 @@ class Collections:
         return store
 
     def find_new(self) -> None:
-        """Open what was put into the folder meanwhile. Raises the error of the first that cannot be opened."""
+        """Open what was put into the folder meanwhile. Raises the error of the first that cannot be
+        opened.
+        """
         with self._changing:
             for ledger in sorted(self._folder.glob(f"*/{LEDGER}")):
                 name = ledger.parent.name
-                if name not in self._opened and not name.startswith(".") and not name.endswith(_DRAFT):
+                if (
+                    name not in self._opened
+                    and not name.startswith(".")
+                    and not name.endswith(_DRAFT)
+                ):
                     self._open(check_name(name))
 
     @limited_open_files()
@@ -87,10 +100,14 @@ class Collections:
 
     def has_arrived(self, name: str) -> bool:
         """Whether it is in the folder, and not open yet."""
-        return is_name(name) and name not in self._opened and (self._folder / name / LEDGER).is_file()
+        return (
+            is_name(name) and name not in self._opened and (self._folder / name / LEDGER).is_file()
+        )
 
     def open_arrived(self, name: str) -> None:
-        """Open it if it is there; slow. Raises Conflict where it cannot be opened, without trying again for a while."""
+        """Open it if it is there; slow. Raises Conflict where it cannot be opened, without trying
+        again for a while.
+        """
         with self._changing:
             if self._closed or not self.has_arrived(name):
                 return
@@ -150,8 +167,9 @@ class Collections:
     ) -> tuple[Collection, bool]:
         """The collection `name`, which is made where there is none, and whether it was.
 
-        recall: None: whatever one has that is there, else 0.99. Raises Conflict where one is there for another model,
-        dimension or recall, where nothing can be made, or where there are as many as there may be.
+        recall: None: whatever one has that is there, else 0.99. Raises Conflict where one is there
+        for another model, dimension or recall, where nothing can be made, or where there are as
+        many as there may be.
         """
         check_name(name)
         with self._changing:
@@ -161,10 +179,16 @@ class Collections:
                 self._check_writable()
                 self._check_room()
                 if path.exists():
-                    raise Conflict(f"something else stands where {name} would be", remedy="give another name")
+                    raise Conflict(
+                        f"something else stands where {name} would be", remedy="give another name"
+                    )
                 recall = DEFAULT_RECALL if recall is None else recall
                 found = Collection.create(
-                    path, fingerprint=fingerprint, dimension=dimension, recall=recall, shared=self._descriptors
+                    path,
+                    fingerprint=fingerprint,
+                    dimension=dimension,
+                    recall=recall,
+                    shared=self._descriptors,
                 )
                 self._opened[name] = found
             elif found is None:  # put there by somebody else
@@ -206,7 +230,9 @@ class Collections:
         shutil.rmtree(dead, ignore_errors=True)
 
     def _open(self, name: str) -> Collection:
-        self._opened[name] = Collection.open(self._folder / name, read_only=not self.writable, shared=self._descriptors)
+        self._opened[name] = Collection.open(
+            self._folder / name, read_only=not self.writable, shared=self._descriptors
+        )
         return self._opened[name]
 
     def _check_room(self) -> None:

@@ -2,13 +2,12 @@
 
 What each kind of file becomes, whatever the decoder:
 
-RGB, L, 1-bit       as they are
-P, PA, LA, RGBA     over a white background, transparency of the palette included
-CMYK, YCCK          Pillow's conversion; embedded ICC profiles are ignored, as in CLIP's and MLCD's training
-I;16, I (0..65535)  scaled to 8 bits, rounded
-F, LAB, other I     refused: there is no single meaning of their range
-animations          the first frame
-EXIF orientation    applied, or ignored where parity with CLIP's training pipeline is wanted (a TIFF's is a field of
+RGB, L, 1-bit       as they are P, PA, LA, RGBA     over a white background, transparency of the
+palette included CMYK, YCCK          Pillow's conversion; embedded ICC profiles are ignored, as in
+CLIP's and MLCD's training I;16, I (0..65535)  scaled to 8 bits, rounded F, LAB, other I
+refused: there is no single meaning of their range animations          the first frame EXIF
+orientation    applied, or ignored where parity with CLIP's training pipeline is wanted (a TIFF's is
+a field of
                     the format itself, which Pillow applies always)
 """
 
@@ -42,14 +41,17 @@ _TURNS: Final = {
     8: Transpose.ROTATE_90,
 }
 _SIDEWAYS: Final = frozenset(_TURNS[orientation] for orientation in (5, 6, 7, 8))
-# The turns after which what was last in a row (or last in a column) comes first in the new rows (columns).
+# The turns after which what was last in a row (or last in a column) comes first in the new rows
+# (columns).
 _RIGHT_TO_LEFT: Final = frozenset(_TURNS[orientation] for orientation in (2, 3, 6, 7))
 _BOTTOM_TO_TOP: Final = frozenset(_TURNS[orientation] for orientation in (3, 4, 7, 8))
 
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """max_pixels is compared with the header before a pixel is decoded (default: Pillow's own warning level)."""
+    """max_pixels is compared with the header before a pixel is decoded (default: Pillow's own
+    warning level).
+    """
 
     max_bytes: int = 128 * 2**20
     max_pixels: int = 89_478_485
@@ -60,14 +62,18 @@ DEFAULT_LIMITS: Final = DecodeLimits()
 
 @dataclass(frozen=True)
 class Scaled:
-    """An upright RGB picture at some scale: `region` of `image` is the whole, of width and height `full_size`."""
+    """An upright RGB picture at some scale: `region` of `image` is the whole, of width and height
+    `full_size`.
+    """
 
     image: Image.Image
     region: tuple[float, float, float, float]
     full_size: tuple[int, int]
 
 
-def decode(data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS) -> Image.Image:
+def decode(
+    data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
+) -> Image.Image:
     """The image as an RGB picture, by the table above.
 
     Raises ImageRejected with a stable reason; nothing of the decoder's own text gets out.
@@ -78,7 +84,8 @@ def decode(data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DE
 def decode_scaled(
     data: bytes, *, shortest: int, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
 ) -> Scaled:
-    """As `decode`, but a JPEG may come smaller, with `shortest` pixels or more on its shortest side.
+    """As `decode`, but a JPEG may come smaller, with `shortest` pixels or more on its shortest
+    side.
 
     Accepts and refuses what `decode` does. Raises ConfigInvalid where the decoder is not installed.
     """
@@ -94,7 +101,9 @@ def format_of(data: bytes) -> str:
 
 
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
-    """Width times height, by the header alone. Raises ImageRejected where `decode` would for what a header says."""
+    """Width times height, by the header alone. Raises ImageRejected where `decode` would for what a
+    header says.
+    """
     _check_length(data, limits)
     try:
         with warnings.catch_warnings():
@@ -122,12 +131,17 @@ def _decode(data: bytes, *, shortest: int | None, exif: ExifPolicy, limits: Deco
                 return _upright(picture, extent, image.size, turn)
     except ImageRejected:
         raise
-    except Exception as error:  # decoders fed with hostile bytes raise anything: struct.error, SyntaxError, …
+    except (
+        Exception
+    ) as error:  # decoders fed with hostile bytes raise anything: struct.error, SyntaxError, …
         raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
 
 
 def _upright(
-    picture: Image.Image, extent: tuple[float, float], full_size: tuple[int, int], turn: Transpose | None
+    picture: Image.Image,
+    extent: tuple[float, float],
+    full_size: tuple[int, int],
+    turn: Transpose | None,
 ) -> Scaled:
     (width, height), slack = extent, (picture.width - extent[0], picture.height - extent[1])
     if turn in _SIDEWAYS:
@@ -142,7 +156,9 @@ def _check_length(data: bytes, limits: DecodeLimits) -> None:
     if not data:
         raise ImageRejected("empty", "the file is empty")
     if len(data) > limits.max_bytes:
-        raise ImageRejected("too-many-bytes", f"{len(data)} bytes, more than the limit of {limits.max_bytes}")
+        raise ImageRejected(
+            "too-many-bytes", f"{len(data)} bytes, more than the limit of {limits.max_bytes}"
+        )
 
 
 def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
@@ -150,12 +166,17 @@ def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
         file = BoundedFile(data)
         image = Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise ImageRejected("too-many-pixels", f"more than the limit of {limits.max_pixels} pixels") from error
+        raise ImageRejected(
+            "too-many-pixels", f"more than the limit of {limits.max_pixels} pixels"
+        ) from error
     except UnidentifiedImageError as error:
         raise ImageRejected("unsupported-format", f"not one of {', '.join(FORMATS)}") from error
     width, height = image.size
     if width * height > limits.max_pixels:
-        raise ImageRejected("too-many-pixels", f"{width} x {height} pixels, more than the limit of {limits.max_pixels}")
+        raise ImageRejected(
+            "too-many-pixels",
+            f"{width} x {height} pixels, more than the limit of {limits.max_pixels}",
+        )
     if image.format in ("JPEG", "MPO"):
         check_scans(data)
     file.allow_pixels()
@@ -178,12 +199,16 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         canvas.paste(rgba, mask=rgba.getchannel("A"))
         return canvas
     if image.mode not in _PLAIN_MODES:
-        raise ImageRejected("unsupported-format", f"pixels of mode {image.mode} have no defined range")
+        raise ImageRejected(
+            "unsupported-format", f"pixels of mode {image.mode} have no defined range"
+        )
     return image.convert("RGB")
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.int64)
     if values.size and (values.min() < 0 or values.max() > _MAX_16_BIT):
-        raise ImageRejected("unsupported-format", "integer pixels outside 0..65535 have no defined range")
+        raise ImageRejected(
+            "unsupported-format", "integer pixels outside 0..65535 have no defined range"
+        )
     return Image.fromarray(((values * 255 + _MAX_16_BIT // 2) // _MAX_16_BIT).astype(np.uint8))

@@ -1,4 +1,5 @@
-"""The images of a source in columns: as one Python object each, millions of them would take gigabytes.
+"""The images of a source in columns: as one Python object each, millions of them would take
+gigabytes.
 
 An image takes 20 bytes, its key and the source's own columns (9 bytes in tar shards).
 """
@@ -24,7 +25,9 @@ _BLOCK: Final = 1 << 16  # rows that are Python objects at a time
 
 @dataclass(frozen=True)
 class Entry:
-    """One image of a source. `locator` is the source's own way to find its bytes: plain strings, bytes and numbers."""
+    """One image of a source. `locator` is the source's own way to find its bytes: plain strings,
+    bytes and numbers.
+    """
 
     key: SampleKey
     class_name: str | None
@@ -33,10 +36,11 @@ class Entry:
 
 
 class Entries(Sequence[Entry]):
-    """An immutable sequence of `Entry`, each made when it is asked for. Slices and selections share the columns.
+    """An immutable sequence of `Entry`, each made when it is asked for. Slices and selections share
+    the columns.
 
-    table: the columns key, class_name (null where unknown) and size_bytes; all others make the locators.
-    rows: which rows of it, in which order (default: all).
+    table: the columns key, class_name (null where unknown) and size_bytes; all others make the
+    locators. rows: which rows of it, in which order (default: all).
     """
 
     def __init__(self, table: pa.Table, rows: range | NDArray[np.int64] | None = None) -> None:
@@ -63,7 +67,9 @@ class Entries(Sequence[Entry]):
         return _entry(column[row].as_py() for column in self._columns)
 
     def __iter__(self) -> Iterator[Entry]:
-        return map(_entry, zip(*(self._values(name) for name in self._table.column_names), strict=True))
+        return map(
+            _entry, zip(*(self._values(name) for name in self._table.column_names), strict=True)
+        )
 
     def select(self, places: NDArray[np.int64]) -> "Entries":
         """Those at `places` [n], in that order."""
@@ -79,7 +85,9 @@ class Entries(Sequence[Entry]):
         return self._values("size_bytes")
 
     def find(self, keys: pa.ChunkedArray) -> NDArray[np.int32]:
-        """[n] int32: the place of each of n keys (large_string) among these entries, -1 where it is none of them."""
+        """[n] int32: the place of each of n keys (large_string) among these entries, -1 where it is
+        none of them.
+        """
         own = self._table["key"]
         if not isinstance(self._rows, range) or self._rows != range(len(own)):
             own = own.take(pa.array(self._rows, pa.int64()))
@@ -88,7 +96,8 @@ class Entries(Sequence[Entry]):
 
     def repeated_key(self) -> SampleKey | None:
         """The first key that an earlier entry has too; None where all are distinct."""
-        # Distinct hashes tell distinct keys in 8 bytes each; only keys whose hashes repeat are looked at as such.
+        # Distinct hashes tell distinct keys in 8 bytes each; only keys whose hashes repeat are
+        # looked at as such.
         hashes = np.fromiter(map(hash, self.keys()), dtype=np.int64, count=len(self))
         hashes.sort()
         suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
@@ -121,4 +130,6 @@ def _typed(schema: pa.Schema) -> pa.Schema:
 
 def constant(value: bytes, num: int) -> pa.DictionaryArray:
     """The same value in `num` rows, in a byte each."""
-    return pa.DictionaryArray.from_arrays(np.zeros(num, dtype=np.int8), pa.array([value], pa.binary()))
+    return pa.DictionaryArray.from_arrays(
+        np.zeros(num, dtype=np.int8), pa.array([value], pa.binary())
+    )

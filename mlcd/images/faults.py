@@ -24,5 +24,6 @@ def unavailable(path: str, error: Exception) -> Unavailable:
     number = getattr(error, "errno", None)
     reason = os.strerror(number).lower() if number else "its file system does not answer"
     return Unavailable(
-        f"{printable(path)} cannot be read: {reason}", remedy="mend that, or leave it out, and run the same again"
+        f"{printable(path)} cannot be read: {reason}",
+        remedy="mend that, or leave it out, and run the same again",
     )

@@ -13,14 +13,16 @@ from mlcd.images.faults import unavailable
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.source import Source
 
+# In place of the path of what stands in a folder and is neither file nor folder.
 _NO_FILE: Final = b""
-"""In place of the path of what stands in a folder and is neither file nor folder."""
 
 
 class FolderSource(Source):
-    """Every file below a folder, hidden files and sidecars apart; the class is the path of its sub-folder.
+    """Every file below a folder, hidden files and sidecars apart; the class is the path of its
+    sub-folder.
 
-    Links and special files are listed, with no size, and not read: a link may lead anywhere, and a pipe ends nowhere.
+    Links and special files are listed, with no size, and not read: a link may lead anywhere, and a
+    pipe ends nowhere.
     """
 
     def __init__(self, location: str, filesystem: Any, root: str) -> None:
@@ -31,7 +33,9 @@ class FolderSource(Source):
         folders = [self._listclass_of_path(files) for files in self._walk()]
         if folders:
             table = pa.concat_tables(folders).sort_by("key")
-            class_names = pc.struct_field(pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent")
+            class_names = pc.struct_field(
+                pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent"
+            )
             yield table.add_column(1, "class_name", class_names)
 
     def _walk(self) -> Iterator[list[dict[str, Any]]]:
@@ -43,12 +47,15 @@ class FolderSource(Source):
                 listed = self._filesystem.ls(folder, detail=True)
             except OSError as error:
                 raise unavailable(folder, error) from error
-            inside = [info for info in listed if info["name"].rstrip("/") != folder]  # object stores list it in itself
+            # object stores list it in itself
+            inside = [info for info in listed if info["name"].rstrip("/") != folder]
             folders += [info["name"].rstrip("/") for info in inside if info["type"] == "directory"]
             yield inside
 
     def _listclass_of_path(self, files: Iterable[dict[str, Any]]) -> pa.Table:
-        """Without classes. path: where the name is not the key, as it is not valid UTF-8, or `_NO_FILE`."""
+        """Without classes. path: where the name is not the key, as it is not valid UTF-8, or
+        `_NO_FILE`.
+        """
         keys, sizes, paths = [], [], []
         for info in files:
             name = info["name"][len(self._root) + 1 :]
@@ -57,7 +64,9 @@ class FolderSource(Source):
                 is_file = info["type"] == "file"
                 keys.append(printable(relative.as_posix()))
                 sizes.append(int(info["size"]) if is_file else 0)
-                paths.append(_NO_FILE if not is_file else None if name == keys[-1] else encoded(name))
+                paths.append(
+                    _NO_FILE if not is_file else None if name == keys[-1] else encoded(name)
+                )
         return pa.table(
             {
                 "key": pa.array(keys, pa.large_string()),
@@ -95,7 +104,9 @@ class FolderSource(Source):
 class NamedFilesSource(FolderSource):
     """The files below a folder that a pattern or a list names."""
 
-    def __init__(self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]
+    ) -> None:
         """files: as the file system describes them."""
         super().__init__(location, filesystem, root)
         self._files = files

@@ -1,7 +1,8 @@
-"""JPEG at a fraction of its size: libjpeg-turbo's inverse DCT leaves out the pixels that a resize would drop.
+"""JPEG at a fraction of its size: libjpeg-turbo's inverse DCT leaves out the pixels that a resize
+would drop.
 
-Only pictures without the least irregularity are read here. All others are left to Pillow, whose word on what is
-an image and what is damage is then the same in both decode modes.
+Only pictures without the least irregularity are read here. All others are left to Pillow, whose
+word on what is an image and what is damage is then the same in both decode modes.
 """
 
 from typing import Final
@@ -11,7 +12,8 @@ from PIL import Image
 from mlcd.errors import ConfigInvalid
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # tables, reserved and conditioning between them
+# tables, reserved and conditioning between them
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MAX_SEGMENTS: Final = 1024
 _WHOLE: Final = 8
 
@@ -27,13 +29,18 @@ def require_simplejpeg() -> None:
         ) from error
 
 
-def shrunk(data: bytes, image: Image.Image, *, shortest: int) -> tuple[Image.Image, tuple[float, float]] | None:
-    """The picture at the smallest scale (in eighths) that leaves `shortest` pixels on its shortest side.
+def shrunk(
+    data: bytes, image: Image.Image, *, shortest: int
+) -> tuple[Image.Image, tuple[float, float]] | None:
+    """The picture at the smallest scale (in eighths) that leaves `shortest` pixels on its shortest
+    side.
 
-    And the width and height that the picture takes of it: the last column and row may be covered in part.
+    And the width and height that the picture takes of it: the last column and row may be covered in
+    part.
 
-    `image` is Pillow's view of the same bytes, opened and not loaded: its header was held against the limits. None
-    where there is nothing to gain or Pillow must decide: no JPEG, CMYK, arithmetic coding, any warning of the decoder.
+    `image` is Pillow's view of the same bytes, opened and not loaded: its header was held against
+    the limits. None where there is nothing to gain or Pillow must decide: no JPEG, CMYK, arithmetic
+    coding, any warning of the decoder.
     """
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
@@ -45,7 +52,8 @@ def shrunk(data: bytes, image: Image.Image, *, shortest: int) -> tuple[Image.Ima
     width, height = (-(-side * eighths // _WHOLE) for side in image.size)
     try:
         full_height, full_width, *_ = simplejpeg.decode_jpeg_header(data)
-        if (full_width, full_height) != image.size:  # two headers: the limits were held against the other one
+        # two headers: the limits were held against the other one
+        if (full_width, full_height) != image.size:
             return None
         pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width, strict=True)
     except Exception:  # noqa: BLE001 - whatever it refuses, Pillow accepts or refuses with the right reason
@@ -56,7 +64,9 @@ def shrunk(data: bytes, image: Image.Image, *, shortest: int) -> tuple[Image.Ima
 
 
 def _eighths(side: int, at_least: int) -> int:
-    """The smallest scale that leaves `at_least` pixels of `side`, whose last pixel may be covered in part."""
+    """The smallest scale that leaves `at_least` pixels of `side`, whose last pixel may be covered
+    in part.
+    """
     return _WHOLE * (at_least - 1) // side + 1
 
 
@@ -66,7 +76,10 @@ def _frame(data: bytes) -> int | None:
     for _ in range(_MAX_SEGMENTS):
         if data[position : position + 1] != b"\xff":
             return None
-        marker, length = data[position + 1], int.from_bytes(data[position + 2 : position + 4], "big")
+        marker, length = (
+            data[position + 1],
+            int.from_bytes(data[position + 2 : position + 4], "big"),
+        )
         if marker in _FRAMES:
             return marker
         position += 2 + length

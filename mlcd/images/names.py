@@ -32,8 +32,12 @@ _SIDECARS: Final = frozenset(
 
 
 def is_candidate(path: PurePath) -> bool:
-    """Whether a file at this path below a folder is taken for an image: hidden files and sidecars are not."""
-    hidden = any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
+    """Whether a file at this path below a folder is taken for an image: hidden files and sidecars
+    are not.
+    """
+    hidden = any(
+        (part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts
+    )
     return not hidden and path.suffix.lower() not in _SIDECARS
 
 

@@ -23,6 +23,7 @@ _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
 _BATCH_ROWS: Final = 64
 _BUFFER_BYTES: Final = 1 << 20
 _ROW_DIGITS: Final = 8
+# Of a parquet file; key: null where the row has none of its own.
 _ROWS: Final = pa.schema(
     [
         ("key", pa.large_string()),
@@ -32,11 +33,12 @@ _ROWS: Final = pa.schema(
         ("row", pa.int32()),
     ]
 )
-"""Of a parquet file; key: null where the row has none of its own."""
 
 
 class ParquetSource(FilesSource):
-    """A binary image column (or a struct with `bytes`, as Hugging Face writes it); one row group in memory."""
+    """A binary image column (or a struct with `bytes`, as Hugging Face writes it); one row group in
+    memory.
+    """
 
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location, filesystem, paths)
@@ -50,10 +52,14 @@ class ParquetSource(FilesSource):
                 self.problems.append(Problem(name, "the parquet file is damaged or cut short"))
                 continue
             rows = listing.members
-            numbers = pc.utf8_lpad(pa.array(np.arange(len(rows))).cast(pa.string()), _ROW_DIGITS, padding="0")
+            numbers = pc.utf8_lpad(
+                pa.array(np.arange(len(rows))).cast(pa.string()), _ROW_DIGITS, padding="0"
+            )
             yield pa.table(
                 {
-                    "key": pc.coalesce(rows["key"], pc.binary_join_element_wise(name, numbers, "/")),
+                    "key": pc.coalesce(
+                        rows["key"], pc.binary_join_element_wise(name, numbers, "/")
+                    ),
                     "class_name": rows["class_name"],
                     "size_bytes": rows["size_bytes"],
                     "path": constant(encoded(path), len(rows)),
@@ -63,12 +69,13 @@ class ParquetSource(FilesSource):
             )
 
     def _list_rows(self, path: str) -> Listing:
-        """The sizes belong to what tells whether a file is the same, and stand nowhere but beside the images: all of
-        these are read, a few at a time.
+        """The sizes belong to what tells whether a file is the same, and stand nowhere but beside
+        the images: all of these are read, a few at a time.
         """
         try:
             with self._filesystem.open(path, "rb") as raw:
-                file = pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES)  # else a column's whole group is in memory
+                # else a column's whole group is in memory
+                file = pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES)
                 batches = [_listed_batch(*place) for place in _batches(file, path)]
         except (OSError, pa.ArrowException) as error:
             refuse_fault(path, error)
@@ -83,7 +90,9 @@ class ParquetSource(FilesSource):
                 try:
                     with self._filesystem.open(path, "rb") as raw:
                         file = pq.ParquetFile(raw)
-                        column = file.read_row_group(group, columns=[_image_column(file, path)]).column(0)
+                        column = file.read_row_group(
+                            group, columns=[_image_column(file, path)]
+                        ).column(0)
                 except (OSError, pa.ArrowException) as error:
                     raise ImageRejected("unreadable", "the row group cannot be read") from error
                 self._group = ((path, group), _image_bytes(column))
@@ -91,7 +100,9 @@ class ParquetSource(FilesSource):
 
 
 def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
-    """(row group, first row in it, images, keys, class names) of a few rows each; None for what the file has not."""
+    """(row group, first row in it, images, keys, class names) of a few rows each; None for what the
+    file has not.
+    """
     columns = file.schema_arrow.names
     image = _image_column(file, path)
     key = "key" if "key" in columns else None
@@ -100,14 +111,26 @@ def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
     wanted = [column for column in (image, key, class_name) if column is not None]
     for group in range(file.num_row_groups):
         start = 0
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False):
-            keys, classes = (None if column is None else batch.column(column) for column in (key, class_name))
-            yield group, start, batch.column(image), keys, classes if names is None else _named(classes, names)
+        for batch in file.iter_batches(
+            _BATCH_ROWS, row_groups=[group], columns=wanted, use_threads=False
+        ):
+            keys, classes = (
+                None if column is None else batch.column(column) for column in (key, class_name)
+            )
+            yield (
+                group,
+                start,
+                batch.column(image),
+                keys,
+                classes if names is None else _named(classes, names),
+            )
             start += batch.num_rows
 
 
 def _class_names(file: Any, column: str | None) -> list[str] | None:
-    """The names that the numbers in a column of classes stand for, where the file says so as Hugging Face does."""
+    """The names that the numbers in a column of classes stand for, where the file says so as
+    Hugging Face does.
+    """
     try:
         facts = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"][column]
         return list(map(str, facts["names"])) if facts["_type"] == "ClassLabel" else None
@@ -115,7 +138,9 @@ def _class_names(file: Any, column: str | None) -> list[str] | None:
         return None
 
 
-def _listed_batch(group: int, start: int, images: Any, keys: Any, class_names: Any) -> pa.RecordBatch:
+def _listed_batch(
+    group: int, start: int, images: Any, keys: Any, class_names: Any
+) -> pa.RecordBatch:
     num = len(images)
     return pa.record_batch(
         [
@@ -130,7 +155,9 @@ def _listed_batch(group: int, start: int, images: Any, keys: Any, class_names: A
 
 
 def _named(numbers: Any, names: list[str]) -> Any:
-    """The name of each number; null for -1, which images without a class have, and for what has no name."""
+    """The name of each number; null for -1, which images without a class have, and for what has no
+    name.
+    """
     known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names)))
     return pa.array(names, pa.string()).take(pc.if_else(known, numbers, None))
 
@@ -139,18 +166,25 @@ def _image_column(file: Any, path: str) -> str:
     column = next((column for column in _IMAGE_COLUMNS if column in file.schema_arrow.names), None)
     if column is None:
         raise InvalidInput(
-            f"{printable(path)} has no image column", remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}"
+            f"{printable(path)} has no image column",
+            remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}",
         )
     return column
 
 
 def _texts(values: Any, num: int) -> list[str | None]:
-    return [None if value is None else str(value) for value in ([None] * num if values is None else values.to_pylist())]
+    return [
+        None if value is None else str(value)
+        for value in ([None] * num if values is None else values.to_pylist())
+    ]
 
 
 def _image_bytes(column: Any) -> Any:
     if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pc.struct_field(column, "bytes")
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        raise InvalidInput(f"the image column holds {column.type}", remedy="it must hold the encoded files, as binary")
+        raise InvalidInput(
+            f"the image column holds {column.type}",
+            remedy="it must hold the encoded files, as binary",
+        )
     return column

@@ -1,4 +1,6 @@
-"""Decode ahead of the consumer in a bounded pool of threads (Pillow frees the interpreter while it works)."""
+"""Decode ahead of the consumer in a bounded pool of threads (Pillow frees the interpreter while it
+works).
+"""
 
 import hashlib
 from collections import deque
@@ -26,7 +28,12 @@ class Prepared:
 
 
 def prepare_all(
-    source: Source, entries: Iterable[Entry], spec: PreprocessSpec, *, num_threads: int, ahead: int = 64
+    source: Source,
+    entries: Iterable[Entry],
+    spec: PreprocessSpec,
+    *,
+    num_threads: int,
+    ahead: int = 64,
 ) -> Iterator[Prepared]:
     """Every entry in order; at most `ahead` images wait in memory."""
 

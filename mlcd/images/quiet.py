@@ -1,4 +1,6 @@
-"""What decoders say by themselves: libtiff to the standard error, Pillow to its log, both with what a file holds."""
+"""What decoders say by themselves: libtiff to the standard error, Pillow to its log, both with what
+a file holds.
+"""
 
 import ctypes
 import logging
@@ -10,7 +12,9 @@ _LIBTIFF: Final = ("TIFFSetErrorHandler", "TIFFSetWarningHandler")
 
 
 def silence_decoders() -> None:
-    """Nothing of theirs is written, as long as the process lives; ImageRejected says what is wrong with an image."""
+    """Nothing of theirs is written, as long as the process lives; ImageRejected says what is wrong
+    with an image.
+    """
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     libraries = ctypes.CDLL(_imaging.__file__)  # and all that it is linked with
     for name in _LIBTIFF:

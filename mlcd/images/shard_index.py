@@ -1,8 +1,9 @@
-"""What a shard holds, listed once: reading every header of a large set of tar shards, or every image of parquet files
-for its size, again would delay each start.
+"""What a shard holds, listed once: reading every header of a large set of tar shards, or every
+image of parquet files for its size, again would delay each start.
 
-Indexes stand in the user's cache directory, one file per shard, named by the shard's path. They are read only while
-the file system states the same size, time and identity of the shard; a lost or damaged index is built again.
+Indexes stand in the user's cache directory, one file per shard, named by the shard's path. They are
+read only while the file system states the same size, time and identity of the shard; a lost or
+damaged index is built again.
 """
 
 import hashlib
@@ -24,16 +25,21 @@ _WORTH_KEEPING: Final = 1000  # images; fewer are listed in a fraction of a seco
 _WORTH_KEEPING_BYTES: Final = 1 << 24  # or less than so many bytes of them
 _STATE: Final = b"state"
 _CHANGES_SHOW_IN: Final = ("mtime", "ETag", "etag")
+# Of a tar shard: an image's bytes are `size_bytes` from `offset` on.
 MEMBERS: Final = pa.schema(
-    [("name", pa.string()), ("class_name", pa.string()), ("offset", pa.int64()), ("size_bytes", pa.int64())]
+    [
+        ("name", pa.string()),
+        ("class_name", pa.string()),
+        ("offset", pa.int64()),
+        ("size_bytes", pa.int64()),
+    ]
 )
-"""Of a tar shard: an image's bytes are `size_bytes` from `offset` on."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """members: the images of a shard, `size_bytes` and whatever columns its kind of shard has. damaged: it could be
-    read up to some point only.
+    """members: the images of a shard, `size_bytes` and whatever columns its kind of shard has.
+    damaged: it could be read up to some point only.
     """
 
     members: pa.Table
@@ -45,13 +51,17 @@ def list_once(
 ) -> Listing:
     """What `list_members` finds, from the index where there is one of the shard as it is now.
 
-    Damaged and small shards, and those on file systems that do not tell of changes, are listed every time.
+    Damaged and small shards, and those on file systems that do not tell of changes, are listed
+    every time.
     """
     state = file_state(filesystem, path)
     if state is None:
         return list_members()
     folder = folder or user_cache_path("mlcd", appauthor=False) / "shards"
-    index = folder / f"{hashlib.sha256(f'{filesystem.protocol}{path}'.encode(errors='replace')).hexdigest()}.parquet"
+    index = (
+        folder
+        / f"{hashlib.sha256(f'{filesystem.protocol}{path}'.encode(errors='replace')).hexdigest()}.parquet"
+    )
     if (members := _read(index, state)) is not None:
         return Listing(members, damaged=False)
     listing = list_members()
@@ -68,7 +78,11 @@ def file_state(filesystem: Any, path: str) -> bytes | None:
         return None
     if not any(name in info for name in _CHANGES_SHOW_IN):
         return None
-    return hashlib.sha256(f"{_VERSION} {sorted(info.items())}".encode(errors="replace")).hexdigest().encode()
+    return (
+        hashlib.sha256(f"{_VERSION} {sorted(info.items())}".encode(errors="replace"))
+        .hexdigest()
+        .encode()
+    )
 
 
 def _read(index: Path, state: bytes) -> pa.Table | None:
@@ -82,7 +96,10 @@ def _read(index: Path, state: bytes) -> pa.Table | None:
 
 
 def _is_worth_keeping(members: pa.Table) -> bool:
-    return len(members) >= _WORTH_KEEPING or (pc.sum(members["size_bytes"]).as_py() or 0) >= _WORTH_KEEPING_BYTES
+    return (
+        len(members) >= _WORTH_KEEPING
+        or (pc.sum(members["size_bytes"]).as_py() or 0) >= _WORTH_KEEPING_BYTES
+    )
 
 
 def _write(index: Path, state: bytes, members: pa.Table) -> None:

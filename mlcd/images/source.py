@@ -32,29 +32,37 @@ class Source(ABC):
 
     def __init__(self, location: str) -> None:
         self.location = location
+        # Files that were named, one by one or by a pattern, in the file system's own form; none of
+        # a whole folder.
         self.paths: list[str] = []
-        """Files that were named, one by one or by a pattern, in the file system's own form; none of a whole folder."""
         self.problems: list[Problem] = []
+        # Images that the file system would not give, in the order of reading: theirs may not be the
+        # fault.
         self.faults: list[SampleKey] = []
-        """Images that the file system would not give, in the order of reading: theirs may not be the fault."""
 
     @cached_property
     def entries(self) -> Entries:
         """All images in a stable order.
 
-        Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses: what it holds would
-        be missing without a word.
+        Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses:
+        what it holds would be missing without a word.
         """
         entries = Entries.of(self._list())
         if (key := entries.repeated_key()) is not None:
-            raise InvalidInput(f"{self.location} has two images named {key}", remedy="make the names distinct")
+            raise InvalidInput(
+                f"{self.location} has two images named {key}", remedy="make the names distinct"
+            )
         return entries
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded image; raises ImageRejected where it cannot be read. Safe to call from several threads."""
+        """The encoded image; raises ImageRejected where it cannot be read. Safe to call from
+        several threads.
+        """
         if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
             limit = DEFAULT_LIMITS.max_bytes
-            raise ImageRejected("too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}")
+            raise ImageRejected(
+                "too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}"
+            )
         try:
             return self._read(entry)
         except ImageRejected as rejection:
@@ -64,7 +72,9 @@ class Source(ABC):
 
     @abstractmethod
     def _list(self) -> Iterator[pa.Table]:
-        """Tables for `Entries.of`, one for each file or so, so that Python objects of a part only exist at a time."""
+        """Tables for `Entries.of`, one for each file or so, so that Python objects of a part only
+        exist at a time.
+        """
 
     @abstractmethod
     def _read(self, entry: Entry) -> bytes: ...
@@ -77,14 +87,18 @@ class Source(ABC):
         """Raises Conflict naming the first file of these images that is not as it was listed."""
         name = next(self._changed(entries), None)
         if name is not None:
-            raise Conflict(f"{name} of {self.location} has changed since it was listed", remedy="begin again")
+            raise Conflict(
+                f"{name} of {self.location} has changed since it was listed", remedy="begin again"
+            )
 
     @abstractmethod
     def _changed(self, entries: Entries) -> Iterator[str]:
         """Names of the files of these images that are not as they were listed."""
 
     def check_not_empty(self) -> None:
-        """Raises InvalidInput where there is no image, naming the first of what could not be listed."""
+        """Raises InvalidInput where there is no image, naming the first of what could not be
+        listed.
+        """
         if self.entries:
             return
         if self.problems:
@@ -94,7 +108,10 @@ class Source(ABC):
                 f"no image of {self.location} can be listed: {problem.key}: {problem.detail}{others}",
                 remedy="restore the file, or give others",
             )
-        raise InvalidInput(f"there are no images in {self.location}", remedy="is it the folder or shards you meant?")
+        raise InvalidInput(
+            f"there are no images in {self.location}",
+            remedy="is it the folder or shards you meant?",
+        )
 
     def listing_digest(self) -> str:
         """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
@@ -117,16 +134,27 @@ class FilesSource(Source):
         return list(dict.fromkeys(decoded(entry.locator[0]) for entry in entries))
 
     def _changed(self, entries: Entries) -> Iterator[str]:
-        return (path for path in self.files_of(entries) if file_state(self._filesystem, path) != self._listed[path])
+        return (
+            path
+            for path in self.files_of(entries)
+            if file_state(self._filesystem, path) != self._listed[path]
+        )
 
     def _names(self) -> list[tuple[str, str]]:
-        """(path, the part of the path that tells the files apart, without the suffix): before they are listed."""
+        """(path, the part of the path that tells the files apart, without the suffix): before they
+        are listed.
+        """
         self._listed = {path: file_state(self._filesystem, path) for path in self.paths}
         parents = [PurePosixPath(path).parent.parts for path in self.paths]
         common = 0
         while all(len(parts) > common and parts[common] == parents[0][common] for parts in parents):
             common += 1
         return [
-            (path, printable(PurePosixPath(*PurePosixPath(path).parts[common:]).with_suffix("").as_posix()))
+            (
+                path,
+                printable(
+                    PurePosixPath(*PurePosixPath(path).parts[common:]).with_suffix("").as_posix()
+                ),
+            )
             for path in self.paths
         ]

@@ -1,9 +1,10 @@
-"""The sources of images: a folder or some of its files, tar shards, a parquet column or a zip, each as numbered
-(key, bytes).
+"""The sources of images: a folder or some of its files, tar shards, a parquet column or a zip, each
+as numbered (key, bytes).
 
-Entries are in a stable order and are read one by one at random, so that work can start anywhere. Keys name
-a sample for ever: the path inside a folder or zip, `shard/key` in a tar, `file/row` (or the `key` column) in
-parquet. Class names are what the source itself says: the sub-folder, the `.cls` member, the `label` column.
+Entries are in a stable order and are read one by one at random, so that work can start anywhere.
+Keys name a sample for ever: the path inside a folder or zip, `shard/key` in a tar, `file/row` (or
+the `key` column) in parquet. Class names are what the source itself says: the sub-folder, the
+`.cls` member, the `label` column.
 """
 
 import posixpath
@@ -21,20 +22,39 @@ from mlcd.images.source import FilesSource, Source
 from mlcd.images.tar import TarSource
 from mlcd.images.zip import ZipSource
 
-_ARCHIVES: Final[dict[str, type[FilesSource]]] = {".tar": TarSource, ".parquet": ParquetSource, ".zip": ZipSource}
+_ARCHIVES: Final[dict[str, type[FilesSource]]] = {
+    ".tar": TarSource,
+    ".parquet": ParquetSource,
+    ".zip": ZipSource,
+}
 _LIST: Final = ".txt"
 _WILDCARDS: Final = "*?["
 _FORMS: Final = "give a folder, image files, tar shards, parquet or zip"
 _IMAGE_SUFFIXES: Final = frozenset(
-    [".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"]
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".png",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".avif",
+    ]
 )
 
 
 def open_source(location: str) -> Source:
-    """The source at a folder, file, glob of these, list of files, or an fsspec URL; raises NotFound, InvalidInput.
+    """The source at a folder, file, glob of these, list of files, or an fsspec URL; raises
+    NotFound, InvalidInput.
 
-    A folder that holds tar shards and no image, at any depth, is read as its shards. A list is a .txt file with the
-    name of a file in each line, relative to the list's folder and not outside of it.
+    A folder that holds tar shards and no image, at any depth, is read as its shards. A list is a
+    .txt file with the name of a file in each line, relative to the list's folder and not outside of
+    it.
     """
     if not location:
         raise NotFound("no images are named", remedy=_FORMS)
@@ -44,7 +64,8 @@ def open_source(location: str) -> Source:
         raise
     except ImportError as error:
         raise InvalidInput(
-            f"{location} needs a package that is not installed", remedy=f"pip install {_package(location)}"
+            f"{location} needs a package that is not installed",
+            remedy=f"pip install {_package(location)}",
         ) from error
     except Exception as error:  # each file system behind a URL has errors of its own
         raise InvalidInput(
@@ -57,13 +78,19 @@ def _package(location: str) -> str:
     """The package that fsspec reads such URLs with, as pip takes it."""
     protocol = location.rpartition("::")[2].partition("://")[0]
     package: str = known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
-    return package if package != "fsspec" else f"'fsspec[{protocol.removesuffix('s')}]'"  # https: [http]
+    # https: [http]
+    return package if package != "fsspec" else f"'fsspec[{protocol.removesuffix('s')}]'"
 
 
 def _open(location: str) -> Source:
     filesystem, path = fsspec.core.url_to_fs(location)
     if any(character in path for character in _WILDCARDS) and not filesystem.exists(path):
-        return _open_files(location, filesystem, _fixed_part(path), list(filesystem.glob(path, detail=True).values()))
+        return _open_files(
+            location,
+            filesystem,
+            _fixed_part(path),
+            list(filesystem.glob(path, detail=True).values()),
+        )
     if filesystem.isdir(path):
         shards = sorted(name for name in filesystem.ls(path, detail=False) if name.endswith(".tar"))
         if shards and not any(_suffix(name) in _IMAGE_SUFFIXES for name in filesystem.find(path)):
@@ -75,7 +102,9 @@ def _open(location: str) -> Source:
     if _suffix(path) == _LIST:
         return _open_files(location, filesystem, folder, _listed(location, filesystem, path))
     if _suffix(path) not in _IMAGE_SUFFIXES and _suffix(path) not in _ARCHIVES:
-        raise InvalidInput(f"{location} is not an image, .tar, .parquet, .zip or a list of files", remedy=_FORMS)
+        raise InvalidInput(
+            f"{location} is not an image, .tar, .parquet, .zip or a list of files", remedy=_FORMS
+        )
     return _open_files(location, filesystem, folder, [_described(filesystem, path)])
 
 
@@ -96,19 +125,27 @@ def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str,
             raise InvalidInput(f"no file of {location} is an image", remedy=_FORMS)
         return NamedFilesSource(location, filesystem, root, files)
     if len(suffixes) > 1:
-        raise InvalidInput(f"{location} names files of several kinds", remedy=f"{_FORMS} (one kind at a time)")
+        raise InvalidInput(
+            f"{location} names files of several kinds", remedy=f"{_FORMS} (one kind at a time)"
+        )
     return _ARCHIVES[suffixes.pop()](location, filesystem, [info["name"] for info in files])
 
 
 def _fixed_part(pattern: str) -> str:
     """The folder before the first part with a wildcard: keys are relative to it."""
     parts = pattern.split("/")
-    first = next(place for place, part in enumerate(parts) if any(character in part for character in _WILDCARDS))
+    first = next(
+        place
+        for place, part in enumerate(parts)
+        if any(character in part for character in _WILDCARDS)
+    )
     return "/".join(parts[:first])
 
 
 def _listed(location: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
-    """Returns the files that the list at `path` names. Raises InvalidInput for one outside the list's folder."""
+    """Returns the files that the list at `path` names. Raises InvalidInput for one outside the
+    list's folder.
+    """
     folder, files = posixpath.dirname(path), {}
     for line in filter(None, decoded(filesystem.cat_file(path)).splitlines()):
         name = posixpath.normpath(posixpath.join(folder, line))

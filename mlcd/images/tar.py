@@ -18,8 +18,8 @@ from mlcd.images.shard_index import MEMBERS, Listing, list_once
 from mlcd.images.source import FilesSource, Problem
 
 _TAR_BLOCK: Final = 512
+# The offset of what stands among a shard's images and cannot be read as one.
 _NOWHERE: Final = -1
-"""The offset of what stands among a shard's images and cannot be read as one."""
 
 
 class TarSource(FilesSource):
@@ -29,7 +29,11 @@ class TarSource(FilesSource):
         for path, shard in self._names():
             listing = list_once(self._filesystem, path, partial(self._list_members, path))
             if listing.damaged:
-                self.problems.append(Problem(shard, "the shard is damaged, cut short or compressed; read up to there"))
+                self.problems.append(
+                    Problem(
+                        shard, "the shard is damaged, cut short or compressed; read up to there"
+                    )
+                )
             members = listing.members
             yield pa.table(
                 {
@@ -49,11 +53,18 @@ class TarSource(FilesSource):
         target_of: dict[int, PurePosixPath] = {}
         damaged = False
         try:
-            with self._filesystem.open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+            with (
+                self._filesystem.open(path, "rb") as raw,
+                tarfile.open(fileobj=raw, mode="r:") as archive,
+            ):
                 for member in archive:
                     archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all, a kilobyte each
                     name = PurePosixPath(member.name)
-                    if member.isreg() and name.suffix == ".cls" and (text := archive.extractfile(member)):
+                    if (
+                        member.isreg()
+                        and name.suffix == ".cls"
+                        and (text := archive.extractfile(member))
+                    ):
                         class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
                     elif not member.isdir() and is_candidate(name):
                         is_read = member.isreg() and ".." not in name.parts
@@ -85,9 +96,16 @@ class TarSource(FilesSource):
     def _read(self, entry: Entry) -> bytes:
         path, offset = entry.locator
         if offset == _NOWHERE:
-            raise ImageRejected("unreadable", "a symbolic link, a device or a name that leads out of the archive")
+            raise ImageRejected(
+                "unreadable", "a symbolic link, a device or a name that leads out of the archive"
+            )
         try:
-            data = cast(bytes, self._filesystem.cat_file(decoded(path), start=offset, end=offset + entry.size_bytes))
+            data = cast(
+                bytes,
+                self._filesystem.cat_file(
+                    decoded(path), start=offset, end=offset + entry.size_bytes
+                ),
+            )
         except OSError as error:
             raise ImageRejected("unreadable", "the shard cannot be read") from error
         if len(data) != entry.size_bytes:

@@ -1,4 +1,6 @@
-"""RGB picture to the uint8 square that an encoder takes: one implementation for training, export and serving."""
+"""RGB picture to the uint8 square that an encoder takes: one implementation for training, export
+and serving.
+"""
 
 import hashlib
 import json
@@ -12,7 +14,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mlcd.errors import ConfigInvalid
-from mlcd.images.decode import DEFAULT_LIMITS, DecodeLimits, ExifPolicy, Scaled, decode, decode_scaled
+from mlcd.images.decode import (
+    DEFAULT_LIMITS,
+    DecodeLimits,
+    ExifPolicy,
+    Scaled,
+    decode,
+    decode_scaled,
+)
 from mlcd.types import Fingerprint
 
 DecodeMode = Literal["exact", "fast"]
@@ -26,10 +35,11 @@ CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 class PreprocessSpec:
     """How pixels are prepared; part of a model's fingerprint.
 
-    The shortest side becomes `resize_shortest` pixels (PIL bicubic with antialias), then the central
-    `crop` x `crop` square is taken. mean and std, of pixels divided by 255, are applied inside the model.
-    `decode` fast may start from a JPEG's scaled picture, with twice `resize_shortest` or more on its shortest side:
-    other pixels, hence another fingerprint; the same images are accepted.
+    The shortest side becomes `resize_shortest` pixels (PIL bicubic with antialias), then the
+    central `crop` x `crop` square is taken. mean and std, of pixels divided by 255, are applied
+    inside the model. `decode` fast may start from a JPEG's scaled picture, with twice
+    `resize_shortest` or more on its shortest side: other pixels, hence another fingerprint; the
+    same images are accepted.
     """
 
     resize_shortest: int
@@ -43,9 +53,13 @@ class PreprocessSpec:
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize_shortest:
-            raise ConfigInvalid(f"the crop of {self.crop} must be in 1..{self.resize_shortest} (resize_shortest)")
+            raise ConfigInvalid(
+                f"the crop of {self.crop} must be in 1..{self.resize_shortest} (resize_shortest)"
+            )
         if self.interpolation != "bicubic" or self.exif not in ("apply", "ignore"):
-            raise ConfigInvalid("preprocessing knows interpolation bicubic, and exif apply or ignore")
+            raise ConfigInvalid(
+                "preprocessing knows interpolation bicubic, and exif apply or ignore"
+            )
         if self.decode not in ("exact", "fast"):
             raise ConfigInvalid(f"preprocessing knows decode exact or fast, not {self.decode}")
         if min(self.std) <= 0:
@@ -55,7 +69,8 @@ class PreprocessSpec:
         """Canonical: equal specs give equal bytes."""
         fields = asdict(self)
         if self.decode == "exact":
-            del fields["decode"]  # the field came later: models exported before it keep their fingerprints
+            # the field came later: models exported before it keep their fingerprints
+            del fields["decode"]
         return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     def fingerprint(self, content: str) -> Fingerprint:
@@ -64,15 +79,30 @@ class PreprocessSpec:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        known = {"resize_shortest", "crop", "mean", "std", "interpolation", "exif", "decode", "version"}
+        known = {
+            "resize_shortest",
+            "crop",
+            "mean",
+            "std",
+            "interpolation",
+            "exif",
+            "decode",
+            "version",
+        }
         unknown = set(fields) - known
         if unknown:
-            raise ConfigInvalid(f"preprocessing has no field {min(unknown)}", remedy=f"known: {sorted(known)}")
+            raise ConfigInvalid(
+                f"preprocessing has no field {min(unknown)}", remedy=f"known: {sorted(known)}"
+            )
         try:
-            triples: dict[str, Any] = {name: tuple(fields[name]) for name in ("mean", "std") if name in fields}
+            triples: dict[str, Any] = {
+                name: tuple(fields[name]) for name in ("mean", "std") if name in fields
+            }
             return cls(**{**fields, **triples})
         except TypeError as error:
-            raise ConfigInvalid("preprocessing needs resize_shortest, crop, mean and std") from error
+            raise ConfigInvalid(
+                "preprocessing needs resize_shortest, crop, mean and std"
+            ) from error
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -82,7 +112,9 @@ class PreprocessSpec:
             raise ConfigInvalid(f"{path} cannot be read as preprocessing") from error
 
     def apply(self, image: Image.Image) -> NDArray[np.uint8]:
-        """RGB picture to uint8 [3, crop, crop], equal to HF's CLIP image processor before normalization."""
+        """RGB picture to uint8 [3, crop, crop], equal to HF's CLIP image processor before
+        normalization.
+        """
         return self._square(Scaled(image, (0, 0, *image.size), image.size))
 
     def prepare(self, data: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
@@ -96,7 +128,8 @@ class PreprocessSpec:
         return self._square(decode_scaled(data, shortest=shortest, exif=self.exif, limits=limits))
 
     def _square(self, picture: Scaled) -> NDArray[np.uint8]:
-        width, height = picture.full_size  # the same square of the scene, whatever the scale at which it came
+        # the same square of the scene, whatever the scale at which it came
+        width, height = picture.full_size
         scale_to = self.resize_shortest
         if width <= height:
             size = (scale_to, max(scale_to, int(scale_to * height / width)))
@@ -104,23 +137,39 @@ class PreprocessSpec:
             size = (max(scale_to, int(scale_to * width / height)), scale_to)
         left, top = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
         box = (left, top, left + self.crop, top + self.crop)
-        if max(size) > _MAX_ASPECT * scale_to:  # a 1 x 65535 strip: resize only what the crop will keep
+        # a 1 x 65535 strip: resize only what the crop will keep
+        if max(size) > _MAX_ASPECT * scale_to:
             return _channels_first(_resized_part(picture, size, box))
-        return _channels_first(picture.image.resize(size, Image.Resampling.BICUBIC, box=picture.region).crop(box))
+        return _channels_first(
+            picture.image.resize(size, Image.Resampling.BICUBIC, box=picture.region).crop(box)
+        )
 
 
-_FAST_MARGIN: Final = 2  # less costs cosine to the exact embedding, more costs time (docs/reference/decoding.md)
+# less costs cosine to the exact embedding, more costs time (docs/reference/decoding.md)
+_FAST_MARGIN: Final = 2
 _MAX_ASPECT: Final = 64
 _BICUBIC_REACH: Final = 2  # source pixels to each side, times the scale where the picture shrinks
 
 
-def _resized_part(picture: Scaled, size: tuple[int, int], box: tuple[int, int, int, int]) -> Image.Image:
-    """The pixels inside `box` of the picture resized to `size`, made from the source pixels that they depend on."""
+def _resized_part(
+    picture: Scaled, size: tuple[int, int], box: tuple[int, int, int, int]
+) -> Image.Image:
+    """The pixels inside `box` of the picture resized to `size`, made from the source pixels that
+    they depend on.
+    """
     image, (left, top, right, bottom) = picture.image, picture.region
     scale_x, scale_y = (right - left) / size[0], (bottom - top) / size[1]
-    source = (left + box[0] * scale_x, top + box[1] * scale_y, left + box[2] * scale_x, top + box[3] * scale_y)
-    margin_x, margin_y = (math.ceil(_BICUBIC_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y))
-    # Pillow holds a box in float32, which is too coarse far inside a long strip: cut first, so that numbers are small.
+    source = (
+        left + box[0] * scale_x,
+        top + box[1] * scale_y,
+        left + box[2] * scale_x,
+        top + box[3] * scale_y,
+    )
+    margin_x, margin_y = (
+        math.ceil(_BICUBIC_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y)
+    )
+    # Pillow holds a box in float32, which is too coarse far inside a long strip: cut first, so that
+    # numbers are small.
     cut = (
         max(0, math.floor(source[0]) - margin_x),
         max(0, math.floor(source[1]) - margin_y),
@@ -130,17 +179,22 @@ def _resized_part(picture: Scaled, size: tuple[int, int], box: tuple[int, int, i
     part = image.crop(cut)
     across = (source[0] - cut[0], source[2] - cut[0])
     down = (source[1] - cut[1], source[3] - cut[1])
-    if size[1] < image.height > image.width:  # the order in which Pillow would filter the whole of it
+    # the order in which Pillow would filter the whole of it
+    if size[1] < image.height > image.width:
         return _resized_across(_resized_down(part, down, box[3] - box[1]), across, box[2] - box[0])
     return _resized_down(_resized_across(part, across, box[2] - box[0]), down, box[3] - box[1])
 
 
 def _resized_across(image: Image.Image, span: tuple[float, float], width: int) -> Image.Image:
-    return image.resize((width, image.height), Image.Resampling.BICUBIC, box=(span[0], 0, span[1], image.height))
+    return image.resize(
+        (width, image.height), Image.Resampling.BICUBIC, box=(span[0], 0, span[1], image.height)
+    )
 
 
 def _resized_down(image: Image.Image, span: tuple[float, float], height: int) -> Image.Image:
-    return image.resize((image.width, height), Image.Resampling.BICUBIC, box=(0, span[0], image.width, span[1]))
+    return image.resize(
+        (image.width, height), Image.Resampling.BICUBIC, box=(0, span[0], image.width, span[1])
+    )
 
 
 def _channels_first(image: Image.Image) -> NDArray[np.uint8]:

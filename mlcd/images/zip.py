@@ -29,7 +29,12 @@ class ZipSource(FilesSource):
             try:
                 with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
                     members = [member for member in archive.infolist() if not member.is_dir()]
-            except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:  # ValueError: an encoding
+            except (
+                OSError,
+                ValueError,
+                NotImplementedError,
+                zipfile.BadZipFile,
+            ) as error:  # ValueError: an encoding
                 refuse_fault(path, error)
                 self.problems.append(Problem(name, "the zip file is damaged or cut short"))
                 continue

@@ -1,6 +1,7 @@
-"""What the configs of Hugging Face and open_clip say: the tower's sizes, its activation, its preprocessing.
+"""The configs of Hugging Face and open_clip: the tower's sizes, its activation, its preprocessing.
 
-A field that a config leaves out has the default of the class that writes it; one that we cannot honor is refused.
+A field that a config leaves out has the default of the class that writes it; a value that we cannot
+honor is refused.
 """
 
 import json
@@ -14,7 +15,7 @@ from mlcd.models.vit import ViTConfig
 
 _PIL_BICUBIC: Final = 3
 _ROPE_BASE: Final = 10_000.0
-# transformers leaves fields out that equal the defaults of CLIPVisionConfig and MLCDVisionConfig.
+# transformers omits fields that equal the defaults of CLIPVisionConfig and MLCDVisionConfig.
 _CLIP_DEFAULTS: Final = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
@@ -24,7 +25,7 @@ _MLCD_DEFAULTS: Final = {
     "hidden_size": 1664, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14, "hidden_act": "gelu", "layer_norm_eps": 1e-5, "num_channels": 3,
 }  # fmt: skip
-# Fields of open_clip's vision_cfg that change the architecture, with the value that is CLIP's.
+# The fields of open_clip's vision_cfg that change the architecture, with CLIP's values.
 _PLAIN_TOWER: Final = {
     "timm_model_name": None, "ls_init_value": None, "attentional_pool": False, "pool_type": "tok",
     "global_average_pool": False, "no_ln_pre": False, "final_ln_after_pool": False, "input_patchnorm": False,
@@ -33,26 +34,37 @@ _PLAIN_TOWER: Final = {
 
 
 def clip_preprocessing(image_size: int) -> PreprocessSpec:
-    """CLIP's and MLCD's: the shortest side to the model's resolution, central square, CLIP's statistics."""
+    """Returns the preprocessing of CLIP and MLCD.
+
+    The shortest side becomes the model's resolution, the central square is taken, and the
+    statistics are CLIP's.
+    """
     return PreprocessSpec(resize_shortest=image_size, crop=image_size)
 
 
 def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
-    """config.json of CLIPVisionModel(WithProjection), CLIPModel or MLCDVisionModel.
+    """Reads the config.json of CLIPVisionModel(WithProjection), CLIPModel or MLCDVisionModel.
 
-    projection: whether the weights hold one; the config of a bare tower names a dimension that nothing has.
+    projection: true where the weights hold one; the config of a bare tower names a dimension that
+    nothing has.
     """
     config = _read(path)
     kind = config.get("model_type")
     if kind == "mlcd_vision_model":
         vision, defaults = config, _MLCD_DEFAULTS
     elif kind in ("clip", "clip_vision_model"):
-        vision, defaults = config.get("vision_config", {}) if kind == "clip" else config, _CLIP_DEFAULTS
+        vision, defaults = (
+            config.get("vision_config", {}) if kind == "clip" else config,
+            _CLIP_DEFAULTS,
+        )
     else:
         raise ConfigInvalid(
-            f"{path} is of a {kind!r} model", remedy="clip, clip_vision_model, mlcd_vision_model are known"
+            f"{path} is of a {kind!r} model",
+            remedy="clip, clip_vision_model, mlcd_vision_model are known",
         )
-    fields: dict[str, Any] = defaults | {name: vision[name] for name in defaults if vision.get(name) is not None}
+    fields: dict[str, Any] = defaults | {
+        name: vision[name] for name in defaults if vision.get(name) is not None
+    }
     if kind == "clip":
         fields["projection_dim"] = config.get("projection_dim", _CLIP_DEFAULTS["projection_dim"])
     _expect(path, "num_channels", fields["num_channels"], 3)
@@ -66,7 +78,9 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
         depth=_whole(path, "num_hidden_layers", fields["num_hidden_layers"]),
         heads=_whole(path, "num_attention_heads", fields["num_attention_heads"]),
         mlp_width=_whole(path, "intermediate_size", fields["intermediate_size"]),
-        embedding_dim=_whole(path, "projection_dim", fields["projection_dim"]) if projection else None,
+        embedding_dim=_whole(path, "projection_dim", fields["projection_dim"])
+        if projection
+        else None,
         activation=_activation(path, fields["hidden_act"]),
         positions="rope" if kind == "mlcd_vision_model" else "learned",
         norm_eps=float(fields["layer_norm_eps"]),
@@ -74,7 +88,9 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
 
 
 def write_hf_config(config: ViTConfig) -> dict[str, Any]:
-    """config.json of the class that holds this tower; raises ConfigInvalid where transformers has none."""
+    """Returns the config.json of the class that holds this tower; raises ConfigInvalid where
+    transformers has none.
+    """
     fields = {
         "hidden_size": config.width,
         "intermediate_size": config.mlp_width,
@@ -90,19 +106,34 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
     if config.positions == "rope":
         if config.embedding_dim is not None:
             raise ConfigInvalid(
-                "transformers has no MLCD tower with a projection", remedy="export with --no-projection"
+                "transformers has no MLCD tower with a projection",
+                remedy="export with --no-projection",
             )
         return {"architectures": ["MLCDVisionModel"], "model_type": "mlcd_vision_model", **fields}
     name = "CLIPVisionModel" if config.embedding_dim is None else "CLIPVisionModelWithProjection"
-    dimension = _CLIP_DEFAULTS["projection_dim"] if config.embedding_dim is None else config.embedding_dim
-    return {"architectures": [name], "model_type": "clip_vision_model", "projection_dim": dimension, **fields}
+    dimension = (
+        _CLIP_DEFAULTS["projection_dim"] if config.embedding_dim is None else config.embedding_dim
+    )
+    return {
+        "architectures": [name],
+        "model_type": "clip_vision_model",
+        "projection_dim": dimension,
+        **fields,
+    }
 
 
 def read_hf_preprocessing(path: Path) -> PreprocessSpec:
-    """preprocessor_config.json of CLIP's image processor, or the image_processor within processor_config.json."""
+    """Reads the preprocessor_config.json of CLIP's image processor, or the image_processor in
+    processor_config.json.
+    """
     config = _read(path)
     config = config.get("image_processor", config)
-    for name, plain in (("do_resize", True), ("do_center_crop", True), ("do_rescale", True), ("do_normalize", True)):
+    for name, plain in (
+        ("do_resize", True),
+        ("do_center_crop", True),
+        ("do_rescale", True),
+        ("do_normalize", True),
+    ):
         _expect(path, name, config.get(name, plain), plain)
     _expect(path, "resample", config.get("resample", _PIL_BICUBIC), _PIL_BICUBIC)
     factor = config.get("rescale_factor", 1 / 255)
@@ -113,14 +144,18 @@ def read_hf_preprocessing(path: Path) -> PreprocessSpec:
     crop = config.get("crop_size", 224)
     return PreprocessSpec(
         resize_shortest=_whole(path, "size.shortest_edge", shortest),
-        crop=_side(path, "crop_size", [crop.get("height"), crop.get("width")] if isinstance(crop, dict) else crop),
+        crop=_side(
+            path,
+            "crop_size",
+            [crop.get("height"), crop.get("width")] if isinstance(crop, dict) else crop,
+        ),
         mean=_triple(path, "image_mean", config.get("image_mean", CLIP_MEAN)),
         std=_triple(path, "image_std", config.get("image_std", CLIP_STD)),
     )
 
 
 def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
-    """preprocessor_config.json for CLIPImageProcessor."""
+    """Returns the preprocessor_config.json for CLIPImageProcessor."""
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": True,
@@ -138,7 +173,7 @@ def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
 
 
 def read_open_clip_config(path: Path) -> tuple[ViTConfig, PreprocessSpec]:
-    """open_clip_config.json, which its hub repositories carry: model_cfg and preprocess_cfg."""
+    """Reads model_cfg and preprocess_cfg of the open_clip_config.json in its hub repositories."""
     config = _read(path)
     model, preprocess = config.get("model_cfg"), config.get("preprocess_cfg")
     if not isinstance(model, dict) or not isinstance(preprocess, dict):
@@ -173,7 +208,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArtifactInvalid(f"{path} cannot be read as JSON", remedy="restore the file") from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read as JSON", remedy="restore the file"
+        ) from error
     if not isinstance(config, dict):
         raise ArtifactInvalid(f"{path} is no JSON object", remedy="restore the file")
     return config
@@ -186,7 +223,9 @@ def _expect(path: Path, name: str, value: object, plain: object) -> None:
 
 def _activation(path: Path, name: object) -> Any:
     if name not in ("quick_gelu", "gelu"):
-        raise ConfigInvalid(f"{path}: hidden_act is {name!r}", remedy="quick_gelu and gelu are known")
+        raise ConfigInvalid(
+            f"{path}: hidden_act is {name!r}", remedy="quick_gelu and gelu are known"
+        )
     return name
 
 
@@ -197,7 +236,7 @@ def _whole(path: Path, name: str, value: object) -> int:
 
 
 def _side(path: Path, name: str, value: object) -> int:
-    """A square's side, given as one number or as two equal ones."""
+    """Returns a square's side, given as one number or as two equal ones."""
     sides = value if isinstance(value, list | tuple) else [value]
     if len(set(sides)) != 1:
         raise ConfigInvalid(f"{path}: {name} is {value!r}; only squares are supported")
@@ -205,6 +244,10 @@ def _side(path: Path, name: str, value: object) -> int:
 
 
 def _triple(path: Path, name: str, value: object) -> tuple[float, float, float]:
-    if not isinstance(value, list | tuple) or len(value) != 3 or not all(isinstance(x, int | float) for x in value):
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 3
+        or not all(isinstance(x, int | float) for x in value)
+    ):
         raise ConfigInvalid(f"{path}: {name} is {value!r}, not three numbers")
     return float(value[0]), float(value[1]), float(value[2])

@@ -1,4 +1,6 @@
-"""What is exported is what is served: uint8 pixels in, normalization, trunk, unit embedding out."""
+"""The servable form of a model, identical in export and service: uint8 pixels in, normalization,
+trunk, unit embedding out.
+"""
 
 import hashlib
 import json
@@ -23,7 +25,9 @@ PREPROCESS: Final = "preprocess.json"
 
 
 class Servable(nn.Module):
-    """uint8 [B, 3, S, S] RGB to float32 [B, D] of unit rows; preprocessing's mean and std are in the graph."""
+    """A model of uint8 [B, 3, S, S] RGB to float32 [B, D] of unit rows; the graph includes
+    preprocessing's mean and std.
+    """
 
     mean: Tensor
     std: Tensor
@@ -32,27 +36,35 @@ class Servable(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.preprocess = preprocess
-        self.register_buffer("mean", torch.tensor(preprocess.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor(preprocess.mean).view(1, 3, 1, 1), persistent=False
+        )
         self.register_buffer("std", torch.tensor(preprocess.std).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, image_u8: Tensor) -> Tensor:
         return functional.normalize(self.embed(image_u8).float(), dim=1)
 
     def embed(self, image_u8: Tensor, output: Output | None = None) -> Tensor:
-        """The embedding before it is normalized, as training wants it, or another output of the tower."""
+        """Returns the embedding before it is normalized, as training takes it, or another output of
+        the tower.
+        """
         embedding: Tensor = self.trunk(self.normalized(image_u8), output)
         return embedding
 
     def normalized(self, image_u8: Tensor) -> Tensor:
-        """What the trunk takes."""
+        """Returns the pixels as the trunk takes them."""
         return (image_u8.float() / 255.0 - self.mean) / self.std
 
     def fingerprint(self) -> Fingerprint:
-        """Of weights and preprocessing together: see `PreprocessSpec.fingerprint`."""
+        """Returns the fingerprint of weights and preprocessing together; see
+        `PreprocessSpec.fingerprint`.
+        """
         return self.preprocess.fingerprint(self.weights_digest())
 
     def weights_digest(self) -> str:
-        """SHA-256 over name, dtype, shape and bytes of every tensor, and of the config what these do not show."""
+        """Returns the SHA-256 over name, dtype, shape and bytes of every tensor, and over the parts
+        of the config that these do not show.
+        """
         sha256 = hashlib.sha256()
         config = self.trunk.config
         sha256.update(f"{config.heads}\0{config.activation}\0{config.norm_eps!r}\0".encode())
@@ -60,20 +72,31 @@ class Servable(nn.Module):
             content = tensor.detach().cpu().contiguous()
             sha256.update(f"{name}\0{content.dtype}\0{list(content.shape)}\0".encode())
             sha256.update(
-                content.view(torch.uint8).numpy().tobytes() if content.dim() else bytes(content.untyped_storage())
+                content.view(torch.uint8).numpy().tobytes()
+                if content.dim()
+                else bytes(content.untyped_storage())
             )
         return sha256.hexdigest()
 
     def write(self, directory: Path) -> None:
-        """model.safetensors, config.json and preprocess.json into an existing directory."""
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.trunk.state_dict().items()}
+        """Writes model.safetensors, config.json and preprocess.json into an existing directory."""
+        state = {
+            name: tensor.detach().cpu().contiguous()
+            for name, tensor in self.trunk.state_dict().items()
+        }
         save_file(state, directory / WEIGHTS)
-        (directory / CONFIG).write_text(json.dumps(self.trunk.config.to_dict(), indent=2, sort_keys=True) + "\n")
+        (directory / CONFIG).write_text(
+            json.dumps(self.trunk.config.to_dict(), indent=2, sort_keys=True) + "\n"
+        )
         (directory / PREPROCESS).write_text(self.preprocess.to_json())
 
     @classmethod
     def read(cls, directory: Path) -> "Servable":
-        """Raises ArtifactInvalid naming the file, and the tensor where one is missing or has another shape."""
+        """Reads what `write` wrote.
+
+        Raises ArtifactInvalid naming the file, and the tensor where one is missing or has another
+        shape.
+        """
         try:
             config = ViTConfig.from_dict(json.loads((directory / CONFIG).read_text()))
             state = load_file(directory / WEIGHTS)
@@ -85,11 +108,19 @@ class Servable(nn.Module):
         return cls(trunk, PreprocessSpec.read(directory / PREPROCESS)).eval()
 
 
-def tower_of(config: ViTConfig, state: Mapping[str, Tensor], source: str, *, shown: Callable[[str], str] = str) -> ViT:
-    """A tower with these weights, in float32; raises ArtifactInvalid naming `source` and the tensor that does not fit.
+def tower_of(
+    config: ViTConfig,
+    state: Mapping[str, Tensor],
+    source: str,
+    *,
+    shown: Callable[[str], str] = str,
+) -> ViT:
+    """Returns a tower with these weights, in float32.
 
-    shown: what the source calls a tensor of ours. Tensors that are float32 already are taken over, not copied: a large
-    tower is in memory once.
+    shown: returns the name of one of our tensors in the source. Tensors that are float32 already
+    are taken over, not copied, so that a large tower is in memory once.
+
+    Raises ArtifactInvalid naming `source` and the tensor that does not fit.
     """
     with torch.device("meta"):
         trunk = ViT(config)
@@ -105,6 +136,8 @@ def tower_of(config: ViTConfig, state: Mapping[str, Tensor], source: str, *, sho
                 remedy=remedy,
             )
         if not bool(torch.isfinite(tensor).all()):
-            raise ArtifactInvalid(f"tensor {shown(name)} in {source} is not finite", remedy="restore the file")
+            raise ArtifactInvalid(
+                f"tensor {shown(name)} in {source} is not finite", remedy="restore the file"
+            )
     trunk.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     return trunk

@@ -1,7 +1,8 @@
-"""Vision transformer in CLIP's layout: class token, learned or rotary positions, pre-norm blocks.
+"""The vision transformer in CLIP's layout: class token, learned or rotary positions, pre-norm
+blocks.
 
-Shapes: B batch, T tokens (1 + patches), W width, H heads, D embedding dimension.
-Names follow our column of the key map in the documentation (`patch`, `cls`, `pos`, `blocks.i.attn.qkv`, …).
+Shapes: B batch, T tokens (1 + patches), W width, H heads, D embedding dimension. Names follow our
+column of the key map in the documentation (`patch`, `cls`, `pos`, `blocks.i.attn.qkv`, …).
 """
 
 import math
@@ -17,18 +18,19 @@ from mlcd.models.rope import RotaryPositions, rotate
 
 Activation = Literal["quick_gelu", "gelu"]
 Positions = Literal["learned", "rope"]
+# projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm.
+# patches: [B, T-1, W], before the last norm. penultimate_patches: patches one block earlier, which
+# vision-language models take (`hidden_states[-2]` without the class token).
 Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
-"""projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm. patches: [B, T-1, W],
-before it. penultimate_patches: the same one block earlier, which vision-language models take (`hidden_states[-2]`
-without the class token).
-"""
 
 _Rotation = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Size of a tower. embedding_dim None: no projection, the embedding is the pooled class token."""
+    """The sizes of a tower. With embedding_dim None there is no projection: the embedding is the
+    pooled class token.
+    """
 
     image_size: int
     patch_size: int
@@ -42,15 +44,26 @@ class ViTConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        sizes = (self.image_size, self.patch_size, self.width, self.depth, self.heads, self.mlp_width)
+        sizes = (
+            self.image_size,
+            self.patch_size,
+            self.width,
+            self.depth,
+            self.heads,
+            self.mlp_width,
+        )
         if min(sizes) < 1 or (self.embedding_dim is not None and self.embedding_dim < 1):
             raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
         if self.image_size % self.patch_size:
-            raise ConfigInvalid(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+            raise ConfigInvalid(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+            )
         if self.width % self.heads:
             raise ConfigInvalid(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.activation not in ("quick_gelu", "gelu"):
-            raise ConfigInvalid(f"unknown activation {self.activation}", remedy="use quick_gelu or gelu")
+            raise ConfigInvalid(
+                f"unknown activation {self.activation}", remedy="use quick_gelu or gelu"
+            )
         if self.positions not in ("learned", "rope"):
             raise ConfigInvalid(f"unknown positions {self.positions}", remedy="use learned or rope")
         if self.positions == "rope" and self.head_dim % 4:
@@ -76,7 +89,9 @@ class ViTConfig:
         try:
             return cls(**fields)
         except TypeError as error:
-            raise ConfigInvalid(f"the model's config is not a ViT config: {sorted(fields)}") from error
+            raise ConfigInvalid(
+                f"the model's config is not a ViT config: {sorted(fields)}"
+            ) from error
 
 
 class Attention(nn.Module):
@@ -86,27 +101,36 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None) -> Tensor:
-        """num_queries: of the first tokens only, [B, num_queries, W]; None: of all."""
+    def forward(
+        self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
+    ) -> Tensor:
+        """Attends from the first `num_queries` tokens only, [B, num_queries, W]; from all where it
+        is None.
+        """
         batch, tokens, width = x_BTW.shape
         if num_queries is None:
             query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
         else:
             weight, bias = self.qkv.weight, self.qkv.bias
-            query = self._heads(functional.linear(x_BTW[:, :num_queries], weight[:width], bias[:width]))
+            query = self._heads(
+                functional.linear(x_BTW[:, :num_queries], weight[:width], bias[:width])
+            )
             key, value = (
-                self._heads(part) for part in functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
+                self._heads(part)
+                for part in functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
             )
         if rotation is not None:
             cos_TR, sin_TR = rotation
             query = rotate(query, cos_TR[: query.shape[2]], sin_TR[: query.shape[2]])
             key = rotate(key, cos_TR, sin_TR)
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, num_queries or tokens, width))
+        projected: Tensor = self.out(
+            mixed.transpose(1, 2).reshape(batch, num_queries or tokens, width)
+        )
         return projected
 
     def _heads(self, x_BTW: Tensor) -> Tensor:
-        """[B, H, T, D]."""
+        """Splits the width into heads: [B, T, W] to [B, H, T, D]."""
         heads: Tensor = x_BTW.unflatten(2, (self.heads, -1)).transpose(1, 2)
         return heads
 
@@ -134,24 +158,30 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None) -> Tensor:
-        """num_queries: as `Attention.forward`."""
-        x_BTW = x_BTW[:, :num_queries] + self.attn(self.norm1(x_BTW), rotation, num_queries=num_queries)
+    def forward(
+        self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
+    ) -> Tensor:
+        """Applies the block; num_queries is that of `Attention.forward`."""
+        x_BTW = x_BTW[:, :num_queries] + self.attn(
+            self.norm1(x_BTW), rotation, num_queries=num_queries
+        )
         out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
         return out
 
 
 class ViT(nn.Module):
-    """float32 [B, 3, H, W], normalized, to the embedding [B, D] (not of unit length).
+    """A tower of float32 [B, 3, H, W], normalized, to the embedding [B, D] (not of unit length).
 
-    H and W may be any multiples of the patch size: rotary angles follow the grid, and learned positions are resized to
-    it bicubically.
+    H and W may be any multiples of the patch size: rotary angles follow the grid, and learned
+    positions are resized to it bicubically.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        self.patch = nn.Conv2d(3, config.width, config.patch_size, stride=config.patch_size, bias=False)
+        self.patch = nn.Conv2d(
+            3, config.width, config.patch_size, stride=config.patch_size, bias=False
+        )
         self.cls = nn.Parameter(torch.empty(config.width))
         if config.positions == "rope":
             self.rope = RotaryPositions(config.head_dim)
@@ -160,10 +190,14 @@ class ViT(nn.Module):
         self.norm_pre = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm_post = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.proj = nn.Linear(config.width, config.embedding_dim, bias=False) if config.embedding_dim else nn.Identity()
+        self.proj = (
+            nn.Linear(config.width, config.embedding_dim, bias=False)
+            if config.embedding_dim
+            else nn.Identity()
+        )
 
     def initialize(self, generator: torch.Generator) -> None:
-        """CLIP's initialization (openai/CLIP model.py), drawn from `generator`."""
+        """Draws CLIP's initialization (openai/CLIP model.py) from `generator`."""
         width, depth = self.config.width, self.config.depth
         deviations = {
             "attn.qkv.weight": width**-0.5,
@@ -187,18 +221,25 @@ class ViT(nn.Module):
                     parameter.normal_(0.0, deviations[suffix], generator=generator)
 
     def forward(self, pixels_BCHW: Tensor, output: Output | None = None) -> Tensor:
-        """None: projected where there is a projection, else pooled. ConfigInvalid for a projection that it has not."""
+        """Returns an output of the tower; None means projected where there is a projection, else
+        pooled.
+
+        Raises ConfigInvalid for the projection of a tower that has none.
+        """
         if output == "projected" and self.config.embedding_dim is None:
             raise ConfigInvalid("this tower has no projection", remedy="take the output pooled")
         patch_BWhw = self.patch(pixels_BCHW)
         grid = (patch_BWhw.shape[2], patch_BWhw.shape[3])
-        x_BTW = torch.cat([self.cls.expand(patch_BWhw.shape[0], 1, -1), patch_BWhw.flatten(2).transpose(1, 2)], dim=1)
+        x_BTW = torch.cat(
+            [self.cls.expand(patch_BWhw.shape[0], 1, -1), patch_BWhw.flatten(2).transpose(1, 2)],
+            dim=1,
+        )
         rotation = self.rope(grid) if self.config.positions == "rope" else None
         x_BTW = self.norm_pre(x_BTW if rotation is not None else x_BTW + self._positions(grid))
         for block in self.blocks[:-1]:
             x_BTW = block(x_BTW, rotation)
         if output != "penultimate_patches":
-            # Only the class token goes on: for B/32 this leaves out 7 % of the work.
+            # Only the class token is needed after this; for B/32 this saves 7 % of the work.
             x_BTW = self.blocks[-1](x_BTW, rotation, num_queries=None if output == "patches" else 1)
         if output in ("patches", "penultimate_patches"):
             patches: Tensor = x_BTW[:, 1:]
@@ -216,7 +257,9 @@ class ViT(nn.Module):
 
 
 def resized_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Learned positions of a square grid for another one: bicubic, the class token's untouched (as transformers)."""
+    """Resizes learned positions of a square grid to another one: bicubic, as in transformers,
+    without the class token's.
+    """
     side = math.isqrt(len(pos_TW) - 1)
     square = pos_TW[1:].T.reshape(1, -1, side, side)
     resized = functional.interpolate(square, size=grid, mode="bicubic", align_corners=False)

@@ -1,4 +1,6 @@
-"""Models by name or place: published towers, directories of Hugging Face and open_clip, bare weights, our artifacts."""
+"""The models by name or path: published towers, directories of Hugging Face and open_clip, bare
+weights, our artifacts.
+"""
 
 import pickle
 from collections.abc import Mapping
@@ -15,8 +17,20 @@ from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.checkpoints import name_in, read_state
-from mlcd.models.configs import clip_preprocessing, read_hf_config, read_hf_preprocessing, read_open_clip_config
-from mlcd.models.places import HF_CONFIG, HF_PREPROCESSING, OPEN_CLIP_CONFIG, locate, weight_files, weights_in
+from mlcd.models.configs import (
+    clip_preprocessing,
+    read_hf_config,
+    read_hf_preprocessing,
+    read_open_clip_config,
+)
+from mlcd.models.places import (
+    HF_CONFIG,
+    HF_PREPROCESSING,
+    OPEN_CLIP_CONFIG,
+    locate,
+    weight_files,
+    weights_in,
+)
 from mlcd.models.servable import PREPROCESS, Servable, tower_of
 from mlcd.models.vit import ViTConfig, resized_positions
 
@@ -26,7 +40,10 @@ _NESTED: Final = ("state_dict", "model")
 
 @dataclass(frozen=True)
 class Published:
-    """What the bare weights of a published tower do not say. hub: where its weights are, None for OpenAI's files."""
+    """The facts about a published tower that its bare weights do not state.
+
+    hub: where its weights are; None for OpenAI's files.
+    """
 
     config: ViTConfig
     hub: str | None
@@ -48,12 +65,15 @@ def _big_g(size: int) -> ViTConfig:
     return ViTConfig(size, 14, 1664, 48, 16, 8192, activation="gelu", positions="rope")
 
 
-# Table 9 of the paper, and the configs of the repositories; activations as those state them.
+# The sizes are those of Table 9 of the paper and of the repositories' configs; the activations are
+# those that the configs state.
 PUBLISHED: Final[Mapping[str, Published]] = {
     "mlcd-vit-base-patch32-224": Published(_base(32), "DeepGlint-AI/mlcd-vit-base-patch32-224"),
     "mlcd-vit-large-patch14-336": Published(_large(336), "DeepGlint-AI/mlcd-vit-large-patch14-336"),
     **{
-        f"mlcd-vit-bigG-patch14-{size}": Published(_big_g(size), f"DeepGlint-AI/mlcd-vit-bigG-patch14-{size}")
+        f"mlcd-vit-bigG-patch14-{size}": Published(
+            _big_g(size), f"DeepGlint-AI/mlcd-vit-bigG-patch14-{size}"
+        )
         for size in (224, 336, 448)
     },
     "rice-vit-large-patch14-560": Published(
@@ -68,10 +88,11 @@ PUBLISHED: Final[Mapping[str, Published]] = {
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the user settles. like: a published tower whose sizes, activation and preprocessing bare weights have.
+    """The user's choices.
 
-    clip_preprocessing: CLIP's, where the directory states none. projection: False leaves it out. image_size: another
-    resolution; learned positions are resized. exif: None keeps `apply`.
+    like: a published tower whose sizes, activation and preprocessing bare weights have.
+    clip_preprocessing: CLIP's, where the directory states none. projection: False leaves it out.
+    image_size: another resolution; learned positions are resized. exif: None keeps `apply`.
     """
 
     like: str | None = None
@@ -82,11 +103,13 @@ class LoadOptions:
 
 
 def load(spec: str, options: LoadOptions | None = None) -> Servable:
-    """The model at `spec`, in float32: a model artifact, a directory of Hugging Face or open_clip, a file of weights
+    """Loads the model at `spec`, in float32.
+
+    spec: a model artifact, a directory of Hugging Face or open_clip, a file of weights
     (.safetensors, .pt, .pth, .bin), or `hub:ORGANIZATION/MODEL`.
 
-    Raises NotFound, ArtifactInvalid naming file and tensor, ConfigInvalid naming the option that settles what the
-    files do not say, and Unavailable where the hub cannot be reached.
+    Raises NotFound, ArtifactInvalid naming file and tensor, ConfigInvalid naming the option that
+    settles what the files do not say, and Unavailable where the hub cannot be reached.
     """
     options = options or LoadOptions()
     path = locate(spec)
@@ -103,7 +126,10 @@ def _load_foreign(path: Path, options: LoadOptions) -> Servable:
     if options.like is not None:
         published = _published(options.like)
         embedding_dim = published.config.embedding_dim if "proj.weight" in state else None
-        config, preprocess = replace(published.config, embedding_dim=embedding_dim), published.preprocess
+        config, preprocess = (
+            replace(published.config, embedding_dim=embedding_dim),
+            published.preprocess,
+        )
     elif (folder / OPEN_CLIP_CONFIG).is_file():
         config, preprocess = read_open_clip_config(folder / OPEN_CLIP_CONFIG)
     elif (folder / HF_CONFIG).is_file():
@@ -138,7 +164,9 @@ def _hf_preprocessing(folder: Path, config: ViTConfig, options: LoadOptions) -> 
 
 def _published(name: str) -> Published:
     if name not in PUBLISHED:
-        raise ConfigInvalid(f"there is no published tower {name}", remedy=f"known: {', '.join(PUBLISHED)}")
+        raise ConfigInvalid(
+            f"there is no published tower {name}", remedy=f"known: {', '.join(PUBLISHED)}"
+        )
     return PUBLISHED[name]
 
 
@@ -151,7 +179,9 @@ def _adjusted(model: Servable, options: LoadOptions) -> Servable:
     size = options.image_size
     if size is not None and size != preprocess.crop:
         preprocess = replace(
-            preprocess, crop=size, resize_shortest=round(preprocess.resize_shortest * size / preprocess.crop)
+            preprocess,
+            crop=size,
+            resize_shortest=round(preprocess.resize_shortest * size / preprocess.crop),
         )
     if size is not None and size != config.image_size:
         config = replace(config, image_size=size)
@@ -176,14 +206,17 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return state
     except (OSError, SafetensorError) as error:
         raise ArtifactInvalid(
-            f"{path} cannot be read as safetensors: it is missing, cut short or damaged", remedy="restore the file"
+            f"{path} cannot be read as safetensors: it is missing, cut short or damaged",
+            remedy="restore the file",
         ) from error
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """Tensors only: a pickle that would run anything is refused before it does."""
+    """Reads tensors only: a pickle that would run anything is refused before it does."""
     if path.suffix not in _PICKLED:
-        raise ConfigInvalid(f"{path} is no file of weights", remedy=f"known: .safetensors, {', '.join(_PICKLED)}")
+        raise ConfigInvalid(
+            f"{path} is no file of weights", remedy=f"known: .safetensors, {', '.join(_PICKLED)}"
+        )
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
@@ -199,6 +232,10 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     for name in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
-    if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
-        raise ArtifactInvalid(f"{path} holds no state dict", remedy="save the model's state_dict() and give that file")
+    if not isinstance(content, dict) or not all(
+        isinstance(each, Tensor) for each in content.values()
+    ):
+        raise ArtifactInvalid(
+            f"{path} holds no state dict", remedy="save the model's state_dict() and give that file"
+        )
     return dict(content)

@@ -1,4 +1,6 @@
-"""A place to build in that others can take away: who was thought dead, and is not, finds it gone and leaves nothing."""
+"""A place to build in that others can take away: who was thought dead, and is not, finds it gone
+and leaves nothing.
+"""
 
 import os
 import secrets
@@ -14,10 +16,11 @@ _PREFIX: Final = "attempt-"
 
 
 class Attempt:
-    """A new directory in `folder`, and the only one of its kind there: what earlier attempts left is removed.
+    """A new directory in `folder`, and the only one of its kind there: what earlier attempts left
+    is removed.
 
-    Gone at the end, with what is in it. Whoever is still at an earlier one is told by a Conflict, and if the folder was
-    removed meanwhile, nothing of it comes back.
+    Gone at the end, with what is in it. Whoever is still at an earlier one is told by a Conflict,
+    and if the folder was removed meanwhile, nothing of it comes back.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +44,10 @@ class Attempt:
             raise self._gone()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if isinstance(error, OSError | MlcdError) and not self._stands():

@@ -12,9 +12,11 @@ _NAME: Final = ".claims"
 
 
 class Claims:
-    """A lock for each part of the draft in `folder`; the operating system frees those of a dead process at once.
+    """A lock for each part of the draft in `folder`; the operating system frees those of a dead
+    process at once.
 
-    One byte of one file for each part, by the locks of POSIX: they belong to the process, so use one `Claims` in each.
+    One byte of one file for each part, by the locks of POSIX: they belong to the process, so use
+    one `Claims` in each.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,7 +28,10 @@ class Claims:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         os.close(self._descriptor)
 

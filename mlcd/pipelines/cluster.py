@@ -1,4 +1,6 @@
-"""Embeddings to the Centers artifact: streamed, by one process or several, resumable after every iteration."""
+"""Embeddings to the Centers artifact: streamed, by one process or several, resumable after every
+iteration.
+"""
 
 import json
 from collections.abc import Sequence
@@ -45,13 +47,15 @@ REPORT: Final = "report.json"
 PICTURE: Final = "sizes.png"
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
-_AUDITED_STREAM: Final = 2  # first counter of the hash, so that the audited are not the first centers
+# first counter of the hash, so that the audited are not the first centers
+_AUDITED_STREAM: Final = 2
 _ALONE: Final = World()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """What decides the centers. names: name each by the majority of its members' known classes: for people alone.
+    """What decides the centers. names: name each by the majority of its members' known classes: for
+    people alone.
 
     iterations: at most; None for 25, or 3 after a two-level start (above 16,384 clusters).
     hold_out: share of each class left out, the same as training and evaluation leave out.
@@ -81,7 +85,11 @@ class ClusterOptions:
         """What stands in the manifest; options added later stand there only where they are used."""
         chosen = asdict(self) | {"iterations": self.passes}
         defaults = {"sample": None, "report": False, "examples": NUM_EXAMPLES}
-        return {name: value for name, value in chosen.items() if name not in defaults or value != defaults[name]}
+        return {
+            name: value
+            for name, value in chosen.items()
+            if name not in defaults or value != defaults[name]
+        }
 
 
 def cluster(
@@ -94,7 +102,8 @@ def cluster(
 ) -> Artifact:
     """Spherical k-means of the rows that are not held out; the first process writes.
 
-    Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with the same bytes.
+    Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with
+    the same bytes.
     """
     request = Request(
         "centers",
@@ -112,7 +121,9 @@ def cluster(
         rows, numbers = _select(embeddings, numbers, options)
         mean = _checked_mean(rows, world) if options.subtract_mean else None
         start = world.share(_saved_state(draft) if draft else None)
-        with reporter.stage("cluster", options.passes + 1, done=start.iteration if start else 0) as meter:
+        with reporter.stage(
+            "cluster", options.passes + 1, done=start.iteration if start else 0
+        ) as meter:
             result = kmeans(
                 UnitRows(rows, mean),
                 options.num_clusters,
@@ -124,20 +135,30 @@ def cluster(
                 on_iteration=lambda progress: _show(meter, progress),
             )
         assignment = _gathered(result.assignment, rows.num_rows, world)
-        nearest = _nearest_members(UnitRows(rows, mean), result, options.examples, world) if options.examples else None
+        nearest = (
+            _nearest_members(UnitRows(rows, mean), result, options.examples, world)
+            if options.examples
+            else None
+        )
         if draft:
             classes = _chosen(embeddings.class_names, numbers)
             Centers(
                 vectors=result.centers,
                 sizes=result.sizes,
                 fingerprint=embeddings.fingerprint,
-                names=majority_names(assignment, classes, options.num_clusters) if options.names else None,
+                names=majority_names(assignment, classes, options.num_clusters)
+                if options.names
+                else None,
                 mean=mean,
                 examples=None if nearest is None else _examples(nearest, embeddings, numbers),
-                audit_rows=_audit_rows(embeddings, numbers) if options.num_clusters >= MIN_CENTERS else None,
+                audit_rows=_audit_rows(embeddings, numbers)
+                if options.num_clusters >= MIN_CENTERS
+                else None,
             ).write(draft)
             summary = _summary(result, assignment, classes)
-            summary["held_out"] = int(embeddings.held_out(options.hold_out).sum()) if options.hold_out else 0
+            summary["held_out"] = (
+                int(embeddings.held_out(options.hold_out).sum()) if options.hold_out else 0
+            )
             if options.report:
                 summary |= _write_report(draft, result, assignment, classes)
             draft.publish(summary=summary, logs=(REPORT, PICTURE))
@@ -151,11 +172,17 @@ def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, world: Worl
     """What `cluster` of the same arguments will take. Writes nothing."""
     rows, _ = _select(embeddings, _clustered(embeddings, options), options)
     return plan_clustering(
-        rows.num_rows, options.num_clusters, rows.dimension, iterations=options.passes, processes=world.size
+        rows.num_rows,
+        options.num_clusters,
+        rows.dimension,
+        iterations=options.passes,
+        processes=world.size,
     )
 
 
-def clustered_rows(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArray[np.int64] | None:
+def clustered_rows(
+    embeddings: EmbeddingsArtifact, options: ClusterOptions
+) -> NDArray[np.int64] | None:
     """The numbers of the rows that `cluster` of the same arguments looks at; None for all."""
     return _select(embeddings, _clustered(embeddings, options), options)[1]
 
@@ -164,7 +191,9 @@ class _KeyedRows(FileRows):
     """The rows of an artifact; errors name them by their keys."""
 
     def __init__(self, embeddings: EmbeddingsArtifact) -> None:
-        super().__init__([embeddings.artifact.file(part_name(part)) for part in range(embeddings.num_parts)])
+        super().__init__(
+            [embeddings.artifact.file(part_name(part)) for part in range(embeddings.num_parts)]
+        )
         self._embeddings = embeddings
 
     def describe(self, row: int) -> str:
@@ -208,7 +237,9 @@ def _chosen(names: list[str | None], numbers: NDArray[np.int64] | None) -> list[
 def _checked_mean(rows: Rows, world: World) -> NDArray[np.float32]:
     mean = mean_of(UnitRows(rows), world)
     if all(np.allclose(block, mean, atol=1e-6) for _, block in rows.blocks(0, rows.num_rows)):
-        raise InvalidInput("the images are all alike", remedy="give different ones: there is nothing to cluster")
+        raise InvalidInput(
+            "the images are all alike", remedy="give different ones: there is nothing to cluster"
+        )
     return mean
 
 
@@ -224,7 +255,9 @@ def _save_state(draft: Draft, state: State) -> None:
 
 
 def _saved_state(draft: Draft) -> State | None:
-    """Where an earlier attempt at the same request stopped; its checkpoint says of which input and settings it is."""
+    """Where an earlier attempt at the same request stopped; its checkpoint says of which input and
+    settings it is.
+    """
     if not draft.has(CHECKPOINT):
         return None
     try:
@@ -234,7 +267,12 @@ def _saved_state(draft: Draft) -> State | None:
             iteration, repaired, num_splits = (int(count) for count in saved["counts"])
             history = tuple(float(value) for value in saved["objective"])
             return State(saved["centers"], iteration, history, repaired, num_splits)
-    except (OSError, ValueError, KeyError, BadZipFile):  # damaged: the same centers are found from the start
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        BadZipFile,
+    ):  # damaged: the same centers are found from the start
         return None
 
 
@@ -260,7 +298,9 @@ def _gathered(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np
     return world.sum_integers(every)
 
 
-def _nearest_members(rows: Rows, result: KMeansResult, num_each: int, world: World) -> NearestMembers:
+def _nearest_members(
+    rows: Rows, result: KMeansResult, num_each: int, world: World
+) -> NearestMembers:
     """Of every center, one more reading of the rows: only the last pass knows that it was the last."""
     nearest = NearestMembers(len(result.centers), num_each)
     start, stop = world.own_rows(rows.num_rows)
@@ -274,15 +314,21 @@ def _nearest_members(rows: Rows, result: KMeansResult, num_each: int, world: Wor
     return nearest
 
 
-def _examples(nearest: NearestMembers, embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None) -> Examples:
+def _examples(
+    nearest: NearestMembers, embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None
+) -> Examples:
     present = nearest.rows >= 0
     rows = nearest.rows[present]
     keys = embeddings.keys_at(rows if numbers is None else numbers[rows])
     return Examples.of(keys, present.sum(axis=1), nearest.scores[present].astype(np.float32))
 
 
-def _audit_rows(embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None) -> NDArray[np.float16]:
-    """Rows that were not clustered; where those are too few, any: [n, D] as the model gives them, drawn by hash."""
+def _audit_rows(
+    embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None
+) -> NDArray[np.float16]:
+    """Rows that were not clustered; where those are too few, any: [n, D] as the model gives them,
+    drawn by hash.
+    """
     if numbers is not None and embeddings.num_rows - len(numbers) >= MIN_AUDITED_ROWS:
         others = np.delete(np.arange(embeddings.num_rows), numbers)
         drawn = others[lowest_hashed(len(others), AUDITED_ROWS, _AUDITED_STREAM)]
@@ -291,7 +337,9 @@ def _audit_rows(embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | Non
     return UnitRows(_KeyedRows(embeddings)).read(np.sort(drawn)).astype(np.float16)
 
 
-def _summary(result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]) -> dict[str, Any]:
+def _summary(
+    result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]
+) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "rows": len(assignment),
         "clusters": len(result.centers),
@@ -310,13 +358,18 @@ def _summary(result: KMeansResult, assignment: NDArray[np.int32], class_names: S
     return summary
 
 
-def _known(assignment: NDArray[np.int32], class_names: Sequence[str | None]) -> tuple[NDArray[np.int32], list[str]]:
+def _known(
+    assignment: NDArray[np.int32], class_names: Sequence[str | None]
+) -> tuple[NDArray[np.int32], list[str]]:
     rows = [row for row, name in enumerate(class_names) if name is not None]
     return assignment[rows], [str(class_names[row]) for row in rows]
 
 
 def _write_report(
-    draft: Draft, result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]
+    draft: Draft,
+    result: KMeansResult,
+    assignment: NDArray[np.int32],
+    class_names: Sequence[str | None],
 ) -> dict[str, Any]:
     """report.json and sizes.png; returns what joins the summary."""
     members, classes = _known(assignment, class_names)

@@ -41,8 +41,9 @@ from mlcd.types import SampleKey
 def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
     """Encode every image of `source`; those that cannot be used are listed in errors.jsonl.
 
-    Work is committed in parts of consecutive entries: a rerun after a crash starts at the first unfinished
-    part and ends with the same bytes. Raises InvalidInput when there is no image, or none that can be used.
+    Work is committed in parts of consecutive entries: a rerun after a crash starts at the first
+    unfinished part and ends with the same bytes. Raises InvalidInput when there is no image, or
+    none that can be used.
     """
     embedding = Embedding(source, encoder, out, num_threads=available_cores())
     if (done := find_published(out, embedding.request)) is not None:
@@ -50,8 +51,12 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
     num_parts = len(embedding.sizes)
     with Draft(out, embedding.request) as draft:
         take_over(draft.path)
-        finished = next((part for part in range(num_parts) if not embedding.has(draft, part)), num_parts)
-        with reporter.stage("embed", sum(embedding.sizes), done=sum(embedding.sizes[:finished])) as meter:
+        finished = next(
+            (part for part in range(num_parts) if not embedding.has(draft, part)), num_parts
+        )
+        with reporter.stage(
+            "embed", sum(embedding.sizes), done=sum(embedding.sizes[:finished])
+        ) as meter:
             for part in range(finished, num_parts):
                 embedding.make(draft, part, lambda _, errors: meter.advance(1, errors=errors))
         return embedding.publish(draft)
@@ -70,7 +75,9 @@ class Embedding:
         part_entries: int = PART_ENTRIES,
         in_flight: int = 1,
     ) -> None:
-        """num_threads: that decode. in_flight: see `encode_entries`. Raises InvalidInput where there is no image."""
+        """num_threads: that decode. in_flight: see `encode_entries`. Raises InvalidInput where
+        there is no image.
+        """
         check_source(source, out)
         self.source = source
         self._encoder, self._part_entries = encoder, part_entries
@@ -113,7 +120,9 @@ class Embedding:
         """Every part is finished. Raises InvalidInput where none of the images could be used."""
         num_parts = len(self.sizes)
         errors = merge_errors(draft, range(num_parts), self.source)
-        num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts))
+        num_rows = sum(
+            pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)
+        )
         if num_rows == 0:
             raise no_usable_image(self.source, errors)
         summary = {
@@ -125,10 +134,17 @@ class Embedding:
         return draft.publish(summary=summary)
 
 
-def write_encoded(draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]) -> None:
+def write_encoded(
+    draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]
+) -> None:
     """One part: rows, their keys, and at last its errors, which say that it is finished."""
     keys = [
-        {"key": entry.key, "class_name": entry.class_name, "sha256": sha256, "split": split_of[entry.key]}
+        {
+            "key": entry.key,
+            "class_name": entry.class_name,
+            "sha256": sha256,
+            "split": split_of[entry.key],
+        }
         for entry, sha256 in zip(encoded.entries, encoded.image_sha256, strict=True)
     ]
     with draft.together(errors_name(part)):

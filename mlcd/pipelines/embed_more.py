@@ -29,11 +29,12 @@ from mlcd.progress import Reporter
 
 
 def embed_more(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
-    """Add the images of `source` that have no row in the embeddings at `out`; the rows that are there stay.
+    """Add the images of `source` that have no row in the embeddings at `out`; the rows that are
+    there stay.
 
-    Images that could not be used before are tried again. Killed at any moment, the artifact is as it was or as it is to
-    be, and the same again goes on. Raises ConfigInvalid where the rows would be of another kind, InvalidInput where
-    the artifact was made of images at another place.
+    Images that could not be used before are tried again. Killed at any moment, the artifact is as
+    it was or as it is to be, and the same again goes on. Raises ConfigInvalid where the rows would
+    be of another kind, InvalidInput where the artifact was made of images at another place.
     """
     check_source(source, out)
     embeddings = EmbeddingsArtifact.open(out)
@@ -79,7 +80,9 @@ def _add(
         addition.discard()
         return artifact
     images = embeddings.num_rows + num_rows
-    return addition.publish({**artifact.summary, "images": images, "errors": len(errors), "added": num_rows})
+    return addition.publish(
+        {**artifact.summary, "images": images, "errors": len(errors), "added": num_rows}
+    )
 
 
 def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
@@ -97,7 +100,10 @@ def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
             f"{artifact.path} is of another model ({str(artifact.fingerprint)[:12]}, given {encoder.fingerprint[:12]})",
             remedy="give the --model that it was made with, or embed all images anew",
         )
-    made, now = (artifact.config["engine"], artifact.config["precision"]), (encoder.engine, encoder.precision)
+    made, now = (
+        (artifact.config["engine"], artifact.config["precision"]),
+        (encoder.engine, encoder.precision),
+    )
     if made != now:
         raise ConfigInvalid(
             f"{artifact.path} was made by {made[0]} in {made[1]}, not by {now[0]} in {now[1]}",

@@ -1,7 +1,7 @@
 """Images to embeddings, part by part: what every pipeline that starts from images shares.
 
-A part is a number of consecutive entries of the source. Its bytes depend on the source, the model and the sizes
-below, whatever process makes it and when.
+A part is a number of consecutive entries of the source. Its bytes depend on the source, the model
+and the sizes below, whatever process makes it and when.
 """
 
 import json
@@ -25,13 +25,15 @@ from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
 BATCH: Final = 32
+# Told (images done, of them without an embedding) of one part, after every image.
 OnDone: TypeAlias = Callable[[int, int], None]
-"""Told (images done, of them without an embedding) of one part, after every image."""
 
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """entries, image_sha256, embeddings (float32 [n, D] unit rows): the n usable images. errors: the others."""
+    """entries, image_sha256, embeddings (float32 [n, D] unit rows): the n usable images. errors:
+    the others.
+    """
 
     entries: list[Entry]
     image_sha256: list[bytes]
@@ -40,10 +42,14 @@ class EncodedPart:
 
 
 def check_source(source: Source, out: Path) -> None:
-    """Raise InvalidInput where there is no image, or where `out` would become one of the images' files."""
+    """Raise InvalidInput where there is no image, or where `out` would become one of the images'
+    files.
+    """
     folder = Path(source.location).resolve()
     if folder.is_dir() and out.resolve().is_relative_to(folder):
-        raise InvalidInput(f"{out} lies inside the images {source.location}", remedy="give an output elsewhere")
+        raise InvalidInput(
+            f"{out} lies inside the images {source.location}", remedy="give an output elsewhere"
+        )
     source.check_not_empty()
 
 
@@ -56,18 +62,23 @@ def encode_entries(
     on_done: OnDone,
     in_flight: int = 1,
 ) -> EncodedPart:
-    """Decode and encode these entries, in batches that depend on nothing else; decoding goes on meanwhile.
+    """Decode and encode these entries, in batches that depend on nothing else; decoding goes on
+    meanwhile.
 
     in_flight: batches that the encoder is given at one time, where it is elsewhere.
     """
     part = _Growing(encoder)
     prepared = prepare_all(source, entries, encoder.preprocess, num_threads=num_threads)
-    for batch, rows in _encoded(encoder, _batches(prepared, len(entries), part, on_done), in_flight):
+    for batch, rows in _encoded(
+        encoder, _batches(prepared, len(entries), part, on_done), in_flight
+    ):
         part.add(batch, rows)
     return part.finished()
 
 
-def _batches(images: Iterable[Prepared], num: int, part: "_Growing", on_done: OnDone) -> Iterator[list[Prepared]]:
+def _batches(
+    images: Iterable[Prepared], num: int, part: "_Growing", on_done: OnDone
+) -> Iterator[list[Prepared]]:
     """Of `num` images in all. on_done: hears of the last image of a batch when that is encoded."""
     batch: list[Prepared] = []
     for done, prepared in enumerate(images, 1):
@@ -85,7 +96,8 @@ def _encoded(
     encoder: Encoder, batches: Iterator[list[Prepared]], in_flight: int
 ) -> Iterator[tuple[list[Prepared], Embeddings]]:
     """Every batch with its rows, in order."""
-    if in_flight == 1:  # in this thread: an engine's thread budget may be of the thread that opened it
+    # in this thread: an engine's thread budget may be of the thread that opened it
+    if in_flight == 1:
         for batch in batches:
             yield batch, encoder.encode(_stacked(batch))
         return
@@ -114,7 +126,9 @@ class _Growing:
     errors: list[dict[str, str]] = field(default_factory=list)
 
     def reject(self, entry: Entry, rejection: ImageRejected) -> None:
-        self.errors.append({"key": entry.key, "reason": rejection.reason, "detail": rejection.message})
+        self.errors.append(
+            {"key": entry.key, "reason": rejection.reason, "detail": rejection.message}
+        )
 
     def add(self, batch: list[Prepared], rows: Embeddings) -> None:
         for prepared, row in zip(batch, rows, strict=True):
@@ -127,7 +141,9 @@ class _Growing:
                 self.reject(prepared.entry, ImageRejected("no-embedding", detail))
 
     def finished(self) -> EncodedPart:
-        rows = np.stack(self.rows) if self.rows else np.zeros((0, self.encoder.dimension), np.float32)
+        rows = (
+            np.stack(self.rows) if self.rows else np.zeros((0, self.encoder.dimension), np.float32)
+        )
         return EncodedPart(self.entries, self.image_sha256, rows, self.errors)
 
 
@@ -156,9 +172,14 @@ def num_errors(draft: Draft, part: int) -> int:
     return len((draft.path / errors_name(part)).read_text().splitlines())
 
 
-def merge_errors(draft: Draft, parts: Iterable[int], source: Source, name: str = ERRORS) -> list[dict[str, str]]:
+def merge_errors(
+    draft: Draft, parts: Iterable[int], source: Source, name: str = ERRORS
+) -> list[dict[str, str]]:
     """All errors, in the order of the source, also written to the artifact's file `name`."""
-    errors = [{"key": problem.key, "reason": "unreadable", "detail": problem.detail} for problem in source.problems]
+    errors = [
+        {"key": problem.key, "reason": "unreadable", "detail": problem.detail}
+        for problem in source.problems
+    ]
     for part in parts:
         lines = (draft.path / errors_name(part)).read_text().splitlines()
         errors.extend(json.loads(line) for line in lines)

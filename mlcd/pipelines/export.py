@@ -1,7 +1,8 @@
-"""A checkpoint, or weights from elsewhere, to a model artifact (what is served) or to Hugging Face's layout.
+"""A checkpoint, or weights from elsewhere, to a model artifact (what is served) or to Hugging
+Face's layout.
 
-Nothing is published unless what was written agrees with the model: the graph, run by the engine that will serve it, on
-real images; Hugging Face's files read back tensor by tensor.
+Nothing is published unless what was written agrees with the model: the graph, run by the engine
+that will serve it, on real images; Hugging Face's files read back tensor by tensor.
 """
 
 import logging
@@ -32,19 +33,21 @@ from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name
 
 ONNX: Final = "model.onnx"
+# Beside it, the weights that a protobuf file cannot hold (2 GiB): those of the bigG towers.
 EXTERNAL: Final = "model.onnx.data"
-"""Beside it, the weights that a protobuf file cannot hold (2 GiB): those of the bigG towers."""
 _MAX_GRAPH_BYTES: Final = 1_900_000_000
 _OPSET: Final = 18
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Where an exported model comes from: one of our checkpoints, or what `mlcd.models.zoo.load` takes."""
+    """Where an exported model comes from: one of our checkpoints, or what `mlcd.models.zoo.load`
+    takes.
+    """
 
     parent: Parent
+    # As the checkpoint's manifest states it; None where only the weights can tell.
     fingerprint: Fingerprint | None
-    """As the checkpoint's manifest states it; None where only the weights can tell."""
     load: Callable[[], Servable]
     centers: Path | None = None
     images: str | None = None
@@ -55,20 +58,31 @@ def find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
     path = Path(spec)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         model = open_artifact(path, "model")
-        centers = path / "centers" if "centers" in model.children and options == LoadOptions() else None
-        return Weights(model.as_parent_of(out, "model"), None, partial(load, spec, options), centers)
+        centers = (
+            path / "centers" if "centers" in model.children and options == LoadOptions() else None
+        )
+        return Weights(
+            model.as_parent_of(out, "model"), None, partial(load, spec, options), centers
+        )
     if not holds_checkpoints(path):
-        place = spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
-        return Weights(Parent("weights", place, digest_of_weights(spec)), None, partial(load, spec, options))
+        place = (
+            spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
+        )
+        return Weights(
+            Parent("weights", place, digest_of_weights(spec)), None, partial(load, spec, options)
+        )
     if options != LoadOptions():
         raise ConfigInvalid(
-            f"{spec} is a checkpoint, which states all by itself", remedy="give --name and --images only"
+            f"{spec} is a checkpoint, which states all by itself",
+            remedy="give --name and --images only",
         )
     checkpoint = find_checkpoint(path)
     trained = open_artifact(checkpoint, "checkpoint")
     read = partial(Servable.read, checkpoint / "weights")
     parent = trained.as_parent_of(out, "checkpoint")
-    return Weights(parent, trained.fingerprint, read, checkpoint / "centers", trained_images(trained))
+    return Weights(
+        parent, trained.fingerprint, read, checkpoint / "centers", trained_images(trained)
+    )
 
 
 def export_model(
@@ -80,10 +94,11 @@ def export_model(
     options: LoadOptions | None = None,
     reporter: Reporter,
 ) -> Artifact:
-    """Write the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and centers where there are some.
+    """Write the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and centers
+    where there are some.
 
-    images: what parity is measured on; None takes the images of the run, else scikit-learn's photographs.
-    Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999.
+    images: what parity is measured on; None takes the images of the run, else scikit-learn's
+    photographs. Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999.
     """
     options = options or LoadOptions()
     weights = find_weights(spec, out, options)
@@ -110,8 +125,12 @@ def export_model(
         )
 
 
-def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = None, reporter: Reporter) -> Artifact:
-    """Write what transformers' CLIPVisionModel(WithProjection) or MLCDVisionModel and CLIPImageProcessor load."""
+def export_hf(
+    spec: str, out: Path, *, name: str, options: LoadOptions | None = None, reporter: Reporter
+) -> Artifact:
+    """Write what transformers' CLIPVisionModel(WithProjection) or MLCDVisionModel and
+    CLIPImageProcessor load.
+    """
     options = options or LoadOptions()
     weights = find_weights(spec, out, options)
     request = _request("hf", weights, options, name)
@@ -120,7 +139,10 @@ def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = 
     model = load_weights(weights, spec)
     config = write_hf_config(model.trunk.config)
     with Draft(out, request) as draft, reporter.stage("export", None):
-        state = {key: tensor.contiguous() for key, tensor in write_state(model.trunk.state_dict(), "hf").items()}
+        state = {
+            key: tensor.contiguous()
+            for key, tensor in write_state(model.trunk.state_dict(), "hf").items()
+        }
         with draft.write(WEIGHTS) as path:
             save_file(state, path, metadata={"format": "pt"})
         draft.write_json(CONFIG, config)
@@ -128,7 +150,8 @@ def export_hf(spec: str, out: Path, *, name: str, options: LoadOptions | None = 
         again = Servable(load(str(draft.path)).trunk, model.preprocess)
         if again.fingerprint() != model.fingerprint():
             raise ArtifactInvalid(
-                "the exported files do not read back as the model", remedy="nothing was exported; report this"
+                "the exported files do not read back as the model",
+                remedy="nothing was exported; report this",
             )
         return draft.publish(fingerprint=model.fingerprint())
 
@@ -140,14 +163,22 @@ def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Re
 
 def chosen_options(options: LoadOptions) -> dict[str, Any]:
     """Those that are not the defaults: what a manifest states of them."""
-    return {field: value for field, value in asdict(options).items() if value != getattr(LoadOptions(), field)}
+    return {
+        field: value
+        for field, value in asdict(options).items()
+        if value != getattr(LoadOptions(), field)
+    }
 
 
 def load_weights(weights: Weights, spec: str) -> Servable:
-    """The model that `find_weights` found at `spec`; raises ArtifactInvalid where it is not that of the manifest."""
+    """The model that `find_weights` found at `spec`; raises ArtifactInvalid where it is not that of
+    the manifest.
+    """
     model = weights.load()
     if weights.fingerprint not in (None, model.fingerprint()):
-        raise ArtifactInvalid(f"the weights in {spec} are not those of its manifest", remedy="restore it")
+        raise ArtifactInvalid(
+            f"the weights in {spec} are not those of its manifest", remedy="restore it"
+        )
     return model
 
 
@@ -179,7 +210,9 @@ def write_onnx(model: Servable, path: Path) -> None:
 
 
 def _strip_traces(graph: onnx.ModelProto) -> None:
-    """The exporter records the source lines of every node: local paths, and different bytes on every machine."""
+    """The exporter records the source lines of every node: local paths, and different bytes on
+    every machine.
+    """
     del graph.metadata_props[:]
     for node in graph.graph.node:
         del node.metadata_props[:]

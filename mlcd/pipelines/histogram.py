@@ -15,7 +15,9 @@ _FILL: Final = "#3b7ea1"
 
 def draw_histogram(bins: Sequence[tuple[int, int]], title: str) -> Image.Image:
     """One bar for each (smallest value of the bin, count), labeled with both."""
-    image = Image.new("RGB", (2 * _MARGIN + _WIDTH * max(len(bins), 4), _HEIGHT + 2 * _MARGIN), "white")
+    image = Image.new(
+        "RGB", (2 * _MARGIN + _WIDTH * max(len(bins), 4), _HEIGHT + 2 * _MARGIN), "white"
+    )
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default()
     draw.text((_MARGIN, _MARGIN // 4), title, fill=_INK, font=font)

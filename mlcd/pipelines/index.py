@@ -20,8 +20,8 @@ from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings
 
 _BLOCK_ROWS = 8192
+# The second of two stages; before it the items are added.
 INDEX_STAGE = "index"
-"""The second of two stages; before it the items are added."""
 
 
 def index(
@@ -33,22 +33,32 @@ def index(
     source: Parent | None = None,
     append: bool = False,
 ) -> Description:
-    """A durable collection at `out` of all rows, id: key, metadata: class_name where there is one; indexed.
+    """A durable collection at `out` of all rows, id: key, metadata: class_name where there is one;
+    indexed.
 
-    Goes on where an earlier attempt was stopped. source: what it says that it was made from, where that is not to be
-    these embeddings. append: to a collection of what the embeddings were before they grew, only what they have gained.
-    Raises Conflict where another collection is there.
+    Goes on where an earlier attempt was stopped. source: what it says that it was made from, where
+    that is not to be these embeddings. append: to a collection of what the embeddings were before
+    they grew, only what they have gained. Raises Conflict where another collection is there.
     """
     source = source or embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
     if append and (out / LEDGER).is_file():
         return _index_more(embeddings, out, reporter, recall=recall, source=source)
-    with _opened(out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)) as collection:
-        blocks = (_items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS))
+    with _opened(
+        out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)
+    ) as collection:
+        blocks = (
+            _items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS)
+        )
         return _fill(collection, blocks, embeddings.num_rows, reporter)
 
 
 def _index_more(
-    embeddings: EmbeddingsArtifact, out: Path, reporter: Stages, *, recall: float | None, source: Parent
+    embeddings: EmbeddingsArtifact,
+    out: Path,
+    reporter: Stages,
+    *,
+    recall: float | None,
+    source: Parent,
 ) -> Description:
     """Adds new rows alone: what the user has changed or deleted among the earlier items stays so."""
     with Collection.open(out, background=False) as collection:
@@ -71,8 +81,12 @@ def _index_more(
         return _fill(collection, blocks, embeddings.num_rows - start, reporter, source=source)
 
 
-def import_parquet(path: Path, out: Path, reporter: Reporter, *, recall: float | None) -> Description:
-    """The items of an exported file in a durable collection at `out`, new or of the same model; indexed."""
+def import_parquet(
+    path: Path, out: Path, reporter: Reporter, *, recall: float | None
+) -> Description:
+    """The items of an exported file in a durable collection at `out`, new or of the same model;
+    indexed.
+    """
     items = ParquetItems.open(path)
     with _opened(out, items.fingerprint, items.dimension, recall, None) as collection:
         return _fill(collection, items.blocks(), items.num_items, reporter)
@@ -80,12 +94,18 @@ def import_parquet(path: Path, out: Path, reporter: Reporter, *, recall: float |
 
 def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
     """Every item of the collection at `path` in one parquet file; returns how many."""
-    with Collection.open(path, read_only=True) as collection, reporter.stage("export", len(collection)) as meter:
+    with (
+        Collection.open(path, read_only=True) as collection,
+        reporter.stage("export", len(collection)) as meter,
+    ):
         return write_parquet(collection, out, meter=meter)
 
 
-def duplicates(source: Path, out: Path, reporter: Reporter, *, similarity: float) -> tuple[int, int]:
-    """The near-duplicates of an embeddings artifact or a collection, as JSON lines at `out`: (groups, items in them).
+def duplicates(
+    source: Path, out: Path, reporter: Reporter, *, similarity: float
+) -> tuple[int, int]:
+    """The near-duplicates of an embeddings artifact or a collection, as JSON lines at `out`:
+    (groups, items in them).
 
     Raises Conflict where `out` exists.
     """
@@ -124,7 +144,11 @@ def _opened(
         )
     collection = Collection.open(out, background=False)
     same_source = source is None or (collection.source or {}).get("digest") == source["digest"]
-    if not same_source or collection.fingerprint != fingerprint or recall not in (None, collection.recall_target):
+    if (
+        not same_source
+        or collection.fingerprint != fingerprint
+        or recall not in (None, collection.recall_target)
+    ):
         collection.close()
         raise _of_another(out)
     return collection
@@ -168,7 +192,9 @@ def metadata_of(class_name: str | None) -> dict[str, str]:
 
 def _items(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> list[Item]:
     keys, names = embeddings.keys, embeddings.class_names
-    return [Item(keys[row], vector, metadata_of(names[row])) for row, vector in enumerate(block, start)]
+    return [
+        Item(keys[row], vector, metadata_of(names[row])) for row, vector in enumerate(block, start)
+    ]
 
 
 def _grouped(
@@ -188,7 +214,11 @@ def _reading(embeddings: EmbeddingsArtifact) -> Callable[[int, int], Embeddings]
             first, last = max(start, part.start), min(stop, part.start + part.num_rows)
             if first < last:
                 offset = part.offset + first - part.start
-                found.append(embeddings.read(replace(part, offset=offset, start=first, num_rows=last - first)))
+                found.append(
+                    embeddings.read(
+                        replace(part, offset=offset, start=first, num_rows=last - first)
+                    )
+                )
         return np.concatenate(found)
 
     return read

@@ -10,7 +10,9 @@ from mlcd.artifacts.names import read_names_file, renamed, write_given_names
 
 @dataclass(frozen=True)
 class Naming:
-    """num_changed: centers that have another name now. num_named: those that have one at all, of `num_centers`."""
+    """num_changed: centers that have another name now. num_named: those that have one at all, of
+    `num_centers`.
+    """
 
     digest: str
     num_changed: int

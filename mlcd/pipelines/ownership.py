@@ -41,7 +41,9 @@ def write_owner(path: Path, owner: str) -> None:
 
 
 def claim(path: Path, owner: str) -> None:
-    """A directory of this owner's at `path`, whoever else of the same is at it. Raises Conflict for another's."""
+    """A directory of this owner's at `path`, whoever else of the same is at it. Raises Conflict for
+    another's.
+    """
     if owner_of(path) == owner:
         return
     with translated_os_errors(path):
@@ -54,11 +56,15 @@ def claim(path: Path, owner: str) -> None:
             if error.errno not in _TAKEN:
                 raise
             if owner_of(path) != owner:
-                raise Conflict(f"{path} holds something else", remedy="remove it or give another output") from error
+                raise Conflict(
+                    f"{path} holds something else", remedy="remove it or give another output"
+                ) from error
 
 
 def take_over(path: Path) -> None:
-    """What an owner began is from now on of who holds its lock: the owner neither goes on with it nor removes it."""
+    """What an owner began is from now on of who holds its lock: the owner neither goes on with it
+    nor removes it.
+    """
     (path / OWNER).unlink(missing_ok=True)
 
 
@@ -111,7 +117,8 @@ def _finish_removal(path: Path) -> None:
 def _not_removed(path: Path, error: OSError) -> NotRemoved:
     why = "no permission" if error.errno in _FORBIDDEN else "the file system refuses"
     return NotRemoved(
-        f"{path} cannot be removed: {why}", remedy="let the user who made it write there, or remove it by hand"
+        f"{path} cannot be removed: {why}",
+        remedy="let the user who made it write there, or remove it by hand",
     )
 
 

@@ -1,7 +1,9 @@
-"""The parity gate of an export: a graph is compared with its model, on real images, before it is published.
+"""The parity gate of an export: a graph is compared with its model, on real images, before it is
+published.
 
-The graph runs in the engine that this machine has. Half precision that this CPU does not compute is emulated on the
-other side: the graph in float32 is compared with the model whose weights and activations are rounded.
+The graph runs in the engine that this machine has. Half precision that this CPU does not compute is
+emulated on the other side: the graph in float32 is compared with the model whose weights and
+activations are rounded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +27,8 @@ from mlcd.models.rope import RotaryPositions
 from mlcd.models.servable import Servable
 from mlcd.types import ImageBatch
 
+# The precision that the exported graph will be computed in, on whatever machine.
 GraphPrecision: TypeAlias = Precision | Literal["fp16"]
-"""The precision that the exported graph will be computed in, on whatever machine."""
 
 MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.999}
 _HALF: Final[dict[GraphPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,7 +37,9 @@ _NUM_IMAGES: Final = 64
 
 @dataclass(frozen=True)
 class Parity:
-    """min_cosine: the worst agreement over the images. source: where they came from. measured: in what precision."""
+    """min_cosine: the worst agreement over the images. source: where they came from. measured: in
+    what precision.
+    """
 
     min_cosine: float
     num_images: int
@@ -53,7 +57,12 @@ class Parity:
 
 
 def check_parity(
-    model: Servable, path: Path, images: str | None, name: str, *, precision: GraphPrecision = "fp32"
+    model: Servable,
+    path: Path,
+    images: str | None,
+    name: str,
+    *,
+    precision: GraphPrecision = "fp32",
 ) -> Parity:
     """Compare the graph at `path`, meant to run in `precision`, with the model in float32.
 
@@ -61,10 +70,16 @@ def check_parity(
     """
     batch, source = _parity_images(model, images)
     if precision == "fp32" or (precision == "bf16" and computes_bf16()):
-        served, expected = _graph_rows(model, path, batch, name, precision), _model_rows(model, batch)
+        served, expected = (
+            _graph_rows(model, path, batch, name, precision),
+            _model_rows(model, batch),
+        )
         measured = f"{precision} by OpenVINO"
     else:
-        served, expected = _graph_rows(model, path, batch, name, "fp32"), _rounded_rows(model, batch, _HALF[precision])
+        served, expected = (
+            _graph_rows(model, path, batch, name, "fp32"),
+            _rounded_rows(model, batch, _HALF[precision]),
+        )
         measured = f"emulated {precision}: weights and activations rounded"
     worst = float((served.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
     if not worst >= MIN_COSINE[precision]:
@@ -76,7 +91,9 @@ def check_parity(
     return Parity(worst, len(batch), source, measured)
 
 
-def _graph_rows(model: Servable, path: Path, batch: ImageBatch, name: str, precision: Precision) -> NDArray[np.float32]:
+def _graph_rows(
+    model: Servable, path: Path, batch: ImageBatch, name: str, precision: Precision
+) -> NDArray[np.float32]:
     encoder = OpenVinoEncoder(
         read_onnx(path), name=name, fingerprint="", preprocess=model.preprocess, precision=precision
     )
@@ -93,7 +110,8 @@ def _model_rows(model: Servable, batch: ImageBatch) -> NDArray[np.float32]:
 
 
 def _rounded_rows(model: Servable, batch: ImageBatch, dtype: torch.dtype) -> NDArray[np.float32]:
-    """The model as an engine of half precision computes it: rounded numbers, sums and the unit length in float32.
+    """The model as an engine of half precision computes it: rounded numbers, sums and the unit
+    length in float32.
 
     A CPU without the instructions would compute in the dtype itself a hundred times slower.
     """
@@ -133,7 +151,9 @@ def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str
         from sklearn.datasets import load_sample_images
 
         pictures: Sequence[np.ndarray] = load_sample_images().images
-        return np.stack([model.preprocess.apply(Image.fromarray(picture)) for picture in pictures]), "scikit-learn"
+        return np.stack(
+            [model.preprocess.apply(Image.fromarray(picture)) for picture in pictures]
+        ), "scikit-learn"
     source = open_source(images)
     prepared: list[np.ndarray] = []
     for entry in source.entries[:: max(1, len(source.entries) // _NUM_IMAGES)]:
@@ -142,5 +162,7 @@ def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str
         except ImageRejected:
             continue
     if not prepared:
-        raise InvalidInput(f"no image of {images} can be decoded", remedy="give others with --images")
+        raise InvalidInput(
+            f"no image of {images} can be decoded", remedy="give others with --images"
+        )
     return np.stack(prepared[:_NUM_IMAGES]), images

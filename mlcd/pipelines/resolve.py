@@ -1,4 +1,6 @@
-"""Any model that a user can name, to one that an engine opens: other weights are exported once, into a cache."""
+"""Any model that a user can name, to one that an engine opens: other weights are exported once,
+into a cache.
+"""
 
 import fcntl
 import hashlib
@@ -27,11 +29,12 @@ _CLASSICAL: Final = ("hog", "pixels")
 
 
 def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -> str:
-    """What `mlcd.encoders.open_encoder` takes, for any model: itself, or the cached artifact made from it.
+    """What `mlcd.encoders.open_encoder` takes, for any model: itself, or the cached artifact made
+    from it.
 
-    A run, a checkpoint, a directory or a file of weights, or `hub:ORGANIZATION/MODEL` is exported the first time, in a
-    process of its own, so that the caller never loads torch. announce: told when that begins.
-    Raises what `mlcd export` would say.
+    A run, a checkpoint, a directory or a file of weights, or `hub:ORGANIZATION/MODEL` is exported
+    the first time, in a process of its own, so that the caller never loads torch. announce: told
+    when that begins. Raises what `mlcd export` would say.
     """
     path = Path(spec)
     if spec in _CLASSICAL or path.suffix == ".onnx":
@@ -59,7 +62,9 @@ def _digest(spec: str, path: Path) -> str:
 def _name(spec: str) -> str:
     """A name for people from the last part of `spec`."""
     stem = Path(spec.removeprefix(hub.PREFIX)).resolve().name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".safetensors")).strip(".-_") or "model"
+    return (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".safetensors")).strip(".-_") or "model"
+    )
 
 
 def _export(spec: str, out: Path, name: str) -> None:
@@ -73,7 +78,9 @@ def _export(spec: str, out: Path, name: str) -> None:
     if done.returncode == _BAD_INPUT:
         raise ConfigInvalid(done.stderr.strip().splitlines()[-1].removeprefix("mlcd: "))
     if done.returncode != 0:
-        raise Unavailable(f"the export of {spec} failed", remedy=f"`mlcd export {spec} OUT` shows why")
+        raise Unavailable(
+            f"the export of {spec} failed", remedy=f"`mlcd export {spec} OUT` shows why"
+        )
     if not (out / MANIFEST).is_file():
         raise NotFound(f"the export of {spec} left no model at {out}")
 

@@ -1,8 +1,9 @@
-"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed` and `mlcd index` make.
+"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed` and `mlcd index`
+make.
 
-`open_shards` lists the input and writes nothing. Then any process can make any shard, at any time and as often as it
-likes: what it leaves has the same bytes. Once all are made, `publish` gives the artifact its place. Who gives out the
-shards, a queue or another engine, is unknown here.
+`open_shards` lists the input and writes nothing. Then any process can make any shard, at any time
+and as often as it likes: what it leaves has the same bytes. Once all are made, `publish` gives the
+artifact its place. Who gives out the shards, a queue or another engine, is unknown here.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +43,9 @@ __all__ = [
 class Recipe:
     """What is made, in plain values that travel as JSON.
 
-    source: images. out: of label and embed the artifact, of index a collection. owner: whose work the unfinished output
-    is, all of which is in `draft_path(out)`. part_entries: images of one shard.
+    source: images. out: of label and embed the artifact, of index a collection. owner: whose work
+    the unfinished output is, all of which is in `draft_path(out)`. part_entries: images of one
+    shard.
     """
 
     kind: Literal["label", "embed", "index"]
@@ -80,10 +82,10 @@ class Equipment:
 class Shards(Protocol):
     """A recipe with its input listed. `on_done` may raise, to stop: no part is half made then."""
 
+    # Images of each shard.
     sizes: list[int]
-    """Images of each shard."""
+    # Of the input: those that could not be listed, or not to their end.
     damaged_files: int
-    """Of the input: those that could not be listed, or not to their end."""
 
     def plan(self) -> None:
         """Begin the output. Raises Conflict where something else stands there, or is being made."""
@@ -94,18 +96,22 @@ class Shards(Protocol):
         ...
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        """Write one shard; does nothing where it is there. Returns how many of its images have no result.
+        """Write one shard; does nothing where it is there. Returns how many of its images have no
+        result.
 
-        Raises InputChanged, OtherSettings, OutputGone, Conflict where a file of its images changed meanwhile, and, but
-        for the last try, Unavailable where the file system did not give some: a passing fault must not cost them.
+        Raises InputChanged, OtherSettings, OutputGone, Conflict where a file of its images changed
+        meanwhile, and, but for the last try, Unavailable where the file system did not give some: a
+        passing fault must not cost them.
         """
         ...
 
     def publish(self, on_done: OnDone) -> None:
-        """The output at its place, made whole first where a shard is missing; does nothing where it is there.
+        """The output at its place, made whole first where a shard is missing; does nothing where it
+        is there.
 
-        Of a collection `on_done` is told (done, 0): first of the images that it holds, those without an embedding
-        included, and then, from the number of all images on, of those that its index is made of.
+        Of a collection `on_done` is told (done, 0): first of the images that it holds, those
+        without an embedding included, and then, from the number of all images on, of those that its
+        index is made of.
 
         Raises InvalidInput where no image could be used.
         """
@@ -113,11 +119,16 @@ class Shards(Protocol):
 
 
 def open_shards(
-    recipe: Recipe, equipment: Equipment, *, check_files: Callable[[Sequence[str]], None] = lambda _: None
+    recipe: Recipe,
+    equipment: Equipment,
+    *,
+    check_files: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Shards:
-    """check_files: told which files a shard is made of, before they are read; what it raises, `make` raises.
+    """check_files: told which files a shard is made of, before they are read; what it raises,
+    `make` raises.
 
-    Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers of the model.
+    Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers
+    of the model.
     """
     out = Path(recipe.out)
     source = open_source(recipe.source)
@@ -130,7 +141,9 @@ def open_shards(
             num_threads=equipment.num_threads,
             in_flight=equipment.in_flight,
         )
-        return PartShards(_labeling(recipe, rows, equipment, out), rows, out, recipe.owner, check_files)
+        return PartShards(
+            _labeling(recipe, rows, equipment, out), rows, out, recipe.owner, check_files
+        )
     place = out if recipe.kind == "embed" else draft_path(out) / EMBEDDINGS
     embedding = Embedding(
         source,

@@ -28,8 +28,8 @@ from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
 from mlcd.pipelines.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
+# In the draft of the collection: no name beside the output is taken but that of the draft.
 EMBEDDINGS: Final = "embeddings"
-"""In the draft of the collection: no name beside the output is taken but that of the draft."""
 _COLLECTION: Final = "collection"
 _SHOWN: Final = 40
 
@@ -68,7 +68,9 @@ class CollectionShards:
         discard(self._draft, self._owner)
 
     def _check_items(self) -> None:
-        """Raises InvalidInput naming the first image that a collection could not hold: before there is any work."""
+        """Raises InvalidInput naming the first image that a collection could not hold: before there
+        is any work.
+        """
         entries = self._source.entries
         seen: set[str | None] = set()
         for key, class_name in zip(entries.keys(), entries.class_names(), strict=True):
@@ -84,7 +86,9 @@ class CollectionShards:
                 ) from error
 
     def _entered(self, *, begins: bool = False) -> bool:
-        """Whether there still is something to do. Raises Conflict where something else stands there, OutputGone."""
+        """Whether there still is something to do. Raises Conflict where something else stands
+        there, OutputGone.
+        """
         if self._published():
             return False
         if begins:
@@ -106,7 +110,8 @@ class CollectionShards:
 
     def _collect(self, on_done: OnDone) -> None:
         """A collection of all rows at its place, all of them or none."""
-        on_done(0, 0)  # who lost the work meanwhile stops here, before the attempt of who has it goes
+        # who lost the work meanwhile stops here, before the attempt of who has it goes
+        on_done(0, 0)
         with translated_os_errors(self._out), Attempt(self._draft) as attempt:
             try:
                 building = attempt.path / _COLLECTION

@@ -19,25 +19,32 @@ from mlcd.types import SampleKey
 
 
 class InputChanged(Conflict):
-    """What is listed now is not what the shards were planned for: none of them can be made any more."""
+    """What is listed now is not what the shards were planned for: none of them can be made any
+    more.
+    """
 
     name = "input-changed"
 
 
 class OutputGone(Conflict):
-    """The unfinished output is not where it was begun: its disk may be away, and another one in its place."""
+    """The unfinished output is not where it was begun: its disk may be away, and another one in its
+    place.
+    """
 
     name = "output-gone"
 
     @classmethod
     def of(cls, draft: Path) -> "OutputGone":
         return cls(
-            f"{draft} does not hold this work any more", remedy="see whether its disk is there, then retry the job"
+            f"{draft} does not hold this work any more",
+            remedy="see whether its disk is there, then retry the job",
         )
 
 
 class OtherSettings(ConfigInvalid):
-    """The shards were planned with another engine, precision or size: those who have these can go on."""
+    """The shards were planned with another engine, precision or size: those who have these can go
+    on.
+    """
 
     name = "other-settings"
 
@@ -67,7 +74,12 @@ class PartShards:
     """The `Shards` protocol over an artifact made in parts of `images`."""
 
     def __init__(
-        self, making: Making, images: Images, out: Path, owner: str, check_files: Callable[[Sequence[str]], None]
+        self,
+        making: Making,
+        images: Images,
+        out: Path,
+        owner: str,
+        check_files: Callable[[Sequence[str]], None],
     ) -> None:
         self._making, self._images, self._out, self._owner = making, images, out, owner
         self._check_files = check_files
@@ -144,7 +156,8 @@ class PartShards:
         ours = json.loads(json.dumps(self._making.request.identity()))
         if begun["parents"] != ours["parents"]:
             raise InputChanged(
-                "the input has changed since the work was planned", remedy="begin again, with another output"
+                "the input has changed since the work was planned",
+                remedy="begin again, with another output",
             )
         if begun != ours:
             raise OtherSettings(

@@ -1,8 +1,8 @@
 """A checkpoint, or weights from elsewhere, to a version of a model in a Triton repository.
 
-OUT/NAME/config.pbtxt tells Triton of all versions; OUT/NAME/N is an artifact, the version: its graph, and the
-config.pbtxt that came with it. A server may read the repository all the while: a version appears by one rename, and
-config.pbtxt, by another, is the first to speak of it.
+OUT/NAME/config.pbtxt tells Triton of all versions; OUT/NAME/N is an artifact, the version: its
+graph, and the config.pbtxt that came with it. A server may read the repository all the while: a
+version appears by one rename, and config.pbtxt, by another, is the first to speak of it.
 """
 
 import fcntl
@@ -54,9 +54,10 @@ def export_triton(
 ) -> Artifact:
     """Write OUT/NAME/`version` and OUT/NAME/config.pbtxt; the artifact is the version.
 
-    spec: as of `export_model`. name: None takes a model artifact's own. images: what parity is measured on.
-    Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999, in half precision 0.999; Conflict where the
-    repository holds a later version, or one of other sizes or another backend.
+    spec: as of `export_model`. name: None takes a model artifact's own. images: what parity is
+    measured on. Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999, in half
+    precision 0.999; Conflict where the repository holds a later version, or one of other sizes or
+    another backend.
     """
     options, load_options = options or TritonOptions(), load_options or LoadOptions()
     graph = _exported(spec) if load_options == LoadOptions() else None
@@ -66,7 +67,9 @@ def export_triton(
     weights = find_weights(spec, place, load_options)
     stated = {field: value for field, value in asdict(options).items() if value is not None}
     config = {"name": name, "version": version, **stated, **chosen_options(load_options)}
-    request = Request("triton", config, (weights.parent,), graph.fingerprint if graph else weights.fingerprint)
+    request = Request(
+        "triton", config, (weights.parent,), graph.fingerprint if graph else weights.fingerprint
+    )
     _refuse_foreign(out, folder)
     with _alone(folder):
         if (done := find_published(place, request)) is None:
@@ -77,7 +80,11 @@ def export_triton(
                 _write_graph(draft, graph, model)
                 meter.advance(1)
                 parity = check_parity(
-                    model, draft.path / ONNX, images or weights.images, name, precision=options.precision
+                    model,
+                    draft.path / ONNX,
+                    images or weights.images,
+                    name,
+                    precision=options.precision,
                 )
                 meter.advance(1, cosine=parity.min_cosine)
                 done = _publish(draft, model, options, versions, parity)
@@ -87,22 +94,34 @@ def export_triton(
 
 def versions_of(folder: Path) -> dict[int, Artifact]:
     """The versions of a model in a repository, by number; none where there is no such folder."""
-    found = (path for path in folder.glob("[0-9]*") if path.name.isdecimal() and (path / MANIFEST).is_file())
+    found = (
+        path
+        for path in folder.glob("[0-9]*")
+        if path.name.isdecimal() and (path / MANIFEST).is_file()
+    )
     return {int(path.name): open_artifact(path, "triton", verify_files=False) for path in found}
 
 
 def _exported(spec: str) -> Artifact | None:
     """The model artifact at `spec`, whose graph needs no second export."""
-    if not (Path(spec) / MANIFEST).is_file() or open_artifact(Path(spec), verify_files=False).kind != "model":
+    if (
+        not (Path(spec) / MANIFEST).is_file()
+        or open_artifact(Path(spec), verify_files=False).kind != "model"
+    ):
         return None
     return open_artifact(Path(spec), "model")
 
 
 def _refuse_foreign(out: Path, folder: Path) -> None:
     if (out / MANIFEST).is_file():
-        raise Conflict(f"{out} is an artifact and no Triton repository", remedy="give another output directory")
+        raise Conflict(
+            f"{out} is an artifact and no Triton repository", remedy="give another output directory"
+        )
     if (folder / CONFIG_FILE).exists() and not versions_of(folder):
-        raise Conflict(f"{folder} holds a model that mlcd did not export", remedy="give another --name or directory")
+        raise Conflict(
+            f"{folder} holds a model that mlcd did not export",
+            remedy="give another --name or directory",
+        )
 
 
 @contextmanager
@@ -127,7 +146,9 @@ def _earlier(folder: Path, version: int, options: TritonOptions) -> dict[int, Ar
     """The versions that stand there, where `version` can join them."""
     earlier = versions_of(folder)
     if earlier and max(earlier) > version:
-        raise Conflict(f"{folder} holds version {max(earlier)}", remedy=f"give --version {max(earlier) + 1}")
+        raise Conflict(
+            f"{folder} holds version {max(earlier)}", remedy=f"give --version {max(earlier) + 1}"
+        )
     for artifact in earlier.values():
         if artifact.config["backend"] != options.backend:
             raise Conflict(
@@ -154,7 +175,9 @@ def _versions(earlier: dict[int, Artifact], number: int, model: Servable) -> dic
     sizes = (model.trunk.config.output_dim, model.preprocess.crop)
     for other, artifact in earlier.items():
         assert artifact.fingerprint is not None
-        versions[other] = Version(artifact.fingerprint, PreprocessSpec.read(artifact.file(PREPROCESS)))
+        versions[other] = Version(
+            artifact.fingerprint, PreprocessSpec.read(artifact.file(PREPROCESS))
+        )
         found = (artifact.summary["dimension"], versions[other].preprocess.crop)
         if found != sizes:
             raise Conflict(
@@ -166,7 +189,11 @@ def _versions(earlier: dict[int, Artifact], number: int, model: Servable) -> dic
 
 
 def _publish(
-    draft: Draft, model: Servable, options: TritonOptions, versions: dict[int, Version], parity: Parity
+    draft: Draft,
+    model: Servable,
+    options: TritonOptions,
+    versions: dict[int, Version],
+    parity: Parity,
 ) -> Artifact:
     dimension = model.trunk.config.output_dim
     text = write_config(
@@ -192,7 +219,9 @@ def _publish(
 
 
 def _show(folder: Path) -> None:
-    """Make the newest version's config.pbtxt the model's; again, where an earlier attempt ended before this."""
+    """Make the newest version's config.pbtxt the model's; again, where an earlier attempt ended
+    before this.
+    """
     versions = versions_of(folder)
     newest = versions[max(versions)].file(CONFIG_FILE).read_bytes()
     shown = folder / CONFIG_FILE

@@ -1,7 +1,8 @@
-"""config.pbtxt of a Triton model: which backend runs the graph, how it batches, and whose fingerprint each version has.
+"""config.pbtxt of a Triton model: which backend runs the graph, how it batches, and whose
+fingerprint each version has.
 
-docs/reference/triton.md says why each line is there. The text is protobuf's text format of Triton's ModelConfig; the
-tests parse it with the protobuf of tritonclient, which an export does not need.
+docs/reference/triton.md says why each line is there. The text is protobuf's text format of Triton's
+ModelConfig; the tests parse it with the protobuf of tritonclient, which an export does not need.
 """
 
 import json
@@ -13,8 +14,8 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Fingerprint
 
+# What runs the graph: ONNX Runtime's provider of that name, or OpenVINO in Triton's python backend.
 Backend: TypeAlias = Literal["cuda", "tensorrt", "cpu", "openvino", "python"]
-"""What runs the graph: ONNX Runtime's provider of that name, or OpenVINO in Triton's python backend."""
 
 TritonPrecision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 
@@ -26,8 +27,8 @@ PRECISIONS: Final[Mapping[Backend, tuple[TritonPrecision, ...]]] = {
     "python": ("fp32", "bf16"),
 }
 _ON_GPU: Final = ("cuda", "tensorrt")
-# 0.5 ms is little beside an inference and enough for what arrives together; full load keeps two batches of 64, and
-# their successors, waiting: 256. More in the queue would only be later.
+# 0.5 ms is little beside an inference and enough for what arrives together; full load keeps two
+# batches of 64, and their successors, waiting: 256. More in the queue would only be later.
 _QUEUE_DELAY_US: Final = 500
 _QUEUE_TIMEOUT_US: Final = 5_000_000
 _QUEUE_SIZE: Final = 256
@@ -36,7 +37,9 @@ _ENGINE_CACHE: Final = "/tmp/tensorrt"  # noqa: S108 - inside the server's conta
 
 @dataclass(frozen=True)
 class TritonOptions:
-    """backend, precision: as above. num_threads: of an inference on a CPU; the backends on a GPU take none."""
+    """backend, precision: as above. num_threads: of an inference on a CPU; the backends on a GPU
+    take none.
+    """
 
     backend: Backend = "cuda"
     precision: TritonPrecision = "fp32"
@@ -47,10 +50,13 @@ class TritonOptions:
         if self.precision not in PRECISIONS[self.backend]:
             possible = " or ".join(PRECISIONS[self.backend])
             raise ConfigInvalid(
-                f"backend {self.backend} does not compute in {self.precision}", remedy=f"use {possible}"
+                f"backend {self.backend} does not compute in {self.precision}",
+                remedy=f"use {possible}",
             )
         if self.num_threads is not None and self.backend in _ON_GPU:
-            raise ConfigInvalid(f"backend {self.backend} has no threads to set", remedy="leave --threads out")
+            raise ConfigInvalid(
+                f"backend {self.backend} has no threads to set", remedy="leave --threads out"
+            )
         if self.max_batch < 1 or (self.num_threads is not None and self.num_threads < 1):
             raise ConfigInvalid("the largest batch and the number of threads must be at least 1")
 
@@ -64,9 +70,16 @@ class Version:
 
 
 def write_config(
-    name: str, options: TritonOptions, *, dimension: int, versions: Mapping[int, Version], num_threads: int
+    name: str,
+    options: TritonOptions,
+    *,
+    dimension: int,
+    versions: Mapping[int, Version],
+    num_threads: int,
 ) -> str:
-    """config.pbtxt for all `versions`, of which the options are those of the newest; num_threads: on a CPU."""
+    """config.pbtxt for all `versions`, of which the options are those of the newest; num_threads:
+    on a CPU.
+    """
     size = versions[max(versions)].preprocess.crop
     blocks = [
         f"name: {_quoted(name)}",
@@ -83,7 +96,9 @@ def write_config(
     ]
     for number, version in sorted(versions.items()):
         blocks.append(_parameter(f"fingerprint.{number}", version.fingerprint))
-        blocks.append(_parameter(f"preprocess.{number}", json.dumps(json.loads(version.preprocess.to_json()))))
+        blocks.append(
+            _parameter(f"preprocess.{number}", json.dumps(json.loads(version.preprocess.to_json())))
+        )
     return "\n".join(blocks) + "\n"
 
 
@@ -119,12 +134,15 @@ def _execution(options: TritonOptions, size: int, num_threads: int) -> list[str]
         return [accelerator, _parameter("intra_op_thread_count", str(num_threads))]
     if options.backend == "python":
         return [_parameter("num_threads", str(num_threads))]
-    # ONNX Runtime's arena doubles by default: with batches of every size it ends far above what any of them takes.
+    # ONNX Runtime's arena doubles by default: with batches of every size it ends far above what any
+    # of them takes.
     return [_parameter("arena_extend_strategy", "1")]
 
 
 def _tensorrt(options: TritonOptions, size: int) -> str:
-    """One profile over all batch sizes: without it a new size would build another engine, which takes minutes."""
+    """One profile over all batch sizes: without it a new size would build another engine, which
+    takes minutes.
+    """
     shapes = {"min": 1, "opt": max(1, options.max_batch // 2), "max": options.max_batch}
     settings = {
         "precision_mode": options.precision.upper(),
@@ -132,9 +150,15 @@ def _tensorrt(options: TritonOptions, size: int) -> str:
         "trt_layer_norm_fp32_fallback": "true",
         "trt_engine_cache_enable": "true",
         "trt_engine_cache_path": _ENGINE_CACHE,
-        **{f"trt_profile_{end}_shapes": f"image_u8:{batch}x3x{size}x{size}" for end, batch in shapes.items()},
+        **{
+            f"trt_profile_{end}_shapes": f"image_u8:{batch}x3x{size}x{size}"
+            for end, batch in shapes.items()
+        },
     }
-    lines = "\n".join(f"    parameters {{ key: {_quoted(key)} value: {_quoted(settings[key])} }}" for key in settings)
+    lines = "\n".join(
+        f"    parameters {{ key: {_quoted(key)} value: {_quoted(settings[key])} }}"
+        for key in settings
+    )
     return f"""optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{
     name: "tensorrt"
 {lines}

@@ -1,7 +1,8 @@
 """What Triton's python backend runs beside model.onnx, for servers without an ONNX backend.
 
-`mlcd export --format triton --backend python` copies this file as model.py. It runs in the server's own environment,
-where numpy is older than mlcd's: it imports numpy, openvino and what Triton gives it, and nothing else.
+`mlcd export --format triton --backend python` copies this file as model.py. It runs in the server's
+own environment, where numpy is older than mlcd's: it imports numpy, openvino and what Triton gives
+it, and nothing else.
 """
 
 import json
@@ -30,7 +31,9 @@ class TritonPythonModel:
         self._request = self._core.compile_model(graph, "CPU", config).create_infer_request()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One inference for all requests of Triton's batch; those whose callers have gone are not computed."""
+        """One inference for all requests of Triton's batch; those whose callers have gone are not
+        computed.
+        """
         wanted = [not request.is_cancelled() for request in requests]
         images = [_images(request) for request, want in zip(requests, wanted, strict=True) if want]
         rows = iter(self._embed(images))

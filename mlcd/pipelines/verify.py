@@ -38,9 +38,15 @@ def verify(directory: Path) -> Iterator[Finding]:
     """
     if not directory.is_dir():
         raise NotFound(f"{directory} is not a directory")
-    manifests = sorted(directory.rglob(MANIFEST)) if not (directory / MANIFEST).is_file() else [directory / MANIFEST]
+    manifests = (
+        sorted(directory.rglob(MANIFEST))
+        if not (directory / MANIFEST).is_file()
+        else [directory / MANIFEST]
+    )
     if not manifests:
-        raise ArtifactInvalid(f"{directory} holds no artifact", remedy="give a directory made by an mlcd command")
+        raise ArtifactInvalid(
+            f"{directory} holds no artifact", remedy="give a directory made by an mlcd command"
+        )
     seen: dict[Path, Artifact] = {}
     for manifest in manifests:
         yield from _walk(manifest.parent, seen)
@@ -52,7 +58,12 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
         return
     artifact = open_artifact(path)
     seen[place] = artifact
-    yield Finding(str(path), artifact.kind, True, f"{len(artifact.files)} files, digest {artifact.digest[:12]}")
+    yield Finding(
+        str(path),
+        artifact.kind,
+        True,
+        f"{len(artifact.files)} files, digest {artifact.digest[:12]}",
+    )
     if artifact.kind == "centers":
         _check_given_names(artifact)
     if artifact.kind == "triton":
@@ -72,15 +83,27 @@ def _check_triton_config(version: Artifact) -> None:
     """Triton reads the copy of config.pbtxt above the versions, which is that of the newest."""
     numbers = [int(path.parent.name) for path in version.path.parent.glob(f"[0-9]*/{MANIFEST}")]
     shown, stated = version.path.parent / "config.pbtxt", version.file("config.pbtxt")
-    if version.config["version"] == max(numbers) and (not shown.is_file() or shown.read_bytes() != stated.read_bytes()):
-        raise ArtifactInvalid(f"{shown} is not that of its newest version", remedy=f"copy {stated} there")
+    if version.config["version"] == max(numbers) and (
+        not shown.is_file() or shown.read_bytes() != stated.read_bytes()
+    ):
+        raise ArtifactInvalid(
+            f"{shown} is not that of its newest version", remedy=f"copy {stated} there"
+        )
 
 
-def _walk_parent(artifact: Artifact, parent: Parent, seen: dict[Path, Artifact]) -> Iterator[Finding]:
+def _walk_parent(
+    artifact: Artifact, parent: Parent, seen: dict[Path, Artifact]
+) -> Iterator[Finding]:
     # A checkpoint lies inside its run and states its parents relative to it.
-    bases = (artifact.path, *artifact.path.resolve().parents[:2]) if artifact.kind == "checkpoint" else (artifact.path,)
+    bases = (
+        (artifact.path, *artifact.path.resolve().parents[:2])
+        if artifact.kind == "checkpoint"
+        else (artifact.path,)
+    )
     if parent.role == "images":
-        yield _check_images(artifact, [os.path.normpath(base.resolve() / parent.path) for base in bases], parent)
+        yield _check_images(
+            artifact, [os.path.normpath(base.resolve() / parent.path) for base in bases], parent
+        )
         return
     if parent.role == "weights":
         yield _check_weights(artifact, parent)
@@ -114,14 +137,20 @@ def _check_weights(artifact: Artifact, parent: Parent) -> Finding:
     if not path.exists():
         return Finding(parent.path, "weights", False, "not on this machine, not checked")
     if digest_of_weights(str(path)) != parent.digest:
-        raise ArtifactInvalid(f"{path} does not hold the weights that {artifact.path} was made from")
+        raise ArtifactInvalid(
+            f"{path} does not hold the weights that {artifact.path} was made from"
+        )
     return Finding(str(path), "weights", True, f"digest {parent.digest[:12]}")
 
 
 def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:
-    """Each image against the digest that was stored with its embedding; of a collection, names and sizes of all."""
+    """Each image against the digest that was stored with its embedding; of a collection, names and
+    sizes of all.
+    """
     if artifact.kind not in ("embeddings", "labels", "collection-index"):
-        return Finding(parent.path, "images", False, "checked through the embeddings made from them")
+        return Finding(
+            parent.path, "images", False, "checked through the embeddings made from them"
+        )
     if is_url(parent.path):
         return Finding(parent.path, "images", False, "not on this machine, not checked")
     location = locations[0]
@@ -131,15 +160,21 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
         return Finding(parent.path, "images", False, "not on this machine, not checked")
     if artifact.kind == "collection-index":
         if source.listing_digest() != parent.digest:
-            raise ArtifactInvalid(f"{location} does not hold the images that {artifact.path} was made from")
+            raise ArtifactInvalid(
+                f"{location} does not hold the images that {artifact.path} was made from"
+            )
         return Finding(location, "images", True, f"names and sizes of {len(source.entries)} images")
     table = (LabelTable if artifact.kind == "labels" else EmbeddingsArtifact).open(artifact.path)
     places = source.entries.find(pa.chunked_array([table.keys], pa.large_string()))
     for place, (key, digest) in zip(places.tolist(), table.image_digests(), strict=True):
         try:
-            intact = place >= 0 and hashlib.sha256(source.read(source.entries[place])).digest() == digest
+            intact = (
+                place >= 0 and hashlib.sha256(source.read(source.entries[place])).digest() == digest
+            )
         except ImageRejected:
             intact = False
         if not intact:
-            raise ArtifactInvalid(f"{Path(location) / key} is not the image that {artifact.path} was made from")
+            raise ArtifactInvalid(
+                f"{Path(location) / key} is not the image that {artifact.path} was made from"
+            )
     return Finding(location, "images", True, f"{len(places)} images")

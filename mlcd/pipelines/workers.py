@@ -1,7 +1,8 @@
 """Worker processes of one machine: each is told its task, tells how far it is, and ends when we do.
 
-A worker reads its task as one line of JSON from standard input, which then stays open: its end says that the parent is
-gone. It writes lines of JSON to standard output: {"part", "done"}, or {"error", "message", "remedy"}.
+A worker reads its task as one line of JSON from standard input, which then stays open: its end says
+that the parent is gone. It writes lines of JSON to standard output: {"part", "done"}, or {"error",
+"message", "remedy"}.
 """
 
 import contextlib
@@ -37,8 +38,8 @@ def run_workers(
 ) -> None:
     """Run `python -m module` that many times until `finished`; one that was killed is replaced.
 
-    num_threads: of each. on_progress: told (part, done in it). Raises what a worker raised, and Unavailable where
-    they are killed over and over.
+    num_threads: of each. on_progress: told (part, done in it). Raises what a worker raised, and
+    Unavailable where they are killed over and over.
     """
     crew = _Crew(module, task, num_threads)
     deaths = 0
@@ -56,7 +57,9 @@ def run_workers(
             if not finished() and (process.returncode < 0 or not crew.alive):
                 deaths += 1
                 if deaths > _PATIENCE * num_workers:
-                    raise Unavailable("the workers are killed", remedy="run again with fewer: memory may be short")
+                    raise Unavailable(
+                        "the workers are killed", remedy="run again with fewer: memory may be short"
+                    )
                 crew.start()
     finally:
         crew.dismiss()
@@ -73,7 +76,11 @@ class _Crew:
 
     def start(self) -> None:
         process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
         )
         self.alive.add(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()
@@ -122,7 +129,9 @@ def _raise_if_error(message: _Message) -> None:
 
 
 def serve_as_worker(work: Callable[[dict[str, Any], Callable[[int, int], None]], None]) -> None:
-    """The other end: read the task, do the work, tell progress (part, done) and errors; end with the parent."""
+    """The other end: read the task, do the work, tell progress (part, done) and errors; end with
+    the parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no message
