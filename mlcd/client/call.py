@@ -1,4 +1,4 @@
-"""One call of the user's: all its batches have one origin, and its items are numbered through."""
+"""One call by the user: all its batches have one origin, and its items are numbered throughout."""
 
 from typing import Generic, TypeVar
 
@@ -10,7 +10,9 @@ _Value = TypeVar("_Value")
 
 
 class Call(Generic[_Value]):
-    """strict: the first image that fails ends the call. fingerprint: the only one that answers may
+    """The state of one call.
+
+    strict: the first image that fails ends the call. fingerprint: the only one that answers may
     have; None: any.
     """
 
@@ -20,7 +22,7 @@ class Call(Generic[_Value]):
         self.origin: Origin | None = None
 
     def items(self, answer: Answer[_Value]) -> list[_Value | ImageRejected]:
-        """Those of the next batch.
+        """Returns the items of the next batch.
 
         Raises Conflict where another model answered it than the batches before, ImageRejected where
         strict.

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.candidates import Best
 from mlcd.clustering.certificate import DOUBLE_MARGIN
-from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.exact_scores import ordered
+from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.matmul import Hits, NumpyProducts
+from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors
@@ -205,7 +205,8 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
 def audit(
     scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer], probes: int
 ) -> Audit:
-    """Measures how many of the `exact` ids, int [n, top], an approximate scan of these rows finds.
+    """Measures how many of the `exact` ids, int [n, top], an approximate scan of these
+    rows finds.
     """
     found = scan.nearest(rows, exact.shape[1], probes=probes).ids
     hits = (exact[:, :, None] == found[:, None, :]).any(axis=2)

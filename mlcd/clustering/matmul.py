@@ -58,7 +58,8 @@ class Products(Protocol):
         ...
 
     def multiply(self, rows: Any, start: int, stop: int) -> Any:
-        """Returns the [B, C] products with centers[start:stop]; the next call may overwrite them.
+        """Returns the [B, C] products with centers[start:stop]; the next call may
+        overwrite them.
         """
         ...
 

@@ -71,7 +71,8 @@ def imbalance(sizes: NDArray[np.integer]) -> float:
 
 
 def size_histogram(sizes: NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Returns (smallest size of the bin, number of clusters) for the bins 0, 1, 2-3, 4-7 and so on.
+    """Returns (smallest size of the bin, number of clusters) for the bins 0, 1, 2-3,
+    4-7 and so on.
     """
     bins = np.where(sizes > 0, np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64) + 1, 0)
     return [

@@ -59,8 +59,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class Tuned:
-    """An index with the effort that reaches its target, over the given rows in the order in which
-    they were given.
+    """An index with the effort that reaches its target; its rows are numbered as they were given.
 
     index: None where every search is a scan. widening: how many candidates for each answer are
     scored again in float32.

@@ -1,4 +1,5 @@
-"""The margins on the cosines of positives: a sample must be nearer to its own classes by this much.
+"""The margins on the cosines of positives: a sample must be nearer to its own classes
+by this much.
 """
 
 import math

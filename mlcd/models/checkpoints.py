@@ -127,7 +127,8 @@ def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
 
 
 def name_in(layout: Layout, name: str) -> str:
-    """Returns the name of our tensor in a file of this layout, without the prefix of a full model.
+    """Returns the name of our tensor in a file of this layout, without the prefix of a
+    full model.
     """
     if layout == "ours":
         return name

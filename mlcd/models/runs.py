@@ -42,7 +42,8 @@ def refuse_unfinished(path: Path) -> None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns the checkpoint at `path`, or the newest of the run at `path`; raises ArtifactInvalid.
+    """Returns the checkpoint at `path`, or the newest of the run at `path`; raises
+    ArtifactInvalid.
     """
     refuse_unfinished(path)
     if not path.is_dir():
