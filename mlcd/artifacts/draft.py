@@ -85,8 +85,8 @@ class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
     Use it as a context manager. Leaving it without `publish` keeps the finished files for the next
-    attempt. The exception is an attempt that began the draft and fails because the input or the
-    settings are at fault: no attempt can finish that draft, so it is removed, unless `keep` was
+    attempt. The exception is an attempt that began the draft and ends because the input or the
+    settings are at fault: no attempt can finish such a draft, so it is removed, unless `keep` was
     called. A draft of another request is refused.
 
     `fresh`: discards the results of earlier attempts. `shared`: several processes may enter the
@@ -315,13 +315,13 @@ class Draft:
         return open_artifact(self.out, verify_files=False)
 
     def _share(self, names: list[str]) -> None:
-        """Makes all files as readable as the first one; safetensors makes its own readable to the
+        """Gives all files the mode of the manifest; safetensors makes its own readable by their
         owner only.
         """
         mode = stat.S_IMODE((self.path / MANIFEST).stat().st_mode)
         for name in names:
             path = self.path / name
-            if stat.S_IMODE(path.stat().st_mode) != mode:  # only its owner may change it
+            if stat.S_IMODE(path.stat().st_mode) != mode:  # only its owner may change the mode
                 path.chmod(mode)
 
     def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:

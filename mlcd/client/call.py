@@ -42,8 +42,10 @@ class Call(Generic[_Value]):
             return
         if self._fingerprint not in (None, origin.fingerprint):
             raise Conflict(
-                f"the server answers with the model {origin.fingerprint[:12]} and not with {self._fingerprint:.12}",
-                remedy="embeddings of two models do not compare: start the server with the other, or embed again",
+                f"the server answers with the model {origin.fingerprint[:12]} and not with"
+                f" {self._fingerprint:.12}",
+                remedy="embeddings of two models do not compare: start the server with the other,"
+                " or embed again",
             )
         if self.origin not in (None, origin):
             raise Conflict(

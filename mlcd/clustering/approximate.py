@@ -188,7 +188,8 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
     """
     if wilson_interval(1.0, len(rows))[0] < RECALL:
         raise ConfigInvalid(
-            f"{len(rows)} embeddings beside those of the audit are too few to show a recall of {RECALL}",
+            f"{len(rows)} embeddings beside those of the audit are too few to show a recall of"
+            f" {RECALL}",
             remedy="use --mode exact, or choose --probes yourself",
         )
     for probes in PROBES:
@@ -197,7 +198,8 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
             return probes
     cells = min(PROBES[-1], scan.num_cells)
     raise ConfigInvalid(
-        f"approximate labels find {found.recall:.3f} of the exact ones in {cells} of {scan.num_cells} cells",
+        f"approximate labels find {found.recall:.3f} of the exact ones in {cells} of"
+        f" {scan.num_cells} cells",
         remedy="use --mode exact, or accept a recall by giving --probes",
     )
 

@@ -277,6 +277,8 @@ def check_equal(world: World, centers: Embeddings, iteration: int) -> None:
     digests = world.sum_integers(digests)
     if other := [rank for rank in range(world.size) if (digests[rank] != digests[0]).any()]:
         raise Unavailable(
-            f"after iteration {iteration} the centers of process {other[0]} differ from those of process 0",
-            remedy="run the same versions of mlcd and numpy on the same kind of CPU in all processes",
+            f"after iteration {iteration} the centers of process {other[0]} differ from those of"
+            " process 0",
+            remedy="run the same versions of mlcd and numpy on the same kind of CPU in all"
+            " processes",
         )

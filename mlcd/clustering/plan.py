@@ -49,8 +49,9 @@ class Plan:
             f"memory      {self.memory_bytes / 2**30:.2f} GiB{shared}\n"
             f"reading     {self.rows_bytes / 2**30:.2f} GiB a pass\n"
             f"arithmetic  {self.flops:.3g} floating-point operations\n"
-            f"time        {timedelta(seconds=round(self.seconds))} at the {self.flops_per_s / 1e9:.0f} GFLOP/s "
-            "measured here; less where rows settle early, more for the first centers"
+            f"time        {timedelta(seconds=round(self.seconds))} "
+            f"at the {self.flops_per_s / 1e9:.0f} GFLOP/s measured here; "
+            "less where rows settle early, more for the first centers"
         )
 
     @property

@@ -268,8 +268,8 @@ class Collection:
         """Raises ConfigInvalid where embeddings of this model do not belong in the collection."""
         if fingerprint != self.fingerprint:
             raise ConfigInvalid(
-                f"{self.path.name} holds embeddings of another model ({self.fingerprint[:12]}, given"
-                f" {fingerprint[:12]})",
+                f"{self.path.name} holds embeddings of another model "
+                f"({self.fingerprint[:12]}, given {fingerprint[:12]})",
                 remedy="embed the images with the collection's model, or make another collection",
             )
 

@@ -78,7 +78,8 @@ def check_name(name: object) -> str:
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(
             f"{_shown(name)} cannot name a collection",
-            remedy="use at most 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
+            remedy="use at most 128 letters, digits, dots, dashes and underscores, the first a"
+            " letter or digit",
         )
     return name
 
@@ -106,7 +107,8 @@ def check_new_id(item_id: object) -> str:
     item_id = check_id(item_id)
     if item_id in _DOTS:
         raise InvalidInput(
-            f"an item cannot have the id {item_id!r}: clients take it out of a URL as a step in a path",
+            f"an item cannot have the id {item_id!r}: clients take it out of a URL as a step in a"
+            " path",
             remedy="give it another id",
         )
     return item_id

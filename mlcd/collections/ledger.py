@@ -34,8 +34,8 @@ SCHEMA: Final = 1
 _APPLICATION: Final = 0x4D4C4344
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE items (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL,
-                    checksum INTEGER NOT NULL);
+CREATE TABLE items (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+                    metadata TEXT NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER NOT NULL);
 """
 # bytes; with the default of 4 KiB a vector of 512 dimensions leaves half a page empty
@@ -83,7 +83,7 @@ class Ledger:
         return self._connected
 
     def _replaced(self) -> Conflict:
-        """Returns the error for a file other than the one that the items in memory were read from."""
+        """Returns the error for a file other than the one that the items in memory came from."""
         return Conflict(
             f"the ledger of {self._path.parent.name} was removed or replaced meanwhile",
             remedy="open the collection again",
@@ -299,7 +299,8 @@ def _translated(path: Path) -> Iterator[None]:
         if code in _NO_SPACE:
             raise DiskFull(
                 f"{path} cannot be written: the disk is full or fails",
-                remedy="free space and send the request again; what was acknowledged before is kept",
+                remedy="free space and send the request again; what was acknowledged before is"
+                " kept",
             ) from error
         if code in _DAMAGED:
             raise ArtifactInvalid(f"{path} is damaged", remedy="restore the collection") from error

@@ -197,7 +197,8 @@ class Collections:
                 found = self._open(name)
             if (found.fingerprint, found.dimension) != (fingerprint, dimension):
                 raise Conflict(
-                    f"the collection {name} is there, for embeddings of {found.dimension} numbers by the model"
+                    f"the collection {name} is there, for embeddings of {found.dimension} numbers"
+                    " by the model"
                     f" {found.fingerprint}",
                     remedy="give another name, or delete it first",
                 )

@@ -63,10 +63,8 @@ def list_once(
     if state is None:
         return list_members()
     folder = folder or user_cache_path("mlcd", appauthor=False) / "shards"
-    index = (
-        folder
-        / f"{hashlib.sha256(f'{filesystem.protocol}{path}'.encode(errors='replace')).hexdigest()}.parquet"
-    )
+    name = hashlib.sha256(f"{filesystem.protocol}{path}".encode(errors="replace")).hexdigest()
+    index = folder / f"{name}.parquet"
     if (members := _read(index, state)) is not None:
         return Listing(members, damaged=False)
     listing = list_members()

@@ -111,7 +111,8 @@ class Source(ABC):
             problem, more = self.problems[0], len(self.problems) - 1
             others = f", and {more} more" if more else ""
             raise InvalidInput(
-                f"no image of {self.location} can be listed: {problem.key}: {problem.detail}{others}",
+                f"no image of {self.location} can be listed: {problem.key}:"
+                f" {problem.detail}{others}",
                 remedy="restore the file, or give others",
             )
         raise InvalidInput(

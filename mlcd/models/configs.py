@@ -17,19 +17,20 @@ _PIL_BICUBIC: Final = 3
 _ROPE_BASE: Final = 10_000.0
 # transformers omits fields that equal the defaults of CLIPVisionConfig and MLCDVisionConfig.
 _CLIP_DEFAULTS: Final = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
-    "num_channels": 3, "projection_dim": 512,
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5, "num_channels": 3, "projection_dim": 512,
 }  # fmt: skip
 _MLCD_DEFAULTS: Final = {
-    "hidden_size": 1664, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 16,
-    "image_size": 336, "patch_size": 14, "hidden_act": "gelu", "layer_norm_eps": 1e-5, "num_channels": 3,
+    "hidden_size": 1664, "intermediate_size": 8192, "num_hidden_layers": 48,
+    "num_attention_heads": 16, "image_size": 336, "patch_size": 14, "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5, "num_channels": 3,
 }  # fmt: skip
 # The fields of open_clip's vision_cfg that change the architecture, with CLIP's values.
 _PLAIN_TOWER: Final = {
     "timm_model_name": None, "ls_init_value": None, "attentional_pool": False, "pool_type": "tok",
-    "global_average_pool": False, "no_ln_pre": False, "final_ln_after_pool": False, "input_patchnorm": False,
-    "pos_embed_type": "learnable",
+    "global_average_pool": False, "no_ln_pre": False, "final_ln_after_pool": False,
+    "input_patchnorm": False, "pos_embed_type": "learnable",
 }  # fmt: skip
 
 

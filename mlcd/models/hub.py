@@ -35,12 +35,10 @@ def fetch(spec: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    except (
-        Exception
-    # Errors of the library, of httpx and of the operating system all mean that it is not available
-    # now.
-    ) as error:
+    # Errors of the library, of httpx and of the operating system all mean: not available now.
+    except Exception as error:
         raise Unavailable(
             f"{name} cannot be fetched from the hub",
-            remedy=f"check the name and the network, or run `hf download {name}` elsewhere and give its directory",
+            remedy=f"check the name and the network, or run `hf download {name}` elsewhere and give"
+            " its directory",
         ) from error

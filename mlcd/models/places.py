@@ -32,7 +32,10 @@ def locate(spec: str) -> Path:
     path = Path(spec)
     refuse_unfinished(path)
     if not path.exists():
-        remedy = "give a directory made by `mlcd export` or of Hugging Face's layout, or a file of weights"
+        remedy = (
+            "give a directory made by `mlcd export` or of Hugging Face's layout, "
+            "or a file of weights"
+        )
         if hub.looks_like_hub_name(spec):
             remedy = f"for Hugging Face's hub write {hub.PREFIX}{spec}"
         raise NotFound(f"there is no model {spec}", remedy=remedy)

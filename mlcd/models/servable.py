@@ -132,7 +132,8 @@ def tower_of(
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape:
             raise ArtifactInvalid(
-                f"tensor {shown(name)} in {source} is {list(tensor.shape)}, not {list(expected[name].shape)}",
+                f"tensor {shown(name)} in {source} is {list(tensor.shape)}, not"
+                f" {list(expected[name].shape)}",
                 remedy=remedy,
             )
         if not bool(torch.isfinite(tensor).all()):

@@ -138,8 +138,9 @@ def _load_foreign(path: Path, options: LoadOptions) -> Servable:
     else:
         raise ConfigInvalid(
             f"{weights} does not say its heads, activation and preprocessing",
-            remedy=f"`mlcd export {weights} OUT --like NAME` settles them, NAME one of {', '.join(PUBLISHED)};"
-            f" or put its config.json and preprocessor_config.json, or {OPEN_CLIP_CONFIG}, beside it",
+            remedy=f"`mlcd export {weights} OUT --like NAME` settles them, "
+            f"NAME one of {', '.join(PUBLISHED)}; or put its config.json and "
+            f"preprocessor_config.json, or {OPEN_CLIP_CONFIG}, beside it",
         )
     trunk = tower_of(config, state, str(weights), shown=lambda name: name_in(layout, name))
     if preprocess.crop != config.image_size and options.image_size is None:

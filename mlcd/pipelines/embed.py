@@ -39,11 +39,11 @@ from mlcd.types import SampleKey
 
 
 def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
-    """Encode every image of `source`; those that cannot be used are listed in errors.jsonl.
+    """Encodes every image of `source`; images that cannot be used are listed in errors.jsonl.
 
     Work is committed in parts of consecutive entries: a rerun after a crash starts at the first
-    unfinished part and ends with the same bytes. Raises InvalidInput when there is no image, or
-    none that can be used.
+    unfinished part and ends with the same bytes. Raises InvalidInput when there is no image, or no
+    usable one.
     """
     embedding = Embedding(source, encoder, out, num_threads=available_cores())
     if (done := find_published(out, embedding.request)) is not None:
@@ -63,7 +63,7 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
 
 
 class Embedding:
-    """One request for embeddings, opened: makes any part of them."""
+    """One opened request for embeddings, which can make any part of them."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Embedding:
         part_entries: int = PART_ENTRIES,
         in_flight: int = 1,
     ) -> None:
-        """num_threads: that decode. in_flight: see `encode_entries`. Raises InvalidInput where
-        there is no image.
+        """num_threads: those that decode. in_flight: see `encode_entries`. Raises InvalidInput
+        where there is no image.
         """
         check_source(source, out)
         self.source = source
@@ -95,11 +95,11 @@ class Embedding:
         return self.source.entries[part_slice(part, self._part_entries)]
 
     def has(self, draft: Draft, part: int) -> bool:
-        """Whether the part is finished."""
+        """Tells whether the part is finished."""
         return draft.has(errors_name(part))
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
-        """Write one part; its errors come last and say that it is finished."""
+        """Writes one part; its errors come last and mark it as finished."""
         encoded = encode_entries(
             self.source,
             self.entries(part),
@@ -117,7 +117,9 @@ class Embedding:
         return split_positions(self.source.entries.keys(), self.source.entries.class_names())
 
     def publish(self, draft: Draft) -> Artifact:
-        """Every part is finished. Raises InvalidInput where none of the images could be used."""
+        """Publishes the draft, in which every part is finished. Raises InvalidInput where no image
+        could be used.
+        """
         num_parts = len(self.sizes)
         errors = merge_errors(draft, range(num_parts), self.source)
         num_rows = sum(
@@ -137,7 +139,7 @@ class Embedding:
 def write_encoded(
     draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]
 ) -> None:
-    """One part: rows, their keys, and at last its errors, which say that it is finished."""
+    """Writes one part: rows, their keys, and at last its errors, which mark it as finished."""
     keys = [
         {
             "key": entry.key,
@@ -156,7 +158,7 @@ def write_encoded(
 
 
 def images_parent(source: Source, out: Path) -> Parent:
-    """The images as a parent: a relative path (or glob) on this machine, else the URL."""
+    """Returns the images as a parent: a relative path (or glob) on this machine, else the URL."""
     place = (
         source.location
         if is_url(source.location)
