@@ -38,7 +38,9 @@ def main() -> None:
         print(extra_memory(options.memory_of, rows, centers, options.top))
         return
     source = options.embeddings.name if options.embeddings else options.data
-    print(f"{source}: {len(rows)} rows, {len(centers)} centers of {rows.shape[1]}, top {options.top}")
+    print(
+        f"{source}: {len(rows)} rows, {len(centers)} centers of {rows.shape[1]}, top {options.top}"
+    )
     names = [*arithmetics(), "faiss.knn", "IndexFlatIP"]
     if options.only:
         names = [name for name in names if name in options.only.split(",")]
@@ -51,7 +53,13 @@ def main() -> None:
             answers[name] = work()
             seconds[name].append(time.perf_counter() - started)
     for name, times in seconds.items():
-        report(name, times[1:], seconds.get("faiss.knn", times)[1:], 2 * len(rows) * centers.size, options)
+        report(
+            name,
+            times[1:],
+            seconds.get("faiss.knn", times)[1:],
+            2 * len(rows) * centers.size,
+            options,
+        )
     for name, counts in scan_counts(rows, centers, options.top, names).items():
         levels = f"{counts.proven} first pass, {counts.wider} wider, {counts.float32} float32, {counts.float64} float64"
         print(f"{name:12} ({counts.products}) rows settled by: {levels}")
@@ -59,7 +67,9 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--centers", type=int, default=32768)
     parser.add_argument("--dimension", type=int, default=768)
@@ -70,7 +80,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--centers-of", type=Path)
     parser.add_argument("--only", help="Contenders, separated by commas.")
     parser.add_argument("--audited", type=int, default=128)
-    parser.add_argument("--no-memory", action="store_true", help="Do not measure memory, which takes a process each.")
+    parser.add_argument(
+        "--no-memory",
+        action="store_true",
+        help="Do not measure memory, which takes a process each.",
+    )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -78,7 +92,9 @@ def read_options() -> argparse.Namespace:
 def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
     if options.embeddings is not None:
         centers = Centers.open(options.centers_of)
-        rows = np.concatenate([block for _, block in EmbeddingsArtifact.open(options.embeddings).blocks()])
+        rows = np.concatenate(
+            [block for _, block in EmbeddingsArtifact.open(options.embeddings).blocks()]
+        )
         return centers.align(rows[: options.rows]), centers.vectors
     generator = np.random.default_rng(0)
     shape = (options.centers, options.dimension)
@@ -86,11 +102,15 @@ def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
     if options.data == "random":
         rows = generator.standard_normal((options.rows, options.dimension), dtype=np.float32)
         return unit_rows(rows), unit_rows(noise)
-    middles = unit_rows(generator.standard_normal((-(-options.centers // _FAMILY), options.dimension)))
+    middles = unit_rows(
+        generator.standard_normal((-(-options.centers // _FAMILY), options.dimension))
+    )
     centers = np.repeat(middles, _FAMILY, axis=0)[: options.centers]
     centers = unit_rows(centers + np.float32(_SPREAD / options.dimension**0.5) * noise)
     near = centers[generator.integers(0, len(centers), options.rows)]
-    return unit_rows(near + 0.5 / options.dimension**0.5 * generator.standard_normal(near.shape)), centers
+    return unit_rows(
+        near + 0.5 / options.dimension**0.5 * generator.standard_normal(near.shape)
+    ), centers
 
 
 def arithmetics() -> list[ProductsName | Literal["auto"]]:
@@ -103,7 +123,9 @@ def arithmetics() -> list[ProductsName | Literal["auto"]]:
     return names
 
 
-def open_contender(name: str, rows: Embeddings, centers: Embeddings, top: int) -> Callable[[], np.ndarray]:
+def open_contender(
+    name: str, rows: Embeddings, centers: Embeddings, top: int
+) -> Callable[[], np.ndarray]:
     """The work, with its centers made ready as for many calls."""
     if name == "faiss.knn":
         return lambda: faiss.knn(rows, centers, top, metric=faiss.METRIC_INNER_PRODUCT)[1]
@@ -115,13 +137,17 @@ def open_contender(name: str, rows: Embeddings, centers: Embeddings, top: int) -
     return lambda: scan.nearest(rows, top).ids
 
 
-def scan_counts(rows: Embeddings, centers: Embeddings, top: int, names: list[str]) -> dict[str, ScanCounts]:
+def scan_counts(
+    rows: Embeddings, centers: Embeddings, top: int, names: list[str]
+) -> dict[str, ScanCounts]:
     ours = [name for name in arithmetics() if name in names]
     found = {name: CenterScan(centers, products=name).nearest(rows, top).scan for name in ours}
     return {name: counts for name, counts in found.items() if counts is not None}
 
 
-def report(name: str, times: list[float], theirs: list[float], flop: int, options: argparse.Namespace) -> None:
+def report(
+    name: str, times: list[float], theirs: list[float], flop: int, options: argparse.Namespace
+) -> None:
     ratio = statistics.median(their / our for our, their in zip(times, theirs, strict=True))
     line = f"{name:12} {statistics.median(times):7.3f} s ({min(times):.3f} to {max(times):.3f})"
     line += f"  {flop / statistics.median(times) / 1e9:6.1f} GF/s  {ratio:.2f} of faiss.knn's speed"
@@ -132,7 +158,10 @@ def report(name: str, times: list[float], theirs: list[float], flop: int, option
 
 def measured_memory(name: str) -> int:
     done = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], "--memory-of", name], capture_output=True, text=True, check=True
+        [sys.executable, __file__, *sys.argv[1:], "--memory-of", name],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return int(done.stdout)
 
@@ -140,7 +169,9 @@ def measured_memory(name: str) -> int:
 def extra_memory(name: str, rows: Embeddings, centers: Embeddings, top: int) -> int:
     """Growth of the process's peak, in bytes; the libraries are warmed up on a few rows first."""
     open_contender(name, rows[:8], centers[:512], top)()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: making the data had a higher one
+    Path("/proc/self/clear_refs").write_text(
+        "5"
+    )  # the peak starts anew: making the data had a higher one
     before = peak_bytes()
     open_contender(name, rows, centers, top)()
     return peak_bytes() - before
@@ -151,17 +182,29 @@ def peak_bytes() -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
-def audit(rows: Embeddings, centers: Embeddings, answers: dict[str, np.ndarray], num_audited: int) -> bool:
+def audit(
+    rows: Embeddings, centers: Embeddings, answers: dict[str, np.ndarray], num_audited: int
+) -> bool:
     """Whether each of ours has, on every audited row, the very ids of float64 brute force."""
     chosen = np.random.default_rng(1).permutation(len(rows))[:num_audited]
     wide = rows[chosen].astype(np.float64)
-    parts = [wide @ centers[at : at + _AUDIT_BLOCK].astype(np.float64).T for at in range(0, len(centers), _AUDIT_BLOCK)]
+    parts = [
+        wide @ centers[at : at + _AUDIT_BLOCK].astype(np.float64).T
+        for at in range(0, len(centers), _AUDIT_BLOCK)
+    ]
     exact = np.concatenate(parts, axis=1)
     top = next(iter(answers.values())).shape[1]
     passed = True
     for name, ids in answers.items():
         expected = np.argsort(-exact, axis=1, kind="stable")[:, :top]
-        same = float(np.mean([set(a) == set(b) for a, b in zip(ids[chosen].tolist(), expected.tolist(), strict=True)]))
+        same = float(
+            np.mean(
+                [
+                    set(a) == set(b)
+                    for a, b in zip(ids[chosen].tolist(), expected.tolist(), strict=True)
+                ]
+            )
+        )
         print(f"{name:12} identical label sets on {100 * same:.2f} % of {len(chosen)} audited rows")
         passed &= same == 1.0 or name in ("faiss.knn", "IndexFlatIP")
     return passed

@@ -38,17 +38,34 @@ def picture(side: int, kind: str, **options: object) -> bytes:
 
 
 def new_key(folder: Path, name: str, rate: int) -> str:
-    command = [sys.executable, "-m", "mlcd", "keys", "create", name, "--file", str(folder / "keys.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "mlcd",
+        "keys",
+        "create",
+        name,
+        "--file",
+        str(folder / "keys.json"),
+    ]
     more = ["--scope", "embed", *(["--rate", str(rate)] if rate else [])]
-    return subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout.split()[-1]
+    return subprocess.run(
+        [*command, *more], check=True, capture_output=True, text=True
+    ).stdout.split()[-1]
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[None]:
-    given = {"MLCD_AUTH__KEYS_FILE": str(folder / "keys.json"), "MLCD_CACHE__MEMORY_BYTES": "0", "MLCD_ENGINE": "fake"}
+    given = {
+        "MLCD_AUTH__KEYS_FILE": str(folder / "keys.json"),
+        "MLCD_CACHE__MEMORY_BYTES": "0",
+        "MLCD_ENGINE": "fake",
+    }
     arguments = ["serve", "--model", MODEL, "--port", str(PORT)]
     environment = {**os.environ, **given}  # noqa: TID251 - a child's
-    server = subprocess.Popen([sys.executable, "-m", "mlcd", *arguments], env=environment, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlcd", *arguments], env=environment, stderr=subprocess.DEVNULL
+    )
     try:
         while not _ready():
             time.sleep(0.1)
@@ -96,14 +113,24 @@ def beside(num_bombs: int, bomber: str, client: str, seconds: float) -> dict[str
     for thread in threads:
         thread.join()
     p50, p99 = np.percentile(waits, [50, 99]) if waits else (float("nan"), float("nan"))
-    return {"bombs": num_bombs, "p50_s": round(p50, 3), "p99_s": round(p99, 3), "statuses": statuses, "bombed": bombed}
+    return {
+        "bombs": num_bombs,
+        "p50_s": round(p50, 3),
+        "p99_s": round(p99, 3),
+        "statuses": statuses,
+        "bombed": bombed,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--bombs", type=int, default=22)
-    parser.add_argument("--rate", type=int, default=0, help="Images a minute of the bombing key; 0: no rate.")
+    parser.add_argument(
+        "--rate", type=int, default=0, help="Images a minute of the bombing key; 0: no rate."
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

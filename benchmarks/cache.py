@@ -58,8 +58,19 @@ class Redis:
         self.start()
 
     def start(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--maxmemory-policy", "noeviction"]
-        self.process = subprocess.Popen(["redis-server", *options], cwd=self._folder, stdout=subprocess.DEVNULL)
+        options = [
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--maxmemory-policy",
+            "noeviction",
+        ]
+        self.process = subprocess.Popen(
+            ["redis-server", *options], cwd=self._folder, stdout=subprocess.DEVNULL
+        )
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
@@ -124,7 +135,10 @@ class Arm:
         self._redis.restore()
         while not self._metric("mlcd_cache_up"):
             time.sleep(0.02)
-        print(f"  {self.name}: in use again {time.perf_counter() - started:.1f} s after it was restored", flush=True)
+        print(
+            f"  {self.name}: in use again {time.perf_counter() - started:.1f} s after it was restored",
+            flush=True,
+        )
 
     def _encoded(self) -> float:
         return self._metric("mlcd_batch_size_sum")
@@ -152,14 +166,19 @@ def open_arms(stack: ExitStack, model: str, server: Redis) -> list[Arm]:
     }
     in_redis = {"MLCD_REDIS_URL": server.url, "MLCD_CACHE__MEMORY_BYTES": "0"}
     settings = {"none": {**base, **NO_CACHE}, "memory": base, "redis": {**base, **in_redis}}
-    ports = {name: stack.enter_context(serving(model, given)).port for name, given in settings.items()}
+    ports = {
+        name: stack.enter_context(serving(model, given)).port for name, given in settings.items()
+    }
     return [Arm(name, ports.get(name, ports["redis"]), server) for name in ARMS]
 
 
 def payloads(prefix: str, order: list[int]) -> list[bytes]:
     """Requests for photographs by number; bytes after the end of a JPEG make another key of the same picture."""
     photos = photographs()
-    made = {number: raw_payload(photos[number % len(photos)] + f"{prefix} {number}".encode()) for number in set(order)}
+    made = {
+        number: raw_payload(photos[number % len(photos)] + f"{prefix} {number}".encode())
+        for number in set(order)
+    }
     return [made[number] for number in order]
 
 
@@ -200,14 +219,19 @@ def show(figures: Figures, arms: list[Arm]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=FAKE)
     parser.add_argument("--requests", type=int, default=1500, help="Of every arm in every round.")
     parser.add_argument("--images", type=int, default=300)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    print(f"{available_cores()} cores; load before the run {os.getloadavg()[0]:.1f}; {options}", flush=True)
+    print(
+        f"{available_cores()} cores; load before the run {os.getloadavg()[0]:.1f}; {options}",
+        flush=True,
+    )
     order = zipf(options.images, options.requests)
     print(f"  {len(set(order))} different images in {len(order)} requests")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:

@@ -27,6 +27,7 @@ from PIL import Image, ImageOps
 
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.images.transform import PreprocessSpec
 
 DEFAULT_FOLDER = Path("../shared/data/caltech101_20")
@@ -51,7 +52,9 @@ def drafted(data: bytes, spec: PreprocessSpec) -> NDArray[np.uint8]:
         size = (spec.resize_shortest * width // shortest, spec.resize_shortest * height // shortest)
         upright = ImageOps.exif_transpose(image.convert("RGB").resize(size, BICUBIC, box=box))
     left, top = ((side - spec.crop) // 2 for side in upright.size)
-    return np.asarray(upright.crop((left, top, left + spec.crop, top + spec.crop))).transpose(2, 0, 1)
+    return np.asarray(upright.crop((left, top, left + spec.crop, top + spec.crop))).transpose(
+        2, 0, 1
+    )
 
 
 def photographs(folder: Path | None) -> Iterator[Image.Image]:
@@ -102,7 +105,9 @@ def measure(name: str, paths: Sequence[Path], spec: PreprocessSpec, num_runs: in
             rates[form].append(len(files) / (time.thread_time() - started))
     print(f"\n{name}: {len(files)} images")
     for form, values in rates.items():
-        ratio = statistics.median(ours / exact for ours, exact in zip(values, rates["exact"], strict=True))
+        ratio = statistics.median(
+            ours / exact for ours, exact in zip(values, rates["exact"], strict=True)
+        )
         print(
             f"  {form:6} {statistics.median(values):7.1f} images/s per core ({min(values):.1f} to {max(values):.1f}),"
             f" {ratio:5.2f}x exact"
@@ -124,14 +129,16 @@ def compare(paths: Sequence[Path], spec: PreprocessSpec, encoder: Encoder) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--model", help="an .onnx file with its JSON, or a model artifact")
     parser.add_argument("--natural", type=int, default=200)
     parser.add_argument("--large", type=int, default=24)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    encoder = open_encoder(options.model, num_threads=1) if options.model else None
+    encoder = open_encoder(options.model, EncoderOptions(num_threads=1)) if options.model else None
     spec = encoder.preprocess if encoder else PreprocessSpec(resize_shortest=224, crop=224)
     print(f"shortest side {spec.resize_shortest}, crop {spec.crop}")
     with tempfile.TemporaryDirectory() as out:

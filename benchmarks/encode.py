@@ -37,11 +37,33 @@ if TYPE_CHECKING:  # it brings torch, which would count as memory of the other e
 
 COMMON = {"image_size": 224, "activation": "quick_gelu"}
 TOWERS: dict[str, dict[str, Any]] = {
-    "b32": COMMON | {"patch_size": 32, "width": 768, "depth": 12, "heads": 12, "mlp_width": 3072, "embedding_dim": 512},
+    "b32": COMMON
+    | {
+        "patch_size": 32,
+        "width": 768,
+        "depth": 12,
+        "heads": 12,
+        "mlp_width": 3072,
+        "embedding_dim": 512,
+    },
     "l14": COMMON
-    | {"patch_size": 14, "width": 1024, "depth": 24, "heads": 16, "mlp_width": 4096, "embedding_dim": 768},
+    | {
+        "patch_size": 14,
+        "width": 1024,
+        "depth": 24,
+        "heads": 16,
+        "mlp_width": 4096,
+        "embedding_dim": 768,
+    },
 }
-ENGINES = ("openvino-fp32", "openvino-bf16", "torch-fp32", "torch-bf16", "transformers-fp32", "onnxruntime-fp32")
+ENGINES = (
+    "openvino-fp32",
+    "openvino-bf16",
+    "torch-fp32",
+    "torch-bf16",
+    "transformers-fp32",
+    "onnxruntime-fp32",
+)
 GEMMS = ("gemm-torch-fp32", "gemm-openvino-fp32", "gemm-torch-bf16", "gemm-openvino-bf16")
 BASE, EXACT = "transformers-fp32", "torch-fp32"
 BATCH_SIZES = (1, 3, 8, 20, 32)
@@ -75,19 +97,23 @@ def write_model(config: "ViTConfig", folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from mlcd.export.model import write_onnx
     from mlcd.models.checkpoints import write_state
     from mlcd.models.configs import write_hf_config
     from mlcd.models.servable import Servable
     from mlcd.models.vit import ViT
-    from mlcd.pipelines.export import write_onnx
 
     trunk = ViT(config)
     trunk.initialize(torch.Generator().manual_seed(0))
-    model = Servable(trunk, PreprocessSpec(resize_shortest=config.image_size, crop=config.image_size))
+    model = Servable(
+        trunk, PreprocessSpec(resize_shortest=config.image_size, crop=config.image_size)
+    )
     model.write(folder)
     write_onnx(model, folder / ONNX)
     (folder / "hf").mkdir()
-    state = {name: tensor.contiguous() for name, tensor in write_state(trunk.state_dict(), "hf").items()}
+    state = {
+        name: tensor.contiguous() for name, tensor in write_state(trunk.state_dict(), "hf").items()
+    }
     save_file(state, folder / "hf" / "model.safetensors", metadata={"format": "pt"})
     (folder / "hf" / "config.json").write_text(json.dumps(write_hf_config(config)))
 
@@ -109,7 +135,9 @@ def transformers(folder: Path) -> Encode:
     import torch
     from transformers import CLIPVisionModelWithProjection
 
-    model = CLIPVisionModelWithProjection.from_pretrained(folder / "hf", attn_implementation="eager").eval()
+    model = CLIPVisionModelWithProjection.from_pretrained(
+        folder / "hf", attn_implementation="eager"
+    ).eval()
     spec = PreprocessSpec.read(folder / "preprocess.json")
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
     torch.set_num_threads(available_cores())
@@ -134,7 +162,9 @@ def onnxruntime(folder: Path) -> Encode:
 def gemm(engine: str, precision: str, config: "ViTConfig") -> Callable[[], object]:
     """[batch x tokens, width] times [width, mlp_width], weights constant as in a model."""
     generator = np.random.default_rng(0)
-    rows = generator.standard_normal((GEMM_BATCH * config.num_tokens, config.width)).astype(np.float32)
+    rows = generator.standard_normal((GEMM_BATCH * config.num_tokens, config.width)).astype(
+        np.float32
+    )
     weight = generator.standard_normal((config.mlp_width, config.width)).astype(np.float32)
     if engine == "torch":
         import torch
@@ -163,7 +193,10 @@ def work(form: str, tower: str, folder: Path) -> None:
         product = gemm(engine, precision, tower_config(tower))
         run: Callable[[int], object] = lambda _: product()  # noqa: E731
     else:
-        peers: dict[str, Callable[[Path], Encode]] = {"transformers": transformers, "onnxruntime": onnxruntime}
+        peers: dict[str, Callable[[Path], Encode]] = {
+            "transformers": transformers,
+            "onnxruntime": onnxruntime,
+        }
         encode = peers[engine](folder) if engine in peers else ours(engine, precision, folder)
         images = np.load(folder / IMAGES)
         run = lambda num: encode(images[:num])  # noqa: E731
@@ -172,17 +205,27 @@ def work(form: str, tower: str, folder: Path) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "order" in request:
-            parts = [slice(*bounds) for bounds in pairwise([*range(0, len(images), request["size"]), len(images)])]
+            parts = [
+                slice(*bounds)
+                for bounds in pairwise([*range(0, len(images), request["size"]), len(images)])
+            ]
             ordered = images[request["order"]]
             np.save(folder / "rows.npy", np.concatenate([encode(ordered[part]) for part in parts]))
         started = time.perf_counter()
         if "time" in request:
             run(request["time"])
-        print(json.dumps({"seconds": time.perf_counter() - started, "peak_bytes": _peak_bytes()}), flush=True)
+        print(
+            json.dumps({"seconds": time.perf_counter() - started, "peak_bytes": _peak_bytes()}),
+            flush=True,
+        )
 
 
 def _peak_bytes() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     return 1024 * int(line.split()[1])
 
 
@@ -190,8 +233,19 @@ class Worker:
     """The other end of `work`."""
 
     def __init__(self, form: str, tower: str, folder: Path) -> None:
-        command = [sys.executable, __file__, "--form", form, "--tower", tower, "--folder", str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            __file__,
+            "--form",
+            form,
+            "--tower",
+            tower,
+            "--folder",
+            str(folder),
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.form, self._folder, self.peak_bytes = form, folder, 0
         self.open_s = self._answer()["open_s"]
 
@@ -239,7 +293,9 @@ def compare_speed(workers: list[Worker], limits: list[Worker], options: argparse
             middle = statistics.median(worker.ask(time=GEMM_BATCH) for _ in range(20))
             seconds.setdefault((worker.form, 0), []).extend([middle] if run >= 0 else [])
     limit = _print_limits(limits, seconds, tower_config(options.tower))
-    print(f"\n{options.tower}: {flops / GIGA:.2f} GFLOP per image; ms per batch are medians (min to max)")
+    print(
+        f"\n{options.tower}: {flops / GIGA:.2f} GFLOP per image; ms per batch are medians (min to max)"
+    )
     for num in options.batches:
         base = seconds[BASE, num]
         for worker in workers:
@@ -253,7 +309,9 @@ def compare_speed(workers: list[Worker], limits: list[Worker], options: argparse
                 f" {ratio:4.2f}x transformers, {share:4.0%} of the GEMM limit"
             )
     for worker in workers:
-        print(f"  {worker.form:18} ready in {worker.open_s:4.1f} s, peak memory {worker.peak_bytes / MIB:5.0f} MiB")
+        print(
+            f"  {worker.form:18} ready in {worker.open_s:4.1f} s, peak memory {worker.peak_bytes / MIB:5.0f} MiB"
+        )
 
 
 def _print_limits(
@@ -282,7 +340,11 @@ def compare_rows(workers: list[Worker], num_images: int) -> None:
     print(f"\n{num_images} images; labels: the nearest of {NUM_CENTERS} random centers")
     for worker in workers:
         alone = worker.rows(1, in_order)
-        others = [worker.rows(size, order) for size in BATCH_SIZES[1:] for order in (random.permutation(num_images),)]
+        others = [
+            worker.rows(size, order)
+            for size in BATCH_SIZES[1:]
+            for order in (random.permutation(num_images),)
+        ]
         gap = max(float(np.abs(rows - alone).max()) for rows in others)
         first, eight = np.mean([agreement(alone, rows, centers) for rows in others], axis=0)
         cosine = float((alone.astype(np.float64) * exact).sum(axis=1).min())
@@ -296,7 +358,9 @@ def compare_rows(workers: list[Worker], num_images: int) -> None:
 
 def agreement(one: Rows, other: Rows, centers: Rows) -> tuple[float, float]:
     """Share of equal nearest labels, and of the TOP nearest that both name."""
-    tops = [np.argsort(-(rows @ centers.T), axis=1, kind="stable")[:, :TOP] for rows in (one, other)]
+    tops = [
+        np.argsort(-(rows @ centers.T), axis=1, kind="stable")[:, :TOP] for rows in (one, other)
+    ]
     shared = [len(np.intersect1d(left, right)) for left, right in zip(*tops, strict=True)]
     return float((tops[0][:, 0] == tops[1][:, 0]).mean()), float(np.mean(shared)) / TOP
 
@@ -312,13 +376,19 @@ def prepared_images(folder: Path, num: int, size: int) -> NDArray[np.uint8]:
         return np.random.default_rng(0).integers(0, 256, (num, 3, size, size), dtype=np.uint8)
     source = open_source(str(folder))
     spec = PreprocessSpec(resize_shortest=size, crop=size)
-    pictures = [entry for entry in source.entries if Path(entry.key).suffix.lower() in (".jpg", ".jpeg", ".png")]
+    pictures = [
+        entry
+        for entry in source.entries
+        if Path(entry.key).suffix.lower() in (".jpg", ".jpeg", ".png")
+    ]
     chosen = pictures[:: max(1, len(pictures) // num)][:num]
     return np.stack([spec.prepare(source.read(entry)) for entry in chosen])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tower", choices=sorted(TOWERS), default="b32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--runs", type=int, default=5)
@@ -332,7 +402,9 @@ def main() -> None:
         return
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # hours may pass before the end
     load = os.getloadavg()[0]
-    print(f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}")
+    print(
+        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         num_images = max(options.num_images, *options.batches)
@@ -342,7 +414,9 @@ def main() -> None:
         workers = [Worker(form, options.tower, folder) for form in available(ENGINES)]
         limits = [Worker(form, options.tower, folder) for form in available(GEMMS)]
         compare_speed(workers, limits, options)
-        compare_rows([worker for worker in workers if not worker.form.startswith("onnx")], len(images))
+        compare_rows(
+            [worker for worker in workers if not worker.form.startswith("onnx")], len(images)
+        )
         for worker in (*workers, *limits):
             worker.close()
 

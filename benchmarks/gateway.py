@@ -54,7 +54,12 @@ def triton(repository: Path, log: Path) -> Iterator[str]:
     ports = {name: free_port() for name in ("grpc", "http", "metrics")}
     options = [f"--{name}-port={port}" for name, port in ports.items()]
     with log.open("w") as out:
-        command = [str(TRITON), str(ROOT / "deploy" / "triton" / "serve.py"), str(repository), *options]
+        command = [
+            str(TRITON),
+            str(ROOT / "deploy" / "triton" / "serve.py"),
+            str(repository),
+            *options,
+        ]
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
         deadline = time.monotonic() + START_S
@@ -103,7 +108,9 @@ def pixel_payload(name: str, pixels: np.ndarray) -> bytes:
     return head.encode() + header + content
 
 
-async def clients(send_of: Callable[[], Awaitable[tuple[Send, Callable[[], Any]]]], num: int) -> list[float]:
+async def clients(
+    send_of: Callable[[], Awaitable[tuple[Send, Callable[[], Any]]]], num: int
+) -> list[float]:
     """Seconds of each of `num` requests by so many clients, each of which waits for its answer."""
     numbers, taken = iter(range(num)), []
 
@@ -169,29 +176,50 @@ def check_vectors(url: str, server: Server, pixels: np.ndarray) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=256, help="Of every throughput.")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="Where the model is made, or was by an earlier run.")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="Where the model is made, or was by an earlier run.",
+    )
     options = parser.parse_args()
     if not TRITON.is_file():
         raise SystemExit("the bundled Triton is not installed: make bundled-triton")
     load = os.getloadavg()[0]
-    print(f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}", flush=True)
+    print(
+        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, photos = options.keep or Path(name), photographs()
         if not (folder / "model").exists():
             make_model(folder)
         repository = Path(name) / "repository"
-        export = [sys.executable, "-m", "mlcd", "export", str(folder / "model"), str(repository), "--name", NAME]
+        export = [
+            sys.executable,
+            "-m",
+            "mlcd",
+            "export",
+            str(folder / "model"),
+            str(repository),
+            "--name",
+            NAME,
+        ]
         export += ["--format", "triton", "--backend", "python", "--precision", options.precision]
         subprocess.run(export, check=True, stdout=subprocess.DEVNULL)
         pixels = prepared(folder / "model", photos)
         url = stack.enter_context(triton(repository, Path(name) / "log"))
         settings = {"MLCD_ENGINE": "triton", "MLCD_TRITON__URL": url}
         gateway = stack.enter_context(served(NAME, settings))
-        embedded = stack.enter_context(served(str(folder / "model"), {"MLCD_PRECISION": options.precision}))
+        embedded = stack.enter_context(
+            served(str(folder / "model"), {"MLCD_PRECISION": options.precision})
+        )
         own_name = open_artifact(folder / "model", "model").config["name"]
         check_vectors(url, gateway, pixels[0])
         raw = [raw_payload(photo) for photo in photos]
@@ -199,7 +227,9 @@ def main() -> None:
             "direct": over_grpc(url, pixels),
             "pixels": over_http(gateway.port, [pixel_payload(NAME, one) for one in pixels]),
             "JPEG": over_http(gateway.port, raw),
-            "embedded pixels": over_http(embedded.port, [pixel_payload(own_name, one) for one in pixels]),
+            "embedded pixels": over_http(
+                embedded.port, [pixel_payload(own_name, one) for one in pixels]
+            ),
             "embedded JPEG": over_http(embedded.port, raw),
         }
         figures, others = Figures(), Others()
@@ -213,16 +243,22 @@ def main() -> None:
                 figures.add(arm, options.images / (time.perf_counter() - started))
                 figures.add(f"{arm} p50", 1000 * statistics.median(taken))
                 figures.add(f"{arm} p99", 1000 * float(np.quantile(taken, 0.99)))
-            print(f"  round {number + 1}: other processes took {others.percent():.1f} % of the CPU", flush=True)
+            print(
+                f"  round {number + 1}: other processes took {others.percent():.1f} % of the CPU",
+                flush=True,
+            )
     print(f"{options.precision}, {CLIENTS} clients")
     for arm in ARMS:
         rates, p50, p99 = (
-            figures.show(arm + part, unit) for part, unit in (("", "images/s"), (" p50", "ms"), (" p99", "ms"))
+            figures.show(arm + part, unit)
+            for part, unit in (("", "images/s"), (" p50", "ms"), (" p99", "ms"))
         )
         print(f"  {arm:16} {rates}; p50 {p50}; p99 {p99}")
     print(f"  the gateway, of direct: {figures.ratio('pixels', 'direct')} (pixels),")
     print(f"    {figures.ratio('JPEG', 'direct')} (JPEG)")
-    print(f"  Triton behind it, of the embedded engine: {figures.ratio('pixels', 'embedded pixels')} (pixels),")
+    print(
+        f"  Triton behind it, of the embedded engine: {figures.ratio('pixels', 'embedded pixels')} (pixels),"
+    )
     print(f"    {figures.ratio('JPEG', 'embedded JPEG')} (JPEG)")
 
 

@@ -34,10 +34,14 @@ SCALE, LABELS = 64.0, 8
 MIB = 2**20
 
 
-def passes(form: str, options: argparse.Namespace) -> tuple[Callable[[int], int], Callable[[], None]]:
+def passes(
+    form: str, options: argparse.Namespace
+) -> tuple[Callable[[int], int], Callable[[], None]]:
     """(one pass, which returns the bytes of the centers' gradient; what drops the gradients)."""
     generator = torch.Generator().manual_seed(0)
-    embeddings = torch.randn((options.batch, options.dimension), generator=generator).requires_grad_()
+    embeddings = torch.randn(
+        (options.batch, options.dimension), generator=generator
+    ).requires_grad_()
     labels = torch.randint(0, options.num_classes, (options.batch, LABELS), generator=generator)
     config = HeadConfig(negative_ratio=options.ratio)
     head = PartialFC(options.num_classes, options.dimension, config)
@@ -51,9 +55,9 @@ def passes(form: str, options: argparse.Namespace) -> tuple[Callable[[int], int]
         if form == "ours":
             loss = head(embeddings, labels, step).loss
         else:
-            loss = {"materialized": _materialized, "per_column": _per_column, "dense": _dense}[form](
-                embeddings, head.weight, labels, options.ratio, step
-            )
+            loss = {"materialized": _materialized, "per_column": _per_column, "dense": _dense}[
+                form
+            ](embeddings, head.weight, labels, options.ratio, step)
         loss.backward()
         gradient = head.weight.grad
         assert gradient is not None
@@ -86,18 +90,26 @@ def _negative_logits(z: Tensor, weight: Tensor, drawn: Tensor, labels: Tensor) -
     return logits.masked_fill(own, -torch.inf)
 
 
-def _materialized(embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int) -> Tensor:
+def _materialized(
+    embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int
+) -> Tensor:
     z, drawn = _unit(embeddings), draw_negatives(weight.shape[0], ratio, seed=0, step=step)
-    return mlcd_loss(_positive_logits(z, weight, labels), _negative_logits(z, weight, drawn, labels))
+    return mlcd_loss(
+        _positive_logits(z, weight, labels), _negative_logits(z, weight, drawn, labels)
+    )
 
 
-def _per_column(embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int) -> Tensor:
+def _per_column(
+    embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int
+) -> Tensor:
     z = _unit(embeddings)
     positives = _positive_logits(z, weight, labels)
     losses = []
     for column in range(labels.shape[1]):
         own = labels[:, column : column + 1]
-        drawn = draw_negatives(weight.shape[0], ratio, seed=column, step=step, policy="partialfc", labels=own)
+        drawn = draw_negatives(
+            weight.shape[0], ratio, seed=column, step=step, policy="partialfc", labels=own
+        )
         negatives = _negative_logits(z, weight, drawn, own)
         losses.append(sampled_label_loss(positives[:, column : column + 1], negatives[:, None]))
     return torch.stack(losses).mean()
@@ -117,7 +129,10 @@ def measure(form: str, options: argparse.Namespace) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     gradient_bytes = run(1)
     peak = _status("VmHWM") - before
-    print(json.dumps({"activation_bytes": peak - gradient_bytes, "gradient_bytes": gradient_bytes}), flush=True)
+    print(
+        json.dumps({"activation_bytes": peak - gradient_bytes, "gradient_bytes": gradient_bytes}),
+        flush=True,
+    )
     for step, _ in enumerate(sys.stdin, start=1):
         started = time.perf_counter()
         run(step)
@@ -125,12 +140,18 @@ def measure(form: str, options: argparse.Namespace) -> None:
 
 
 def _status(name: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+    )
     return 1024 * int(line.split()[1])
 
 
 def compare(num_classes: int, options: argparse.Namespace) -> None:
-    forms = [form for form in FORMS if form != "dense" or 12 * options.batch * num_classes < options.memory_gib * 2**30]
+    forms = [
+        form
+        for form in FORMS
+        if form != "dense" or 12 * options.batch * num_classes < options.memory_gib * 2**30
+    ]
     shape = ["--batch", options.batch, "--dimension", options.dimension, "--ratio", options.ratio]
     workers = {
         form: subprocess.Popen(
@@ -159,9 +180,13 @@ def compare(num_classes: int, options: argparse.Namespace) -> None:
             worker.stdin.write("run\n")
             worker.stdin.flush()
             seconds[form].append(_answer(worker)["seconds"])
-    print(f"\nk = {num_classes}, B = {options.batch}, d = {options.dimension}, r = {options.ratio}, l = {LABELS}")
+    print(
+        f"\nk = {num_classes}, B = {options.batch}, d = {options.dimension}, r = {options.ratio}, l = {LABELS}"
+    )
     for form, times in seconds.items():
-        ratio = statistics.median(theirs / ours for theirs, ours in zip(times, seconds["ours"], strict=True))
+        ratio = statistics.median(
+            theirs / ours for theirs, ours in zip(times, seconds["ours"], strict=True)
+        )
         print(
             f"  {form:13} {statistics.median(times):7.3f} s ({min(times):.3f} to {max(times):.3f}), {ratio:5.2f}x ours,"
             f" activations {memory[form]['activation_bytes'] / MIB:7.1f} MiB"
@@ -178,13 +203,17 @@ def _answer(worker: "subprocess.Popen[str]") -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--classes", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--memory-gib", type=float, default=8.0, help="skip the dense form where it needs more")
+    parser.add_argument(
+        "--memory-gib", type=float, default=8.0, help="skip the dense form where it needs more"
+    )
     parser.add_argument("--form", choices=FORMS, help=argparse.SUPPRESS)
     parser.add_argument("--num-classes", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -36,7 +36,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
-from mlcd.pipelines.encoded import BATCH
+from mlcd.parts.encoded import BATCH
 from mlcd.types import unit_rows
 from service.jobs.job import Job, JobSpec
 from service.jobs.queue import Queue
@@ -105,9 +105,20 @@ class Site:
     def worker(self, **settings: str) -> "Iterator[subprocess.Popen[str]]":
         """One more that is ready, and has no work."""
         others = len(self.queue.workers())
-        command = [sys.executable, "-m", "mlcd", "worker", "--model", self.model, "--state", str(self.folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "mlcd",
+            "worker",
+            "--model",
+            self.model,
+            "--state",
+            str(self.folder),
+        ]
         environment = {**os.environ, "MLCD_JOBS__ROOTS": str(self.folder.parent), **settings}  # noqa: TID251 - a child's
-        process = subprocess.Popen([*command, "--centers", str(self.folder / "centers")], text=True, env=environment)
+        process = subprocess.Popen(
+            [*command, "--centers", str(self.folder / "centers")], text=True, env=environment
+        )
         try:
             while len(self.queue.workers()) == others:
                 time.sleep(LOOK_S)
@@ -136,7 +147,9 @@ def serve_peer(model: str, num: int) -> None:
     """Images a second of the encoder, as one line of JSON for every line of standard input."""
     encoder = open_encoder(model)
     pictures = photographs(SIZE)
-    pixels = np.stack([encoder.preprocess.prepare(pictures[i % len(pictures)]) for i in range(BATCH)])
+    pixels = np.stack(
+        [encoder.preprocess.prepare(pictures[i % len(pictures)]) for i in range(BATCH)]
+    )
     encoder.encode(pixels)
     for _ in sys.stdin:
         started = time.perf_counter()
@@ -178,9 +191,13 @@ def measure_rates(folder: Path, model: str, num: int, rounds: int) -> None:
             print(
                 f"round {number}: encoder alone {alone:6.1f} images/s, label job {found:6.1f}, ratio {ratios[-1]:.3f}"
             )
-    print(f"ratio: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) of {rounds} rounds")
+    print(
+        f"ratio: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) of {rounds} rounds"
+    )
     artifact = open_artifact(site.folder / "labels-0")
-    print(f"{num} images in {artifact.summary['images']} rows, {artifact.config['engine']}, {artifact.summary['scan']}")
+    print(
+        f"{num} images in {artifact.summary['images']} rows, {artifact.config['engine']}, {artifact.summary['scan']}"
+    )
 
 
 def measure_workers(folder: Path, model: str, num: int, rounds: int) -> None:
@@ -190,10 +207,16 @@ def measure_workers(folder: Path, model: str, num: int, rounds: int) -> None:
     ratios = []
     with one.worker(**settings), two.worker(**settings), two.worker(**settings):
         for number in range(rounds):
-            by_one, by_two = (seconds(site.label(str(images), f"labels-{number}")) for site in (one, two))
+            by_one, by_two = (
+                seconds(site.label(str(images), f"labels-{number}")) for site in (one, two)
+            )
             ratios.append(by_one / by_two)
-            print(f"round {number}: {num} images by one worker {by_one:.1f} s, by two {by_two:.1f} s")
-    print(f"two workers: median {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
+            print(
+                f"round {number}: {num} images by one worker {by_one:.1f} s, by two {by_two:.1f} s"
+            )
+    print(
+        f"two workers: median {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 def measure_memory(folder: Path, sizes: list[int]) -> None:
@@ -204,11 +227,15 @@ def measure_memory(folder: Path, sizes: list[int]) -> None:
             job = site.label(images, f"labels-{size}")
             status = Path(f"/proc/{process.pid}/status").read_text()
         peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
-        print(f"{size:6d} images: largest memory {peak:.0f} MiB, {size / seconds(job):.0f} images/s by pixels")
+        print(
+            f"{size:6d} images: largest memory {peak:.0f} MiB, {size / seconds(job):.0f} images/s by pixels"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)

@@ -83,25 +83,37 @@ _REFERENCE: Final = "faiss.Kmeans"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--clusters", type=int, default=1024)
     parser.add_argument("--dimension", type=int, default=256)
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--flat", action="store_true", help="synthetic rows without a decaying spectrum")
-    parser.add_argument("--embeddings", type=Path, help="an embeddings artifact instead of synthetic rows")
+    parser.add_argument(
+        "--flat", action="store_true", help="synthetic rows without a decaying spectrum"
+    )
+    parser.add_argument(
+        "--embeddings", type=Path, help="an embeddings artifact instead of synthetic rows"
+    )
     parser.add_argument("--only", nargs="*", choices=list(_CONTENDERS), default=list(_CONTENDERS))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = _rows(options)
         np.save(f"{folder}/rows.npy", rows)
-        print(f"{len(rows)} rows of {rows.shape[1]}, {options.clusters} clusters, {options.iterations} iterations")
-        measured: dict[str, list[tuple[float, float]]] = {name: [] for name in _available(options.only)}
+        print(
+            f"{len(rows)} rows of {rows.shape[1]}, {options.clusters} clusters, {options.iterations} iterations"
+        )
+        measured: dict[str, list[tuple[float, float]]] = {
+            name: [] for name in _available(options.only)
+        }
         for _ in range(options.runs):
             for name, runs in measured.items():
                 runs.append(_train(name, folder, options))
-        _print_table(measured, {name: _objective(rows, np.load(f"{folder}/{name}.npy")) for name in measured})
+        _print_table(
+            measured, {name: _objective(rows, np.load(f"{folder}/{name}.npy")) for name in measured}
+        )
 
 
 def _rows(options: argparse.Namespace) -> np.ndarray:
@@ -117,7 +129,9 @@ def _rows(options: argparse.Namespace) -> np.ndarray:
     rows = np.empty((options.rows, dimension), dtype=np.float32)
     for start in range(0, options.rows, 8192):
         around = means[generator.integers(0, options.clusters, min(8192, options.rows - start))]
-        rows[start : start + 8192] = (around + 0.5 * generator.standard_normal(around.shape) * weights) @ rotation
+        rows[start : start + 8192] = (
+            around + 0.5 * generator.standard_normal(around.shape) * weights
+        ) @ rotation
     return unit_rows(rows)
 
 
@@ -131,7 +145,13 @@ def _available(names: list[str]) -> list[str]:
 
 def _train(name: str, folder: str, options: argparse.Namespace) -> tuple[float, float]:
     """(seconds, peak GiB)."""
-    command = [sys.executable, "-c", _READ + _CONTENDERS[name] + _WRITE, f"{folder}/rows.npy", f"{folder}/{name}.npy"]
+    command = [
+        sys.executable,
+        "-c",
+        _READ + _CONTENDERS[name] + _WRITE,
+        f"{folder}/rows.npy",
+        f"{folder}/{name}.npy",
+    ]
     command += [str(options.clusters), str(options.iterations)]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     seconds, gib = json.loads(output.splitlines()[-1])
@@ -144,14 +164,18 @@ def _objective(rows: np.ndarray, centers: np.ndarray) -> float:
     return float(sum((part @ unit.T).max(axis=1).sum() for part in parts)) / len(rows)
 
 
-def _print_table(measured: dict[str, list[tuple[float, float]]], objectives: dict[str, float]) -> None:
+def _print_table(
+    measured: dict[str, list[tuple[float, float]]], objectives: dict[str, float]
+) -> None:
     reference = [seconds for seconds, _ in measured.get(_REFERENCE, [])]
     for name, runs in measured.items():
         times = [seconds for seconds, _ in runs]
         line = f"{name:18} {statistics.median(times):8.2f} s ({min(times):.2f} to {max(times):.2f})"
         line += f"  objective {objectives[name]:.6f}  peak {max(gib for _, gib in runs):.2f} GiB"
         if reference:
-            ratio = statistics.median(theirs / its for theirs, its in zip(reference, times, strict=True))
+            ratio = statistics.median(
+                theirs / its for theirs, its in zip(reference, times, strict=True)
+            )
             line += f"  {ratio:.2f}x the speed of {_REFERENCE}"
         print(line)
 

@@ -34,7 +34,9 @@ def main() -> None:
     options = read_options()
     torch.set_num_threads(options.threads)
     with threadpool_limits(options.threads), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn tells that it has not converged; the objective shows it
+        warnings.simplefilter(
+            "ignore"
+        )  # scikit-learn tells that it has not converged; the objective shows it
         for name, (features, classes) in read_data(options.embeddings).items():
             shape = f"{features.shape[0]} rows of {features.shape[1]}, {classes.max() + 1} classes"
             print(f"{name}: {shape}, {options.threads} threads")
@@ -43,11 +45,15 @@ def main() -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--c", type=float, nargs="+", default=[1e-2, 1.0, 100.0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--embeddings", type=Path, help="An embeddings artifact of images in class folders.")
+    parser.add_argument(
+        "--embeddings", type=Path, help="An embeddings artifact of images in class folders."
+    )
     return parser.parse_args()
 
 
@@ -78,7 +84,9 @@ def compare(features: NDArray[np.float64], classes: NDArray[np.int64], c: float,
     lowest = min(objectives.values())
     for name, times in seconds.items():
         spread = f"{statistics.median(times):8.3f} s ({min(times):.3f} to {max(times):.3f})"
-        print(f"  C {c:<8g} {name:13} {spread}  objective {objectives[name] / lowest - 1:.1e} above the lowest")
+        print(
+            f"  C {c:<8g} {name:13} {spread}  objective {objectives[name] / lowest - 1:.1e} above the lowest"
+        )
 
 
 def ours(features: NDArray[np.float64], classes: NDArray[np.int64], c: float) -> float:

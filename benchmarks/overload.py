@@ -92,7 +92,9 @@ def jpeg() -> bytes:
     from sklearn.datasets import load_sample_image
 
     buffer = io.BytesIO()
-    Image.fromarray(load_sample_image("china.jpg")).resize((500, 375)).save(buffer, "JPEG", quality=90)
+    Image.fromarray(load_sample_image("china.jpg")).resize((500, 375)).save(
+        buffer, "JPEG", quality=90
+    )
     return buffer.getvalue()
 
 
@@ -109,10 +111,21 @@ class Server:
     def __init__(self, model: str, settings: dict[str, str]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "mlcd", "serve", "--model", model, "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "mlcd",
+            "serve",
+            "--model",
+            model,
+            "--port",
+            str(self.port),
+        ]
         environment = {**os.environ, **settings}  # noqa: TID251 - a child's
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process; a line for each request
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=self._log)
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=self._log
+        )
         self.most_mib = 0.0
 
     def wait_ready(self) -> None:
@@ -127,8 +140,13 @@ class Server:
 
     def memory_mib(self) -> float:
         """Resident bytes of the server and its engine, what they share counted twice."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        sizes = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in (str(self.process.pid), *children)]
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
+        sizes = [
+            int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            for pid in (str(self.process.pid), *children)
+        ]
         return sum(sizes) * os.sysconf("SC_PAGE_SIZE") / MIB
 
     def watch_memory(self) -> None:
@@ -210,14 +228,22 @@ async def overload(port: int, payload: bytes, rate: float, seconds: float, settl
     return run
 
 
-def compare(model: str, settings: dict[str, str], options: argparse.Namespace, *, payload: bytes) -> Result:
-    with serving(model, {**settings, "MLCD_LIMITS__DEADLINE_S": str(options.deadline), **NO_CACHE}) as server:
+def compare(
+    model: str, settings: dict[str, str], options: argparse.Namespace, *, payload: bytes
+) -> Result:
+    with serving(
+        model, {**settings, "MLCD_LIMITS__DEADLINE_S": str(options.deadline), **NO_CACHE}
+    ) as server:
         peak = asyncio.run(saturate(server.port, payload, options.peak_seconds, options.settle))
         before = server.memory_mib()
         threading.Thread(target=server.watch_memory, daemon=True).start()
         rate = options.factor * peak.rate()
         run = asyncio.run(overload(server.port, payload, rate, options.seconds, options.settle))
-        other = {str(status): len(found) for status, found in run.latencies.items() if status not in (200, 429, 504)}
+        other = {
+            str(status): len(found)
+            for status, found in run.latencies.items()
+            if status not in (200, 429, 504)
+        }
         return Result(
             model=model,
             deadline_s=options.deadline,
@@ -259,19 +285,29 @@ def show(result: Result) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--peak-seconds", type=float, default=15.0)
     parser.add_argument("--settle", type=float, default=SETTLE_S)
     parser.add_argument("--factor", type=float, default=5.0)
     parser.add_argument("--deadline", type=float, default=2.0, help="Of a request, in seconds.")
-    parser.add_argument("--model", action="append", default=[], help="Beside the fake one; may be given several times.")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        help="Beside the fake one; may be given several times.",
+    )
     parser.add_argument("--no-fake", action="store_true")
     parser.add_argument("--json", action="store_true", help="One line of JSON per model.")
     options = parser.parse_args()
     photo = jpeg()
     head = f"POST /v1/images/embed HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(photo)}\r\n"
-    payload = f"{head}Content-Type: image/jpeg\r\nAccept: application/octet-stream\r\n\r\n".encode() + photo
+    payload = (
+        f"{head}Content-Type: image/jpeg\r\nAccept: application/octet-stream\r\n\r\n".encode()
+        + photo
+    )
     runs: list[tuple[str, dict[str, Any]]] = [(model, {}) for model in options.model]
     if not options.no_fake:
         runs.insert(0, (FAKE, {"MLCD_ENGINE": "fake", "MLCD_MAX_BATCH": str(FAKE_BATCH)}))

@@ -40,7 +40,9 @@ def cropped(image: Image.Image, share: float) -> Image.Image:
 
 
 def resized(image: Image.Image, factor: float) -> Image.Image:
-    return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC)
+    return image.resize(
+        (round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC
+    )
 
 
 COPIES: Final[dict[str, tuple[Callable[[Image.Image], Image.Image], int]]] = {
@@ -58,7 +60,9 @@ COPIES: Final[dict[str, tuple[Callable[[Image.Image], Image.Image], int]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("images")
     parser.add_argument("--model", required=True)
     parser.add_argument("--embeddings", type=Path)
@@ -66,26 +70,42 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=500)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run(Path(folder), options.images, options.model, options.embeddings, options.items, options.queries)
+        run(
+            Path(folder),
+            options.images,
+            options.model,
+            options.embeddings,
+            options.items,
+            options.queries,
+        )
 
 
-def run(folder: Path, images: str, model: str, embeddings: Path | None, num_items: int, num_queries: int) -> None:
+def run(
+    folder: Path, images: str, model: str, embeddings: Path | None, num_items: int, num_queries: int
+) -> None:
     if embeddings is None:
         embeddings = folder / "embeddings"
         mlcd("embed", images, embeddings, "--model", model)
     stored = EmbeddingsArtifact.open(embeddings)
     settings = {"MLCD_STATE_DIR": str(folder / "state"), "MLCD_LOG__LEVEL": "warning"}
-    with serving(model, settings) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        serving(model, settings) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         path = "/v1/collections/photographs"
         client.put(path).raise_for_status()
         kept = chosen(len(stored.keys), num_items)
         add(client, path, stored, kept)
         described = client.get(path).json()
-        print(f"{described['items']} images, index {described['index']['kind']}, {described['dimension']} dimensions")
+        print(
+            f"{described['items']} images, index {described['index']['kind']}, {described['dimension']} dimensions"
+        )
         source = open_source(images)
         entry_of = {entry.key: entry for entry in source.entries}
         keys = [stored.keys[row] for row in kept[chosen(len(kept), num_queries)]]
-        originals = [Image.open(io.BytesIO(source.read(entry_of[key]))).convert("RGB") for key in keys]
+        originals = [
+            Image.open(io.BytesIO(source.read(entry_of[key]))).convert("RGB") for key in keys
+        ]
         for name, (change, quality) in COPIES.items():
             show(client, path, name, keys, [encoded(change(image), quality) for image in originals])
 
@@ -93,7 +113,10 @@ def run(folder: Path, images: str, model: str, embeddings: Path | None, num_item
 def add(client: httpx.Client, path: str, stored: EmbeddingsArtifact, kept: np.ndarray) -> None:
     rows, started = stored.load(), time.perf_counter()
     for start in range(0, len(kept), 64):
-        items = [{"id": stored.keys[row], "embedding": rows[row].tolist()} for row in kept[start : start + 64]]
+        items = [
+            {"id": stored.keys[row], "embedding": rows[row].tolist()}
+            for row in kept[start : start + 64]
+        ]
         answer = client.post(f"{path}/items", json={"items": items}).raise_for_status().json()
         assert not answer["errors"]
     taken = time.perf_counter() - started
@@ -106,13 +129,20 @@ def show(client: httpx.Client, path: str, name: str, keys: list[str], copies: li
     for start in range(0, len(keys), BATCH):
         files = [("files", copy) for copy in copies[start : start + BATCH]]
         began = time.perf_counter()
-        results = client.post(f"{path}/search?top={TOP}", files=files).raise_for_status().json()["results"]
+        results = (
+            client.post(f"{path}/search?top={TOP}", files=files)
+            .raise_for_status()
+            .json()["results"]
+        )
         times.append(time.perf_counter() - began)
         for key, result in zip(keys[start : start + BATCH], results, strict=True):
             found = [match["id"] for match in result["matches"]]
             first, among = first + (found[0] == key), among + (key in found)
     p50 = np.median(times) * 1000
-    print(f"{name}: first {told(first, len(keys))}, top {TOP} {told(among, len(keys))}, p50 {p50:.0f} ms", flush=True)
+    print(
+        f"{name}: first {told(first, len(keys))}, top {TOP} {told(among, len(keys))}, p50 {p50:.0f} ms",
+        flush=True,
+    )
 
 
 def told(hits: int, num: int) -> str:

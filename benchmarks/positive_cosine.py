@@ -74,10 +74,13 @@ class _Free(nn.Module):
         return self.rows[ids]
 
 
-def toy(seed: int, num_samples: int = 1024, num_classes: int = 2000, dimension: int = 64) -> Problem:
+def toy(
+    seed: int, num_samples: int = 1024, num_classes: int = 2000, dimension: int = 64
+) -> Problem:
     generator = torch.Generator().manual_seed(seed)
     samples, classes = (
-        normalize(torch.randn((num, dimension), generator=generator), dim=1) for num in (num_samples, num_classes)
+        normalize(torch.randn((num, dimension), generator=generator), dim=1)
+        for num in (num_samples, num_classes)
     )
     labels = (samples @ classes.T).topk(LABELS, dim=1).indices
     start = torch.randn((num_samples, dimension), generator=generator) / math.sqrt(dimension)
@@ -86,10 +89,20 @@ def toy(seed: int, num_samples: int = 1024, num_classes: int = 2000, dimension: 
     def batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield from ((ids, labels) for _ in range(steps))
 
-    return Problem("toy", batches, lambda: _Free(start), (ids, labels), dimension, num_classes, learning_rate=0.01)
+    return Problem(
+        "toy",
+        batches,
+        lambda: _Free(start),
+        (ids, labels),
+        dimension,
+        num_classes,
+        learning_rate=0.01,
+    )
 
 
-def photographs(embeddings: Path, labels: Path, seed: int, batch: int = 512, dimension: int = 128) -> Problem:
+def photographs(
+    embeddings: Path, labels: Path, seed: int, batch: int = 512, dimension: int = 128
+) -> Problem:
     source, table = EmbeddingsArtifact.open(embeddings), LabelTable.open(labels)
     rows = torch.from_numpy(source.load())
     row_of_key = table.row_of_key()
@@ -109,7 +122,15 @@ def photographs(embeddings: Path, labels: Path, seed: int, batch: int = 512, dim
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(rows.shape[1], 512), nn.GELU(), nn.Linear(512, dimension))
 
-    return Problem("photographs", batches, network, (rows[held_out], ids[held_out]), dimension, table.num_centers, 1e-3)
+    return Problem(
+        "photographs",
+        batches,
+        network,
+        (rows[held_out], ids[held_out]),
+        dimension,
+        table.num_centers,
+        1e-3,
+    )
 
 
 def train(problem: Problem, config: HeadConfig, steps: int) -> Outcome:
@@ -119,7 +140,9 @@ def train(problem: Problem, config: HeadConfig, steps: int) -> Outcome:
     head.initialize(config.seed)
     with torch.no_grad():
         head.weight.mul_(100 / math.sqrt(problem.dimension))  # rows of about unit length
-    optimizer = torch.optim.Adam([*network.parameters(), *head.parameters()], lr=problem.learning_rate)
+    optimizer = torch.optim.Adam(
+        [*network.parameters(), *head.parameters()], lr=problem.learning_rate
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     history: list[dict[str, float]] = []
     for step, (rows, labels) in enumerate(problem.batches(steps)):
@@ -134,7 +157,9 @@ def train(problem: Problem, config: HeadConfig, steps: int) -> Outcome:
     def at_end(name: str) -> float:
         return sum(meters[name] for meters in last) / len(last)
 
-    curve = [history[max(0, round(share * steps) - 1)]["positive_cosine"] for share in CHECKPOINTS[:-1]]
+    curve = [
+        history[max(0, round(share * steps) - 1)]["positive_cosine"] for share in CHECKPOINTS[:-1]
+    ]
     return Outcome(
         problem.name,
         config.kind,
@@ -163,7 +188,11 @@ def resting_cosine(config: HeadConfig) -> float:
 
 @torch.no_grad()
 def precision(network: nn.Module, head: PartialFC, inputs: Tensor, labels: Tensor) -> float:
-    nearest = (normalize(network(inputs), dim=1) @ head.unit_centers().T).topk(labels.shape[1], dim=1).indices
+    nearest = (
+        (normalize(network(inputs), dim=1) @ head.unit_centers().T)
+        .topk(labels.shape[1], dim=1)
+        .indices
+    )
     return (nearest[:, :, None] == labels[:, None]).any(dim=2).float().mean().item()
 
 
@@ -172,7 +201,9 @@ def grid(margins: Sequence[MarginKind], seed: int) -> Iterator[HeadConfig]:
     for margin_kind in margins:
         for scale in (8.0, 16.0, 32.0, 64.0):
             for kind in ("mlcd", "mlc"):
-                yield HeadConfig(kind=kind, scale=scale, margin_kind=margin_kind, negative_ratio=1.0, seed=seed)
+                yield HeadConfig(
+                    kind=kind, scale=scale, margin_kind=margin_kind, negative_ratio=1.0, seed=seed
+                )
     for scale, biases in ((16.0, (-4.0, -8.0)), (64.0, (-10.0, -20.0, -30.0))):
         for bias in biases:
             yield HeadConfig(scale=scale, bias=bias, negative_ratio=1.0, seed=seed)
@@ -190,31 +221,44 @@ def print_row(outcome: Outcome) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--embeddings", type=Path)
     parser.add_argument("--labels", type=Path)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--margins", nargs="*", choices=("arcface", "cosface", "none"), default=["arcface", "cosface", "none"]
+        "--margins",
+        nargs="*",
+        choices=("arcface", "cosface", "none"),
+        default=["arcface", "cosface", "none"],
     )
     parser.add_argument("--out", type=Path, help="the figures as JSON")
     options = parser.parse_args()
     if (options.embeddings is None) != (options.labels is None):
         parser.error("--embeddings and --labels belong together")
     problem = (
-        toy(options.seed) if options.labels is None else photographs(options.embeddings, options.labels, options.seed)
+        toy(options.seed)
+        if options.labels is None
+        else photographs(options.embeddings, options.labels, options.seed)
     )
-    print(f"{problem.name}: k = {problem.num_classes}, d = {problem.dimension}, l = {LABELS}, {options.steps} steps\n")
+    print(
+        f"{problem.name}: k = {problem.num_classes}, d = {problem.dimension}, l = {LABELS}, {options.steps} steps\n"
+    )
     shares = " | ".join(f"cos+ at {share:.0%}" for share in CHECKPOINTS)
-    print(f"| margin | s | b | loss | predicted | {shares} | cos- | sigma(LSEp) | sigma(LSEn) | precision@{LABELS} |")
+    print(
+        f"| margin | s | b | loss | predicted | {shares} | cos- | sigma(LSEp) | sigma(LSEn) | precision@{LABELS} |"
+    )
     print("|---|" + "---:|" * 2 + "---|" + "---:|" * (len(CHECKPOINTS) + 5))
     outcomes = []
     for config in grid(options.margins, options.seed):
         outcomes.append(train(problem, config, options.steps))
         print_row(outcomes[-1])
     if options.out is not None:
-        options.out.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+        options.out.write_text(
+            json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

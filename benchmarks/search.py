@@ -44,7 +44,9 @@ class Surface:
 
     def __init__(self, dimension: int) -> None:
         self._random = np.random.default_rng(0)
-        self._bend = self._random.standard_normal((LATENT, dimension), dtype=np.float32) / LATENT**0.5
+        self._bend = (
+            self._random.standard_normal((LATENT, dimension), dtype=np.float32) / LATENT**0.5
+        )
 
     def draw(self, num: int) -> Embeddings:
         places = self._random.standard_normal((num, LATENT), dtype=np.float32)
@@ -53,11 +55,15 @@ class Surface:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--recall", type=float, default=0.95)
-    parser.add_argument("--folder", type=Path, help="On the disk that is to be measured; default: a temporary one.")
+    parser.add_argument(
+        "--folder", type=Path, help="On the disk that is to be measured; default: a temporary one."
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run(Path(folder) / "collection", options.items, options.dimension, options.recall)
@@ -72,28 +78,39 @@ def run(path: Path, num_items: int, dimension: int, recall: float) -> None:
         show_adds(collection, data, num_items)
         taken = seconds(collection.reindex)
         described = collection.describe()
-        print(f"index: {described.kind}, effort {described.effort}, made, tuned and audited in {taken:.0f} s")
+        print(
+            f"index: {described.kind}, effort {described.effort}, made, tuned and audited in {taken:.0f} s"
+        )
         print(f"audit: {described.recall}", flush=True)
     started = time.perf_counter()
     with Collection.open(path, background=False) as collection:
         print(f"start from snapshot, every byte verified: {time.perf_counter() - started:.1f} s")
-        print(f"disk: {sum(f.stat().st_size for f in path.rglob('*') if f.is_file()) / num_items:.0f} bytes an item")
+        print(
+            f"disk: {sum(f.stat().st_size for f in path.rglob('*') if f.is_file()) / num_items:.0f} bytes an item"
+        )
         queries = data.draw(NUM_QUERIES)
         show_searches(collection, queries)
         show_filters(collection, queries)
         anonymous = memory_bytes() - before
-        print(f"memory beyond mapped files: {anonymous / len(collection) * 1e6 / 2**30:.2f} GiB a million items")
+        print(
+            f"memory beyond mapped files: {anonymous / len(collection) * 1e6 / 2**30:.2f} GiB a million items"
+        )
 
 
 def show_adds(collection: Collection, data: Surface, num_items: int) -> None:
     taken = 0.0
     for start in range(0, num_items, ADDED_AT_ONCE):
         num = min(ADDED_AT_ONCE, num_items - start)
-        items = [Item(f"item-{start + n}", row, {"n": (start + n) % 100}) for n, row in enumerate(data.draw(num))]
+        items = [
+            Item(f"item-{start + n}", row, {"n": (start + n) % 100})
+            for n, row in enumerate(data.draw(num))
+        ]
         taken += seconds(partial(collection.add, items))
     print(f"durable adds, {ADDED_AT_ONCE} at once: {num_items / taken:,.0f} items/s")
     rows = data.draw(200 + 50 * WRITERS)
-    alone = seconds(lambda: [collection.add([Item(f"one-{n}", rows[n], {"n": n % 100})]) for n in range(200)])
+    alone = seconds(
+        lambda: [collection.add([Item(f"one-{n}", rows[n], {"n": n % 100})]) for n in range(200)]
+    )
     print(f"durable adds, one by one: {200 / alone:,.0f} items/s")
 
     def write(writer: int) -> None:
@@ -101,7 +118,10 @@ def show_adds(collection: Collection, data: Surface, num_items: int) -> None:
             collection.add([Item(f"thread-{writer}-{n}", rows[200 + 50 * writer + n], {"n": n})])
 
     together = seconds(lambda: in_threads(write))
-    print(f"durable adds, one by one from {WRITERS} threads: {50 * WRITERS / together:,.0f} items/s", flush=True)
+    print(
+        f"durable adds, one by one from {WRITERS} threads: {50 * WRITERS / together:,.0f} items/s",
+        flush=True,
+    )
 
 
 def show_searches(collection: Collection, queries: Embeddings) -> None:
@@ -114,7 +134,9 @@ def show_searches(collection: Collection, queries: Embeddings) -> None:
         print(", exact")
     else:
         scores, ids = bare(queries)
-        print(f", bare faiss {measure(Neighbors(ids, scores), truth, 0, len(collection)).measured:.4f}")
+        print(
+            f", bare faiss {measure(Neighbors(ids, scores), truth, 0, len(collection)).measured:.4f}"
+        )
     for num, name in ((1, "one query"), (BATCH, f"{BATCH} queries")):
         blocks = [queries[start : start + num] for start in range(0, len(queries) - num + 1, num)]
         arms: dict[str, Callable[[Embeddings], Any]] = {"ours": lambda z: collection.search(z, TOP)}
@@ -131,8 +153,12 @@ def show_searches(collection: Collection, queries: Embeddings) -> None:
             print(f"{name}, {arm}: {rate:,.0f} queries/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms")
         if bare is not None:
             ratios = [sum(a) / sum(b) for a, b in zip(rounds["ours"], rounds["faiss"], strict=True)]
-            print(f"{name}: ours takes {statistics.median(ratios):.3f} of bare faiss's time ({spread(ratios)})")
-    exact = [seconds(partial(collection.search, z, TOP, exact=True)) for z in np.split(queries[:50], 50)]
+            print(
+                f"{name}: ours takes {statistics.median(ratios):.3f} of bare faiss's time ({spread(ratios)})"
+            )
+    exact = [
+        seconds(partial(collection.search, z, TOP, exact=True)) for z in np.split(queries[:50], 50)
+    ]
     print(f"one query, exact: p50 {statistics.median(exact) * 1000:.1f} ms", flush=True)
 
 
@@ -142,15 +168,21 @@ def show_filters(collection: Collection, queries: Embeddings) -> None:
         search = partial(collection.search, top=TOP, filter=condition)
         taken = [seconds(partial(search, z)) for z in np.split(queries[:200], 200)]
         truth = scores_of(collection, queries[:200], exact=True, filter=condition)
-        found = measure(scores_of(collection, queries[:200], exact=False, filter=condition), truth, 0, 0)
+        found = measure(
+            scores_of(collection, queries[:200], exact=False, filter=condition), truth, 0, 0
+        )
         how = "scan" if collection.search(queries[:1], TOP, filter=condition).exact else "index"
         p50, p99 = np.percentile(np.array(taken) * 1000, [50, 99])
-        print(f"filter leaving {share} %: p50 {p50:.2f} ms, p99 {p99:.2f} ms, recall {found.measured:.4f} ({how})")
+        print(
+            f"filter leaving {share} %: p50 {p50:.2f} ms, p99 {p99:.2f} ms, recall {found.measured:.4f} ({how})"
+        )
 
 
 def scores_of(collection: Collection, queries: Embeddings, **options: Any) -> Neighbors:
     found = collection.search(queries, TOP, **options).matches
-    scores = np.array([[match.similarity for match in matches] for matches in found], dtype=np.float32)
+    scores = np.array(
+        [[match.similarity for match in matches] for matches in found], dtype=np.float32
+    )
     return Neighbors(np.zeros(scores.shape, dtype=np.int64), scores)
 
 
@@ -168,7 +200,9 @@ def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
         copy = faiss.IndexFlatIP(collection.dimension)
         copy.add(np.ascontiguousarray(generation.vectors))
         index = faiss.IndexRefine(index, copy)
-        params = faiss.IndexRefineSearchParameters(k_factor=tuned.widening, base_index_params=params)
+        params = faiss.IndexRefineSearchParameters(
+            k_factor=tuned.widening, base_index_params=params
+        )
     return lambda z: index.search(z, TOP, params=params)
 
 

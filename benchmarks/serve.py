@@ -51,8 +51,9 @@ from sklearn.datasets import load_sample_images
 from mlcd.cores import available_cores, cpu_features, cpuset_cores
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.images.sources import open_source
-from mlcd.pipelines.encoded import BATCH, encode_entries
+from mlcd.parts.encoded import BATCH, encode_entries
 
 SIZE: Final = (500, 375)
 PEER: Final = "infinity-emb"
@@ -92,7 +93,9 @@ class Figures:
 
     def ratio(self, arm: str, base: str) -> str:
         """Of the two in the same round."""
-        found = [one / other for one, other in zip(self.values[arm], self.values[base], strict=True)]
+        found = [
+            one / other for one, other in zip(self.values[arm], self.values[base], strict=True)
+        ]
         return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
@@ -101,7 +104,7 @@ class Figures:
 
 def work(model: str, precision: Any, folder: str) -> None:
     """Answer what is asked on standard input with lines of JSON: images per second, or milliseconds per image."""
-    encoder = open_encoder(model, precision=precision)
+    encoder = open_encoder(model, EncoderOptions(precision=precision))
     source = open_source(folder)
     data = [source.read(entry) for entry in source.entries[:BATCH]]
     pixels = np.stack([encoder.preprocess.prepare(one) for one in data])
@@ -110,7 +113,9 @@ def work(model: str, precision: Any, folder: str) -> None:
         "embed": lambda: _embed_rate(source, encoder),
         "engine alone": lambda: _median_ms(lambda i: encoder.encode(pixels[i : i + 1])),
         "decode alone": lambda: _median_ms(lambda i: encoder.preprocess.prepare(data[i])),
-        "both alone": lambda: _median_ms(lambda i: encoder.encode(encoder.preprocess.prepare(data[i])[None])),
+        "both alone": lambda: _median_ms(
+            lambda i: encoder.encode(encoder.preprocess.prepare(data[i])[None])
+        ),
         "vector": encoder.encode(pixels[:1])[0].tolist,
     }
     encoder.encode(pixels[:1])
@@ -128,7 +133,9 @@ def _engine_rate(encoder: Encoder, pixels: Any, batches: int = 3) -> float:
 
 def _embed_rate(source: Any, encoder: Encoder) -> float:
     started = time.perf_counter()
-    part = encode_entries(source, source.entries, encoder, num_threads=available_cores(), on_done=lambda *_: None)
+    part = encode_entries(
+        source, source.entries, encoder, num_threads=available_cores(), on_done=lambda *_: None
+    )
     return len(part.entries) / (time.perf_counter() - started)
 
 
@@ -145,8 +152,19 @@ class InProcess:
     """The engine and its decoders without a server."""
 
     def __init__(self, model: Path, precision: str, folder: Path) -> None:
-        command = [sys.executable, __file__, "--work", precision, "--model", str(model), "--folder", str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            __file__,
+            "--work",
+            precision,
+            "--model",
+            str(model),
+            "--folder",
+            str(folder),
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def ask(self, what: str) -> Any:
         assert self._process.stdin is not None
@@ -167,7 +185,9 @@ class InProcess:
 
 
 def payload(path: str, body: bytes, kind: str, accept: str) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
+    )
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -181,12 +201,16 @@ def uri_payload(photo: bytes, model: str) -> bytes:
     return payload(URI, json.dumps(asked).encode(), "application/json", "application/json")
 
 
-async def exchange(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], sent: bytes) -> bytes:
+async def exchange(
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], sent: bytes
+) -> bytes:
     reader, writer = streams
     writer.write(sent)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = int(head.split(b" ", 2)[1])
-    body = await reader.readexactly(int(head.partition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0]))
+    body = await reader.readexactly(
+        int(head.partition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0])
+    )
     if status != 200:
         raise RuntimeError(f"status {status}: {body[:300].decode()}")
     return body
@@ -224,7 +248,9 @@ class Served:
             asyncio.run(send_all(self.port, payloads, num, CLIENTS))
             seconds = time.perf_counter() - started
             figures.add(name, num / seconds)
-            figures.add(f"{name} clients", 100 * (time.process_time() - own) / seconds / available_cores())
+            figures.add(
+                f"{name} clients", 100 * (time.process_time() - own) / seconds / available_cores()
+            )
             for part, after in cpu_seconds(self.pid).items():
                 figures.add(f"{name} {part}", 1000 * (after - before[part]) / num)
             time.sleep(PAUSE_S)
@@ -248,7 +274,10 @@ async def one_answer(port: int, sent: bytes) -> bytes:
 
 def cpu_seconds(pid: int) -> dict[str, float]:
     """Of the server's process, and of all below it."""
-    return {"server": _cpu_seconds(pid), "engine": sum(family_cpu_seconds(child) for child in _children(pid))}
+    return {
+        "server": _cpu_seconds(pid),
+        "engine": sum(family_cpu_seconds(child) for child in _children(pid)),
+    }
 
 
 def family_cpu_seconds(pid: int) -> float:
@@ -256,7 +285,11 @@ def family_cpu_seconds(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
+    return [
+        int(one)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for one in path.read_text().split()
+    ]
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -274,12 +307,16 @@ class Others:
         """Since the last time."""
         before, self._before = self._before, self._now()
         (wall, busy, ours), (wall_before, busy_before, ours_before) = self._before, before
-        return 100 * (busy - busy_before - ours + ours_before) / (wall - wall_before) / cpuset_cores()
+        return (
+            100 * (busy - busy_before - ours + ours_before) / (wall - wall_before) / cpuset_cores()
+        )
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
         user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split()[1:]
-        busy = sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / os.sysconf("SC_CLK_TCK")
+        busy = sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / os.sysconf(
+            "SC_CLK_TCK"
+        )
         return time.perf_counter(), busy, family_cpu_seconds(os.getpid())
 
 
@@ -289,7 +326,10 @@ def our_server(model: Path, precision: str, photos: list[bytes]) -> Iterator[Ser
     try:
         server.wait_ready()
         name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
-        raw, uri = [raw_payload(photo) for photo in photos], [uri_payload(photo, name) for photo in photos]
+        raw, uri = (
+            [raw_payload(photo) for photo in photos],
+            [uri_payload(photo, name) for photo in photos],
+        )
         yield Served(precision, server.port, server.process.pid, {"raw": raw, "data-URI": uri})
     finally:
         server.process.terminate()
@@ -300,7 +340,14 @@ def our_server(model: Path, precision: str, photos: list[bytes]) -> Iterator[Ser
 def peer_server(python: Path, hf: Path, folder: Path, photos: list[bytes]) -> Iterator[Served]:
     write_peer_model(hf, folder)
     port = free_port()
-    command = [str(python.parent / "infinity_emb"), "v2", "--model-id", str(folder), "--served-model-name", PEER_MODEL]
+    command = [
+        str(python.parent / "infinity_emb"),
+        "v2",
+        "--model-id",
+        str(folder),
+        "--served-model-name",
+        PEER_MODEL,
+    ]
     command += ["--engine", "torch", "--device", "cpu", "--url-prefix", "/v1", "--no-model-warmup"]
     command += ["--log-level", "error", "--port", str(port)]
     offline = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
@@ -331,19 +378,46 @@ def write_peer_model(hf: Path, folder: Path) -> None:
     """A CLIP directory around the same tower; its text tower is as small as can be and of random weights."""
     vision = json.loads((hf / "config.json").read_text())
     ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
-    text = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, **ends}
-    text |= {"num_hidden_layers": 1, "projection_dim": vision["projection_dim"], "model_type": "clip_text_model"}
-    config = {"architectures": ["CLIPModel"], "model_type": "clip", "projection_dim": vision["projection_dim"]}
-    tokens = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    text = {
+        "vocab_size": 8,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 1,
+        **ends,
+    }
+    text |= {
+        "num_hidden_layers": 1,
+        "projection_dim": vision["projection_dim"],
+        "model_type": "clip_text_model",
+    }
+    config = {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": vision["projection_dim"],
+    }
+    tokens = {
+        "bos_token": "<|startoftext|>",
+        "eos_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>",
+    }
     side = vision["image_size"]
     parts = {
-        "config.json": {**config, "vision_config": vision, "text_config": text, "torch_dtype": "float32"},
+        "config.json": {
+            **config,
+            "vision_config": vision,
+            "text_config": text,
+            "torch_dtype": "float32",
+        },
         "preprocessor_config.json": {
             "image_processor_type": "CLIPImageProcessor",
             "size": {"shortest_edge": side},
             "crop_size": {"height": side, "width": side},
         },
-        "tokenizer_config.json": {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **tokens},
+        "tokenizer_config.json": {
+            "tokenizer_class": "CLIPTokenizer",
+            "model_max_length": 77,
+            **tokens,
+        },
         "vocab.json": {"<|startoftext|>": 0, "<|endoftext|>": 1, "a": 2, "a</w>": 3},
     }
     folder.mkdir()
@@ -356,22 +430,36 @@ def write_peer_model(hf: Path, folder: Path) -> None:
 def make_model(folder: Path) -> None:
     (folder / "weights").mkdir(parents=True)
     write_model(tower_config("b32"), folder / "weights")
-    export = [sys.executable, "-m", "mlcd", "export", str(folder / "weights" / "hf"), str(folder / "model")]
+    export = [
+        sys.executable,
+        "-m",
+        "mlcd",
+        "export",
+        str(folder / "weights" / "hf"),
+        str(folder / "model"),
+    ]
     subprocess.run([*export, "--preprocess", "clip"], check=True, stdout=subprocess.DEVNULL)
 
 
-def measure_all(engines: dict[str, InProcess], servers: list[Served], options: argparse.Namespace) -> Figures:
+def measure_all(
+    engines: dict[str, InProcess], servers: list[Served], options: argparse.Namespace
+) -> Figures:
     figures, others = Figures(), Others()
     for number in range(options.rounds):
         for precision, engine in engines.items():
             for what in ("engine", "embed", "engine alone", "decode alone", "both alone"):
                 figures.add(f"{precision} {what}", engine.ask(what))
                 time.sleep(PAUSE_S)
-            next(server for server in servers if server.name == precision).measure(figures, options.images)
+            next(server for server in servers if server.name == precision).measure(
+                figures, options.images
+            )
         for server in servers:
             if server.name == PEER:
                 server.measure(figures, options.images)
-        print(f"  round {number + 1}: other processes took {others.percent():.1f} % of the CPU", flush=True)
+        print(
+            f"  round {number + 1}: other processes took {others.percent():.1f} % of the CPU",
+            flush=True,
+        )
     return figures
 
 
@@ -389,16 +477,28 @@ def check_vectors(engines: dict[str, InProcess], servers: list[Served]) -> None:
 def show(figures: Figures, precisions: list[str], *, peer: bool) -> None:
     for precision in precisions:
         print(f"{precision}: images/s and ms are medians of the rounds (min to max), ratios too")
-        print(f"  engine, batch 32, no decoding    {figures.show(f'{precision} engine', 'images/s')}")
-        print(f"  mlcd embed, decoding included    {figures.show(f'{precision} embed', 'images/s')}")
+        print(
+            f"  engine, batch 32, no decoding    {figures.show(f'{precision} engine', 'images/s')}"
+        )
+        print(
+            f"  mlcd embed, decoding included    {figures.show(f'{precision} embed', 'images/s')}"
+        )
         for arm in ("raw", "data-URI"):
             _show_arm(figures, precision, arm)
-            print(f"    of mlcd embed's                  {figures.ratio(f'{precision} {arm}', f'{precision} embed')}")
-        for what, title in (("engine", "engine, batch 1"), ("decode", "decoding"), ("both", "both")):
+            print(
+                f"    of mlcd embed's                  {figures.ratio(f'{precision} {arm}', f'{precision} embed')}"
+            )
+        for what, title in (
+            ("engine", "engine, batch 1"),
+            ("decode", "decoding"),
+            ("both", "both"),
+        ):
             print(f"  {title:16} in one process  {figures.show(f'{precision} {what} alone', 'ms')}")
         for arm in ("raw", "data-URI"):
             name = f"{precision} {arm} alone"
-            both, engine = (figures.ratio(name, f"{precision} {base} alone") for base in ("both", "engine"))
+            both, engine = (
+                figures.ratio(name, f"{precision} {base} alone") for base in ("both", "engine")
+            )
             print(
                 f"  one client, {arm:8} p50         {figures.show(name, 'ms')}: {both} of both, {engine} of the engine"
             )
@@ -421,12 +521,21 @@ def _show_arm(figures: Figures, name: str, arm: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=192, help="Of every throughput.")
-    parser.add_argument("--infinity", type=Path, metavar="PYTHON", help="Of an environment with the peer.")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="Where the model is made, or was by an earlier run.")
+    parser.add_argument(
+        "--infinity", type=Path, metavar="PYTHON", help="Of an environment with the peer."
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="Where the model is made, or was by an earlier run.",
+    )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -437,7 +546,10 @@ def main() -> None:
     has_bf16 = bool(cpu_features() & {"AVX512_BF16", "AMX_BF16"})
     precisions = [one for one in options.precisions if one != "bf16" or has_bf16]
     load = os.getloadavg()[0]
-    print(f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}", flush=True)
+    print(
+        f"{available_cores()} cores, {', '.join(sorted(cpu_features()))}; load before the run {load:.1f}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, photos = options.keep or Path(name), photographs()
         images = Path(name) / "images"
@@ -446,12 +558,18 @@ def main() -> None:
             (images / f"{number:04}.jpg").write_bytes(photos[number % len(photos)])
         if not (folder / "model").exists():
             make_model(folder)
-        engines = {one: stack.enter_context(InProcess(folder / "model", one, images)) for one in precisions}
-        servers = [stack.enter_context(our_server(folder / "model", one, photos)) for one in precisions]
+        engines = {
+            one: stack.enter_context(InProcess(folder / "model", one, images)) for one in precisions
+        }
+        servers = [
+            stack.enter_context(our_server(folder / "model", one, photos)) for one in precisions
+        ]
         if options.infinity is None:
             print(f"  without {PEER}: --infinity was not given")
         else:
-            peer = peer_server(options.infinity, folder / "weights" / "hf", Path(name) / "peer", photos)
+            peer = peer_server(
+                options.infinity, folder / "weights" / "hf", Path(name) / "peer", photos
+            )
             servers.append(stack.enter_context(peer))
         check_vectors(engines, servers)
         for server in servers:  # kernels are compiled, allocators grown, threads started

@@ -72,7 +72,9 @@ def write_shards(folder: Path, num_images: int, side: int) -> None:
                 part = int(generator.integers(min(photograph.size) // 2, min(photograph.size)))
                 left, top = (int(generator.integers(0, size - part)) for size in photograph.size)
                 buffer = io.BytesIO()
-                cut = photograph.resize((side, side), Image.Resampling.BICUBIC, (left, top, left + part, top + part))
+                cut = photograph.resize(
+                    (side, side), Image.Resampling.BICUBIC, (left, top, left + part, top + part)
+                )
                 cut.save(buffer, "JPEG", quality=90)
                 member = tarfile.TarInfo(f"{number:06d}.jpg")
                 member.size = buffer.tell()
@@ -91,7 +93,13 @@ def read_dataset(folder: Path, num_classes: int, labels_per_image: int) -> Datas
     return Dataset((part,), 0, 0, num_classes, None, ())
 
 
-def ours(name: str, state: TrainState, batches: Iterator[StepBatches], config: RunConfig, device: torch.device) -> Form:
+def ours(
+    name: str,
+    state: TrainState,
+    batches: Iterator[StepBatches],
+    config: RunConfig,
+    device: torch.device,
+) -> Form:
     """Our step, as the loop takes it on one process."""
 
     def step() -> float:
@@ -108,7 +116,9 @@ def ours(name: str, state: TrainState, batches: Iterator[StepBatches], config: R
 def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch.device) -> Form:
     state = initial_state(config, 2, Processes(World(), device))
     tower = state.model
-    classifier = nn.Parameter(0.01 * torch.randn(num_classes, config.model.embedding_dim, device=device))
+    classifier = nn.Parameter(
+        0.01 * torch.randn(num_classes, config.model.embedding_dim, device=device)
+    )
     groups = parameter_groups(tower.trunk, config.optim)
     optimizer = torch.optim.AdamW([*groups, {"params": [classifier]}], lr=config.optim.lr)
     scale, bf16 = config.loss.resolved_scale(num_classes), config.compute.precision == "bf16"
@@ -118,8 +128,14 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
         for pixels, part in zip(on_device(batch.parts, device), batch.parts, strict=True):
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 embeddings = tower.embed(pixels)
-                cosines = functional.normalize(embeddings, dim=1) @ functional.normalize(classifier, dim=1).T
-            loss = functional.cross_entropy(scale * cosines.float(), part.labels[:, 0].to(device)) / num_parts
+                cosines = (
+                    functional.normalize(embeddings, dim=1)
+                    @ functional.normalize(classifier, dim=1).T
+                )
+            loss = (
+                functional.cross_entropy(scale * cosines.float(), part.labels[:, 0].to(device))
+                / num_parts
+            )
             loss.backward()
         parameters = [*tower.parameters(), classifier]
         nn.utils.clip_grad_norm_(parameters, config.optim.clip_norm or float("inf"))
@@ -128,10 +144,14 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
         loss.item()
         return 0.0
 
-    return Form("plain", step, backbone_flops(config) + 6.0 * config.model.embedding_dim * num_classes)
+    return Form(
+        "plain", step, backbone_flops(config) + 6.0 * config.model.embedding_dim * num_classes
+    )
 
 
-def head_alone(config: RunConfig, num_classes: int, batch: StepBatches, device: torch.device) -> Form:
+def head_alone(
+    config: RunConfig, num_classes: int, batch: StepBatches, device: torch.device
+) -> Form:
     state = initial_state(config, num_classes, Processes(World(), device))
     shape = (config.schedule.batch_size // config.compute.accumulation, config.model.embedding_dim)
     embeddings = torch.randn(shape, device=device).requires_grad_()
@@ -194,12 +214,15 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
         report(results, limit_tflops, options)
 
 
-def report(results: dict[str, list[dict[str, float]]], limit_tflops: float, options: argparse.Namespace) -> None:
+def report(
+    results: dict[str, list[dict[str, float]]], limit_tflops: float, options: argparse.Namespace
+) -> None:
     print(f"  matrix limit {limit_tflops:.3g} TFLOP/s")
     for name in ("synthetic", "loader", "plain"):
         runs = results[name]
         ratios = [
-            each["images_per_s"] / other["images_per_s"] for each, other in zip(runs, results["plain"], strict=True)
+            each["images_per_s"] / other["images_per_s"]
+            for each, other in zip(runs, results["plain"], strict=True)
         ]
         print(
             f"  {name:10} {spread([each['images_per_s'] for each in runs], '.4g')} images/s,"
@@ -220,16 +243,24 @@ def spread(values: list[float], form: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tower", choices=RECIPES, default="small")
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--ratio", type=float, help="share of classes drawn [default: the recipe's]")
+    parser.add_argument(
+        "--ratio", type=float, help="share of classes drawn [default: the recipe's]"
+    )
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--steps", type=int, default=6, help="timed together")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--images", type=int, default=1024, help="in the shards")
-    parser.add_argument("--side", type=int, default=256, help="of the images in the shards, in pixels")
+    parser.add_argument(
+        "--side", type=int, default=256, help="of the images in the shards, in pixels"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     overrides = [
@@ -243,9 +274,15 @@ def main() -> None:
     if options.ratio is not None:
         overrides.append(f"loss.negative_ratio={options.ratio}")
     config = load_config(RECIPES[options.tower], overrides)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    where = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU threads"
+    )
     ratio, precision = config.loss.resolved_ratio(options.classes), config.compute.precision
-    print(f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on {where}")
+    print(
+        f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on {where}"
+    )
     measure(config, options, device)
 
 

@@ -25,12 +25,18 @@ def main(demo: Path, out: Path) -> None:
     first_of_name = {centers.name(center): center for center in reversed(by_size)}
     shown = sorted(first_of_name.items(), key=lambda item: str(item[0]))[:_ROWS]
     similarities = centers.vectors @ embeddings.load().T
-    canvas = Image.new("RGB", (_NAME + _COLUMNS * (_SIDE + _GAP), len(shown) * (_SIDE + _GAP)), "white")
+    canvas = Image.new(
+        "RGB", (_NAME + _COLUMNS * (_SIDE + _GAP), len(shown) * (_SIDE + _GAP)), "white"
+    )
     draw = ImageDraw.Draw(canvas)
     for row, (name, center) in enumerate(shown):
         top = row * (_SIDE + _GAP)
         draw.text(
-            (_GAP, top + _SIDE // 2), f"“{name}” #{center}", fill="black", anchor="lm", font=ImageFont.load_default(13)
+            (_GAP, top + _SIDE // 2),
+            f"“{name}” #{center}",
+            fill="black",
+            anchor="lm",
+            font=ImageFont.load_default(13),
         )
         for column, item in enumerate(np.argsort(-similarities[center])[:_COLUMNS]):
             picture = Image.open(demo / "images" / embeddings.keys[item]).convert("RGB")

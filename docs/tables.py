@@ -1,6 +1,8 @@
 """Writes the reference pages of settings and of recipes from their classes: `python docs/tables.py`."""
 
+import ast
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -11,6 +13,7 @@ from pydantic.fields import FieldInfo
 from service.settings import Settings, as_text, named_fields, nested_model
 from training.config import MixedSource, RunConfig
 
+_ROOT: Final = Path(__file__).parents[1]
 _REFERENCE: Final = Path(__file__).parent / "reference"
 _SETTINGS_HEAD: Final = """# Settings
 
@@ -26,6 +29,12 @@ process](../explanation/pipeline.md#the-engines-process) and [keys](../how-to/ke
 """
 
 
+_LAYOUT_HEAD: Final = """# How the code is laid out
+
+Every file of the product and the first sentence that it says of itself. Imports point down: the
+[architecture](architecture.md) draws the layers, and `make lint` holds them. Tests lie as the source
+does, under `tests/unit/`. This page is made from the source by `python docs/tables.py`.
+"""
 _RECIPES_HEAD: Final = """# Recipes
 
 The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it sets one. An unknown
@@ -52,8 +61,13 @@ def settings_page() -> str:
 
 def recipes_page() -> str:
     """Every key, the sections in the order of the class, those of the top level first."""
-    plain = {name: field for name, field in RunConfig.model_fields.items() if nested_model(field) is None}
-    sections = [_RECIPES_HEAD, "\n".join(_table((name, (), field) for name, field in plain.items()))]
+    plain = {
+        name: field for name, field in RunConfig.model_fields.items() if nested_model(field) is None
+    }
+    sections = [
+        _RECIPES_HEAD,
+        "\n".join(_table((name, (), field) for name, field in plain.items())),
+    ]
     for name, field in RunConfig.model_fields.items():
         if (model := nested_model(field)) is not None:
             sections.append(_section(name, f"{name}.", model))
@@ -79,7 +93,11 @@ def _meaning(field: FieldInfo) -> str:
     described = " ".join((field.description or "").split()).removesuffix(".")
     choices = _choices(field.annotation)
     named = f"`{'`, `'.join(choices)}`" if choices else ""
-    return ": ".join(part for part in (named, described) if part).replace("|", "\\|").replace("*", "\\*")
+    return (
+        ": ".join(part for part in (named, described) if part)
+        .replace("|", "\\|")
+        .replace("*", "\\*")
+    )
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -95,7 +113,44 @@ def _default(field: FieldInfo) -> str:
     return "none" if field.default in (None, ()) else f"`{as_text(field.default)}`"
 
 
-PAGES: Final = {_REFERENCE / "settings.md": settings_page, _REFERENCE / "recipes.md": recipes_page}
+def layout_page() -> str:
+    """Every file of the product, room by room, with the first sentence of its docstring."""
+    sections = [_LAYOUT_HEAD]
+    for package in ("mlcd", "service", "training"):
+        for folder in sorted({path.parent for path in (_ROOT / package).rglob("*.py")}):
+            files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+            if files:
+                heading = f"## `{folder.relative_to(_ROOT)}/`"
+                purpose = _first_sentence(folder / "__init__.py")
+                rows = [f"| `{path.name}` | {_first_sentence(path)} |" for path in files]
+                sections.append(
+                    "\n".join(
+                        [
+                            heading,
+                            "",
+                            purpose,
+                            "",
+                            "| file | what it holds |",
+                            "|---|---|",
+                            *rows,
+                            "",
+                        ]
+                    )
+                )
+    return "\n".join(sections)
+
+
+def _first_sentence(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    first = re.split(r"(?<=\.)\s|\n\n", docstring, maxsplit=1)[0].rstrip(".")
+    return " ".join(first.split()).replace("|", "\\|")
+
+
+PAGES: Final = {
+    _REFERENCE / "settings.md": settings_page,
+    _REFERENCE / "recipes.md": recipes_page,
+    _ROOT / "docs" / "explanation" / "layout.md": layout_page,
+}
 
 if __name__ == "__main__":
     for path, page in PAGES.items():

@@ -26,6 +26,7 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder, EngineName, Precision
 from mlcd.encoders.batches import MAX_BATCH
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid, ImageRejected, InvalidInput
 from mlcd.images.decode import DEFAULT_LIMITS, ExifPolicy
 from mlcd.images.quiet import silence_decoders
@@ -76,7 +77,9 @@ class Model:
             pixels = [self._prepared(image, start + place) for place, image in enumerate(batch)]
             rows = self.encoder.encode(np.stack(pixels))
             if len(without := np.flatnonzero(~rows.any(axis=1))):
-                raise ImageRejected("no-embedding", f"image {start + int(without[0])} has no embedding")
+                raise ImageRejected(
+                    "no-embedding", f"image {start + int(without[0])} has no embedding"
+                )
             blocks.append(rows)
         return np.concatenate(blocks)
 
@@ -97,7 +100,9 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -168,7 +173,9 @@ class Index:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -189,12 +196,25 @@ def load_model(
     silence_decoders()
     spec = resolve_model(os.fspath(model))
     return Model(
-        open_encoder(spec, precision=precision, engine=engine, num_threads=num_threads, exif=exif, decode=decode)
+        open_encoder(
+            spec,
+            EncoderOptions(
+                precision=precision,
+                engine=engine,
+                num_threads=num_threads,
+                exif=exif,
+                decode=decode,
+            ),
+        )
     )
 
 
 def embed(
-    images: Location, *, model: Location | Model, out: Location | None = None, progress: bool = False
+    images: Location,
+    *,
+    model: Location | Model,
+    out: Location | None = None,
+    progress: bool = False,
 ) -> EmbeddedImages:
     """Embeds a place of images: a folder, glob, list, tar shards, parquet, zip, or a URL of these.
 
@@ -206,7 +226,9 @@ def embed(
     with _opened(model) as opened, _place(out) as path:
         artifact = embedding.embed(source, opened.encoder, path, _reporter(shown=progress))
         read = EmbeddingsArtifact(artifact)
-        return EmbeddedImages(read.keys, read.class_names, read.load(), read.skipped(), read.fingerprint)
+        return EmbeddedImages(
+            read.keys, read.class_names, read.load(), read.skipped(), read.fingerprint
+        )
 
 
 def cluster(
@@ -239,12 +261,15 @@ def cluster(
     if isinstance(embeddings, np.ndarray):
         if hold_out or names or out is not None:
             raise ConfigInvalid(
-                "an array has no keys and no classes", remedy="leave out hold_out, names and out, or give an artifact"
+                "an array has no keys and no classes",
+                remedy="leave out hold_out, names and out, or give an artifact",
             )
         return _clustered(embeddings, options)
     with _place(out) as path:
         artifact = EmbeddingsArtifact.open(local_path(embeddings))
-        return Centers.read(clustering.cluster(artifact, path, options, reporter=_reporter(shown=progress)))
+        return Centers.read(
+            clustering.cluster(artifact, path, options, reporter=_reporter(shown=progress))
+        )
 
 
 def label(
@@ -268,11 +293,14 @@ def label(
     if isinstance(rows, np.ndarray):
         if mode != "exact" or model is not None or out is not None:
             raise ConfigInvalid(
-                "labels of an array are exact and stay in memory", remedy="leave out mode, model and out"
+                "labels of an array are exact and stay in memory",
+                remedy="leave out mode, model and out",
             )
         return _labeled(rows, centers, top, threshold)
     if isinstance(centers, Centers | np.ndarray):
-        raise ConfigInvalid("rows in an artifact need centers in an artifact", remedy="give the centers' path")
+        raise ConfigInvalid(
+            "rows in an artifact need centers in an artifact", remedy="give the centers' path"
+        )
     options = labeling.LabelOptions(
         os.fspath(rows),
         os.fspath(centers),
@@ -303,14 +331,18 @@ def index(
     """
     if isinstance(embeddings, np.ndarray):
         if out is not None or recall is not None:
-            raise ConfigInvalid("a collection is made of an artifact", remedy="leave out `out` and `recall`")
+            raise ConfigInvalid(
+                "a collection is made of an artifact", remedy="leave out `out` and `recall`"
+            )
         return _indexed(unit_rows(embeddings), ids)
     if ids is not None:
         raise ConfigInvalid("the ids of an artifact are its keys", remedy="leave out ids")
     artifact = EmbeddingsArtifact.open(local_path(embeddings))
     if out is None:
         if recall is not None:
-            raise ConfigInvalid("an index in memory is exact", remedy="leave out recall, or give `out`")
+            raise ConfigInvalid(
+                "an index in memory is exact", remedy="leave out recall, or give `out`"
+            )
         return _indexed(artifact.load(), artifact.keys)
     indexing.index(artifact, local_path(out), _reporter(shown=progress), recall=recall)
     return _on_disk(Collection.open(local_path(out), read_only=True))
@@ -325,29 +357,41 @@ def _clustered(rows: NDArray[np.floating], options: clustering.ClusterOptions) -
 
 
 def _labeled(
-    rows: NDArray[np.floating], centers: Location | Centers | NDArray[np.floating], top: int, threshold: float | None
+    rows: NDArray[np.floating],
+    centers: Location | Centers | NDArray[np.floating],
+    top: int,
+    threshold: float | None,
 ) -> Labels:
     if isinstance(centers, np.ndarray):
         found, names = nearest_centers(unit_rows(rows), unit_rows(centers), top, threshold), None
     else:
         opened = centers if isinstance(centers, Centers) else Centers.open(local_path(centers))
-        found, names = nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, threshold), opened.names
+        found, names = (
+            nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, threshold),
+            opened.names,
+        )
     return Labels(found.ids, found.scores, None, names)
 
 
 def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
     named = [str(row) for row in range(len(vectors))] if ids is None else list(ids)
     if len(named) != len(vectors):
-        raise InvalidInput(f"{len(vectors)} rows and {len(named)} ids", remedy="give one id for each row")
+        raise InvalidInput(
+            f"{len(vectors)} rows and {len(named)} ids", remedy="give one id for each row"
+        )
     dimension = vectors.shape[1]
 
     def search(queries: NDArray[np.floating], top: int) -> Matches:
         if queries.ndim != 2 or queries.shape[1] != dimension:
-            raise InvalidInput(f"queries must have shape [Q, {dimension}], got {list(queries.shape)}")
+            raise InvalidInput(
+                f"queries must have shape [Q, {dimension}], got {list(queries.shape)}"
+            )
         if top < 1:
             raise ConfigInvalid(f"top must be at least 1, got {top}")
         found = scan(unit_rows(queries), vectors, min(top, len(named)))
-        return Matches([[named[row] for row in rows] for rows in found.ids.tolist()], found.scores.tolist())
+        return Matches(
+            [[named[row] for row in rows] for rows in found.ids.tolist()], found.scores.tolist()
+        )
 
     return Index(len(named), search)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any, Literal
 import click
 
 from mlcd.encoders.base import EngineName, Precision
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import MlcdError
+from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.locations import local_path
-from mlcd.pipelines.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.progress import Reporter
 from mlcd.version import __version__
 
@@ -69,10 +71,52 @@ def _added() -> Any:
 def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--json` and pass a Reporter."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Progress and result as JSON lines on standard output.")
+    @click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="Progress and result as JSON lines on standard output.",
+    )
     @functools.wraps(command)
     def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> None:
         command(*args, reporter=Reporter("json" if as_json else "auto"), **kwargs)
+
+    return wrapped
+
+
+def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds how a model is opened, and passes it as `encoder`."""
+
+    @click.option(
+        "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True
+    )
+    @click.option(
+        "--engine",
+        type=click.Choice(["auto", "openvino", "torch"]),
+        default="auto",
+        show_default=True,
+    )
+    @click.option(
+        "--exif",
+        type=click.Choice(["apply", "ignore"]),
+        help="Other than the model's preprocessing says.",
+    )
+    @click.option(
+        "--decode",
+        type=click.Choice(["exact", "fast"]),
+        help="fast: JPEG at a fraction of its size.",
+    )
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any,
+        precision: Precision,
+        engine: EngineName,
+        exif: ExifPolicy | None,
+        decode: DecodeMode | None,
+        **kwargs: Any,
+    ) -> None:
+        options = EncoderOptions(precision=precision, engine=engine, exif=exif, decode=decode)
+        command(*args, encoder=options, **kwargs)
 
     return wrapped
 
@@ -91,20 +135,16 @@ def cli() -> None:
     required=True,
     help="A model artifact, other weights as `mlcd export` takes them, an .onnx file with its JSON, hog or pixels.",
 )
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
-@click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), default="auto", show_default=True)
-@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
-@click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
-@click.option("--append", is_flag=True, help="Add to the embeddings at OUT the images that they do not have.")
+@encoder_options
+@click.option(
+    "--append", is_flag=True, help="Add to the embeddings at OUT the images that they do not have."
+)
 @reporter_option
 def embed(
     images: tuple[str, ...],
     out: Path,
     model: str,
-    precision: Precision,
-    engine: EngineName,
-    exif: ExifPolicy | None,
-    decode: DecodeMode | None,
+    encoder: EncoderOptions,
     append: bool,
     reporter: Reporter,
 ) -> None:
@@ -127,13 +167,8 @@ def embed(
 
     silence_decoders()
     source = open_source(images[0])
-    encoder = open_encoder(
-        resolve_model(model, _announce), precision=precision, engine=engine, exif=exif, decode=decode
-    )
-    try:
-        artifact = (embed_more if append and out.exists() else run)(source, encoder, out, reporter)
-    finally:
-        encoder.close()
+    with closing(open_encoder(resolve_model(model, _announce), encoder)) as opened:
+        artifact = (embed_more if append and out.exists() else run)(source, opened, out, reporter)
     facts = artifact.summary
     _finish(
         reporter,
@@ -146,7 +181,9 @@ def embed(
 @click.argument("embeddings", type=LOCAL_PATH)
 @click.argument("out", type=LOCAL_PATH)
 @click.option("--clusters", type=click.IntRange(1), required=True)
-@click.option("--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]")
+@click.option(
+    "--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]"
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option(
     "--hold-out",
@@ -155,10 +192,20 @@ def embed(
     show_default=True,
     help="Share of each class (or overall), by the hash of the key, left out, as training and evaluation leave it out.",
 )
-@click.option("--sample", type=click.IntRange(1), help="Cluster only so many rows per cluster, drawn by hash.")
-@click.option("--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean.")
-@click.option("--names", is_flag=True, help="Name each center by the majority of its members' sub-folders.")
-@click.option("--report", is_flag=True, help="Also write report.json and sizes.png: how good the clusters are.")
+@click.option(
+    "--sample", type=click.IntRange(1), help="Cluster only so many rows per cluster, drawn by hash."
+)
+@click.option(
+    "--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean."
+)
+@click.option(
+    "--names", is_flag=True, help="Name each center by the majority of its members' sub-folders."
+)
+@click.option(
+    "--report",
+    is_flag=True,
+    help="Also write report.json and sizes.png: how good the clusters are.",
+)
 @click.option(
     "--examples",
     type=click.IntRange(0, 64),
@@ -166,7 +213,9 @@ def embed(
     show_default=True,
     help="Keep the keys of so many nearest members of each center; 0 keeps none.",
 )
-@click.option("--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic and time; write nothing.")
+@click.option(
+    "--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic and time; write nothing."
+)
 @reporter_option
 def cluster(
     embeddings: Path,
@@ -253,16 +302,34 @@ def name(centers: Path, file: Path, reporter: Reporter) -> None:
 @click.argument("out", type=LOCAL_PATH)
 @click.option("--centers", type=LocalPath(), required=True)
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--threshold", type=float, help="Keep only centers at least this similar, of the --top nearest.")
-@click.option("--mode", type=click.Choice(["exact", "approximate"]), default="exact", show_default=True)
-@click.option("--probes", type=click.IntRange(1), help="Of --mode approximate; default: what an audit asks for.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the work.")
-@click.option("--model", help="For IMAGES: what embeds them, as in `mlcd embed`; it must be that of the centers.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Of the model.  [default: fp32]")
-@click.option("--engine", type=click.Choice(["auto", "openvino", "torch"]), help="Of the model.  [default: auto]")
-@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="Other than the model's preprocessing says.")
-@click.option("--decode", type=click.Choice(["exact", "fast"]), help="fast: JPEG at a fraction of its size.")
-@click.option("--append", is_flag=True, help="Add to the labels at OUT those of rows that EMBEDDINGS have gained.")
+@click.option(
+    "--threshold", type=float, help="Keep only centers at least this similar, of the --top nearest."
+)
+@click.option(
+    "--mode", type=click.Choice(["exact", "approximate"]), default="exact", show_default=True
+)
+@click.option(
+    "--probes",
+    type=click.IntRange(1),
+    help="Of --mode approximate; default: what an audit asks for.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes that share the work.",
+)
+@click.option(
+    "--model",
+    help="For IMAGES: what embeds them, as in `mlcd embed`; it must be that of the centers.",
+)
+@encoder_options
+@click.option(
+    "--append",
+    is_flag=True,
+    help="Add to the labels at OUT those of rows that EMBEDDINGS have gained.",
+)
 @reporter_option
 def label(
     source: str,
@@ -274,10 +341,7 @@ def label(
     probes: int | None,
     workers: int,
     model: str | None,
-    precision: Precision | None,
-    engine: EngineName | None,
-    exif: ExifPolicy | None,
-    decode: DecodeMode | None,
+    encoder: EncoderOptions,
     append: bool,
     reporter: Reporter,
 ) -> None:
@@ -293,8 +357,10 @@ def label(
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
-    if model is None and (precision or engine or exif or decode):
-        raise click.UsageError("--precision, --engine, --exif and --decode are for a --model, which only images need")
+    if model is None and encoder != EncoderOptions():
+        raise click.UsageError(
+            "--precision, --engine, --exif and --decode are for a --model, which only images need"
+        )
     options = LabelOptions(
         source,
         centers,
@@ -303,26 +369,38 @@ def label(
         mode=mode,
         probes=probes,
         model=None if model is None else resolve_model(model, _announce),
-        precision=precision or "fp32",
-        engine=engine or "auto",
-        exif=exif,
-        decode=decode,
+        encoder=encoder,
     )
     if append and out.exists():
         artifact = label_more(options, out, reporter)
     else:
         artifact = run(options, out, workers=workers, reporter=reporter)
     facts = artifact.summary
-    _finish(reporter, artifact, f"labels of {facts['images']} images among {facts['centers']} centers")
+    _finish(
+        reporter, artifact, f"labels of {facts['images']} images among {facts['centers']} centers"
+    )
 
 
 @cli.command()
 @click.argument("source", type=LOCAL_PATH)
 @click.argument("out", type=LOCAL_PATH)
-@click.option("--recall", type=float, help="Recall@10 that the collection's index has to show.  [default: 0.99]")
-@click.option("--export", "export_", is_flag=True, help="SOURCE: a collection; OUT: a parquet file of all its items.")
-@click.option("--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine.")
-@click.option("--append", is_flag=True, help="Add to the collection at OUT what the embeddings have gained.")
+@click.option(
+    "--recall",
+    type=float,
+    help="Recall@10 that the collection's index has to show.  [default: 0.99]",
+)
+@click.option(
+    "--export",
+    "export_",
+    is_flag=True,
+    help="SOURCE: a collection; OUT: a parquet file of all its items.",
+)
+@click.option(
+    "--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine."
+)
+@click.option(
+    "--append", is_flag=True, help="Add to the collection at OUT what the embeddings have gained."
+)
 @reporter_option
 def index(
     source: Path,
@@ -356,7 +434,9 @@ def index(
         if source.suffix == ".parquet":
             described = pipeline.import_parquet(source, out, reporter, recall=recall)
         else:
-            described = pipeline.index(EmbeddingsArtifact.open(source), out, reporter, recall=recall, append=append)
+            described = pipeline.index(
+                EmbeddingsArtifact.open(source), out, reporter, recall=recall, append=append
+            )
         line = f"collection of {described.items} items, {described.kind} index"
         reporter.result({FINISHED: str(out), **asdict(described)}, f"{line}: {out}")
 
@@ -374,20 +454,39 @@ def index(
 )
 @click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
 @click.option("--images", help="Images for the parity check; default: those of the run.")
-@click.option("--like", help="The published tower whose sizes, activation and preprocessing bare weights have.")
-@click.option("--preprocess", type=click.Choice(["clip"]), help="CLIP's preprocessing, where the files state none.")
+@click.option(
+    "--like",
+    help="The published tower whose sizes, activation and preprocessing bare weights have.",
+)
+@click.option(
+    "--preprocess",
+    type=click.Choice(["clip"]),
+    help="CLIP's preprocessing, where the files state none.",
+)
 @click.option("--no-projection", is_flag=True, help="Embed by the pooled class token.")
-@click.option("--image-size", type=click.IntRange(1), help="Another resolution; positions are resized.")
-@click.option("--exif", type=click.Choice(["apply", "ignore"]), help="What orientation tags do.  [default: apply]")
+@click.option(
+    "--image-size", type=click.IntRange(1), help="Another resolution; positions are resized."
+)
+@click.option(
+    "--exif",
+    type=click.Choice(["apply", "ignore"]),
+    help="What orientation tags do.  [default: apply]",
+)
 @click.option(
     "--backend",
     type=click.Choice(["cuda", "tensorrt", "cpu", "openvino", "python"]),
     help="Of triton: ONNX Runtime on what, or OpenVINO in the python backend.  [default: cuda]",
 )
-@click.option("--version", type=click.IntRange(1), help="Of triton: beside the earlier ones.  [default: 1]")
-@click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="Of triton.  [default: fp32]")
+@click.option(
+    "--version", type=click.IntRange(1), help="Of triton: beside the earlier ones.  [default: 1]"
+)
+@click.option(
+    "--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="Of triton.  [default: fp32]"
+)
 @click.option("--max-batch", type=click.IntRange(1, 1024), help="Of triton.  [default: 64]")
-@click.option("--threads", type=click.IntRange(1), help="Of triton on a CPU.  [default: this machine's cores]")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Of triton on a CPU.  [default: this machine's cores]"
+)
 @reporter_option
 def export(
     checkpoint: str,
@@ -412,8 +511,8 @@ def export(
     CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or open_clip, a file of
     weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees with the model on real images.
     """
+    from mlcd.export.model import export_hf, export_model
     from mlcd.models.zoo import LoadOptions
-    from mlcd.pipelines.export import export_hf, export_model
 
     options = LoadOptions(
         like=like,
@@ -423,7 +522,7 @@ def export(
         exif=exif,
     )
     if layout == "triton":
-        from mlcd.pipelines.triton import export_triton
+        from mlcd.export.triton import export_triton
 
         artifact = export_triton(
             checkpoint,
@@ -440,14 +539,22 @@ def export(
         _finish(reporter, artifact, f"{named}, parity {facts['parity_min_cosine']:.6f}")
         return
     if backend or version or precision or max_batch or threads:
-        raise click.UsageError("--backend, --version, --precision, --max-batch and --threads are for --format triton")
+        raise click.UsageError(
+            "--backend, --version, --precision, --max-batch and --threads are for --format triton"
+        )
     if layout == "hf":
         if images:
-            raise click.UsageError("--images is for the parity of onnx; hf is compared tensor by tensor")
-        artifact = export_hf(checkpoint, out, name=name or "mlcd-vit", options=options, reporter=reporter)
+            raise click.UsageError(
+                "--images is for the parity of onnx; hf is compared tensor by tensor"
+            )
+        artifact = export_hf(
+            checkpoint, out, name=name or "mlcd-vit", options=options, reporter=reporter
+        )
         _finish(reporter, artifact, "model for transformers")
         return
-    artifact = export_model(checkpoint, out, name=name or "mlcd-vit", images=images, options=options, reporter=reporter)
+    artifact = export_model(
+        checkpoint, out, name=name or "mlcd-vit", images=images, options=options, reporter=reporter
+    )
     facts = artifact.summary
     _finish(
         reporter,
@@ -493,9 +600,16 @@ def doctor(as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--images", help="A folder of your own images; default: scikit-learn's scanned digits.")
-@click.option("--features", help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.")
-@click.option("--recipe", help="The training recipe; default: demo-digits, with --images demo-photos.")
+@click.option(
+    "--images", help="A folder of your own images; default: scikit-learn's scanned digits."
+)
+@click.option(
+    "--features",
+    help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.",
+)
+@click.option(
+    "--recipe", help="The training recipe; default: demo-digits, with --images demo-photos."
+)
 @click.option("--out", type=LOCAL_PATH, default=Path("demo"), show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
@@ -516,7 +630,9 @@ def demo(
 
     if not no_serve and free_port(host, port) != port:  # before the minutes of work, not after
         _announce(f"port {port} is in use: the service will take a free one, and say which")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # between two steps; while one runs, it is told
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # between two steps; while one runs, it is told
     journey = Demo(out=out, images=images, features=features, recipe=recipe, seed=seed)
     journey.run()
     if not no_serve:

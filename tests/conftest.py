@@ -37,11 +37,17 @@ that is most of what they do: a linear probe of 200 rows took 30 s of CPU time, 
 
 
 def pytest_addoption(parser):
-    parser.addoption("--plain-cpu", action="store_true", help="compute as on a CPU with AVX2 and without bfloat16")
+    parser.addoption(
+        "--plain-cpu",
+        action="store_true",
+        help="compute as on a CPU with AVX2 and without bfloat16",
+    )
 
 
 def pytest_configure(config):
-    os.environ.update({name: os.environ.get(name, value) for name, value in PATIENT_THREADS.items()})
+    os.environ.update(
+        {name: os.environ.get(name, value) for name, value in PATIENT_THREADS.items()}
+    )
     if config.getoption("plain_cpu"):
         os.environ.update(PLAIN_CPU)  # read when a library computes first
     # A background job of a shell ignores Ctrl-C and hands that down to what the tests start; a terminal does not.
@@ -119,9 +125,13 @@ def write_digits(folder: Path, num: int) -> Path:
     return folder
 
 
-def run_mlcd(*arguments: object, timeout: float = 240, **options) -> subprocess.CompletedProcess[str]:
+def run_mlcd(
+    *arguments: object, timeout: float = 240, **options
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, **options
+    )
 
 
 def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -55,8 +55,14 @@ def bombs():
     yield "GIF of 65535 x 65535", _gif(65_535, 65_535)
     yield "GIF whose frame is larger than its screen", _gif(1, 1, frame=(65_535, 65_535))
     yield "WebP of 16383 x 16383", _webp(16_383, 16_383)
-    yield "TIFF of 400 megapixels", encoded(Image.new("1", (20_000, 20_000)), "TIFF", compression="group4")
-    yield "TIFF of 80 megapixels", encoded(Image.new("1", (8900, 8900)), "TIFF", compression="tiff_deflate")
+    yield (
+        "TIFF of 400 megapixels",
+        encoded(Image.new("1", (20_000, 20_000)), "TIFF", compression="group4"),
+    )
+    yield (
+        "TIFF of 80 megapixels",
+        encoded(Image.new("1", (8900, 8900)), "TIFF", compression="tiff_deflate"),
+    )
     yield "JPEG of 400 megapixels", _jpeg_that_says(20_000, 20_000)
     yield "BMP that says 4 gigapixels", _bmp(2**16, 2**16)
 
@@ -66,7 +72,10 @@ def shapes():
     for size in ((1, 1), (1, 65_535), (65_535, 1), (2, 2), (WIDEST, 8), (8, WIDEST), (7, 13)):
         for kind in KINDS:
             if (kind != "WEBP" or max(size) <= 16_383) and (kind != "JPEG" or max(size) <= WIDEST):
-                yield f"{kind} of {size[0]} x {size[1]}", encoded(Image.new("RGB", size, (9, 99, 200)), kind)
+                yield (
+                    f"{kind} of {size[0]} x {size[1]}",
+                    encoded(Image.new("RGB", size, (9, 99, 200)), kind),
+                )
 
 
 def polyglots():
@@ -79,12 +88,21 @@ def polyglots():
     yield "GIF and JavaScript", b"GIF89a/*\0\0\0\0\0*/=1;alert(1)//"
     yield "whole GIF and JavaScript", encoded(picture(), "GIF") + b"*/=1;alert(1)"
     yield "HTML", b"<html><script>alert(1)</script></html>"
-    yield "HTML in a JPEG's comment", encoded(picture(), "JPEG", comment=b"<script>alert(1)</script>")
+    yield (
+        "HTML in a JPEG's comment",
+        encoded(picture(), "JPEG", comment=b"<script>alert(1)</script>"),
+    )
     yield "SVG", b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
-    yield "XML of a billion laughs", b'<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;&b;">]><svg>&c;</svg>'
+    yield (
+        "XML of a billion laughs",
+        b'<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;&b;">]><svg>&c;</svg>',
+    )
     yield "PDF", b"%PDF-1.7\n1 0 obj<</OpenAction<</S/JavaScript/JS(app.alert(1))>>>>endobj"
     yield "PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(/etc/passwd) run"
-    yield "ImageMagick's language", b"push graphic-context\nfill 'url(https://example.com/x.png)'\npop graphic-context"
+    yield (
+        "ImageMagick's language",
+        b"push graphic-context\nfill 'url(https://example.com/x.png)'\npop graphic-context",
+    )
     yield "FITS", b"SIMPLE  =                    T".ljust(80) + b" " * 2800
     yield "empty", b""
     yield "one byte", b"\xff"
@@ -98,9 +116,18 @@ def animations():
     """Of very many frames; the first is the picture."""
     frames = [Image.new("L", (16, 16), shade % 256) for shade in range(2000)]
     yield "GIF of 2000 frames", encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    yield "WebP of 500 frames", encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:500])
-    yield "APNG of 500 frames", encoded(frames[0], "PNG", save_all=True, append_images=frames[1:500])
-    yield "TIFF of 500 pages", encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:500])
+    yield (
+        "WebP of 500 frames",
+        encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:500]),
+    )
+    yield (
+        "APNG of 500 frames",
+        encoded(frames[0], "PNG", save_all=True, append_images=frames[1:500]),
+    )
+    yield (
+        "TIFF of 500 pages",
+        encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:500]),
+    )
     yield "TIFF whose pages go round", _endless_tiff()
 
 
@@ -110,7 +137,12 @@ def _chunk(kind, data):
 
 def _png(width, height, pixels):
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", head)
+        + _chunk(b"IDAT", pixels)
+        + _chunk(b"IEND", b"")
+    )
 
 
 def _with_text(png, num_bytes):
@@ -159,7 +191,10 @@ def labyrinths():
     body = zlib.compress(b"".join(b"\0" + bytes(700) for _ in range(700)), 0)
     pieces = b"".join(_chunk(b"IDAT", body[place : place + 1]) for place in range(len(body)))
     head = struct.pack(">IIBBBBB", 700, 700, 8, 0, 0, 0, 0)
-    yield "PNG in chunks of a byte", b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + pieces + _chunk(b"IEND", b"")
+    yield (
+        "PNG in chunks of a byte",
+        b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + pieces + _chunk(b"IEND", b""),
+    )
     gif = encoded(picture(), "GIF")
     place = 13 + 3 * 2 ** ((gif[10] & 7) + 1)
     comment = b"!\xfe" + (b"\xff" + b"a" * 255) * 20_000 + b"\0"
@@ -175,7 +210,17 @@ def _repeated_scan(jpeg, num):
 
 
 def _tiff_of_tags(num, size):
-    basic = [(256, 4), (257, 4), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, 4), (279, 16)]
+    basic = [
+        (256, 4),
+        (257, 4),
+        (258, 8),
+        (259, 1),
+        (262, 1),
+        (273, 8),
+        (277, 1),
+        (278, 4),
+        (279, 16),
+    ]
     entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in basic]
     entries += [struct.pack("<HHII", 40_000 + tag, 1, size, 8) for tag in range(num)]
     directory = struct.pack("<H", len(entries)) + b"".join(entries) + struct.pack("<I", 0)

@@ -45,7 +45,11 @@ class ImageHost:
     def _serve(self, connection):
         with contextlib.suppress(OSError, ValueError), connection:
             connection.settimeout(FOREVER_S)
-            with self._tls.wrap_socket(connection, server_side=True) if self._tls else connection as stream:
+            with (
+                self._tls.wrap_socket(connection, server_side=True)
+                if self._tls
+                else connection as stream
+            ):
                 reader = stream.makefile("rb")
                 while head := _read_head(reader):
                     self._answer(stream, *head)

@@ -1,7 +1,8 @@
-"""Batches whose loss or gradient was not finite, kept with the state that met them: `bad_batches/` of a run.
+"""The batches whose loss or gradient was not finite, kept in a run's `bad_batches/`.
 
-step_000007-rank0/  batch.safetensors (of each micro-batch i: images.i uint8, labels.i, positions.i) and
-                    batch.json (step, keys, loss and gradient norms), of each process
+step_000007-rank0/  one process's part of the batch
+  batch.safetensors   for each micro-batch i: images.i uint8, labels.i, positions.i
+  batch.json          step, keys, loss and gradient norms
 step_000007-state/  a checkpoint of the state before that step
 """
 
@@ -49,13 +50,17 @@ def bad_state_path(run: Path, step: int) -> Path:
 
 
 def clear_bad_batch(run: Path, step: int) -> None:
-    """Remove what an earlier attempt kept of that step: it may have been on more processes than this one."""
-    for leftover in (run / FOLDER).glob(f"*{checkpoint_name(step)}-rank*"):  # drafts begin with a dot
+    """Removes the parts of that step that an earlier attempt kept.
+
+    The earlier attempt may have run on more processes than this one.
+    """
+    # The names of drafts begin with a dot.
+    for leftover in (run / FOLDER).glob(f"*{checkpoint_name(step)}-rank*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
-    """Write this process's part of the batch, whole or not at all."""
+    """Writes this process's part of the batch, whole or not at all."""
     shutil.rmtree(path, ignore_errors=True)
     tensors: dict[str, Tensor] = {}
     for index, part in enumerate(batch.parts):
@@ -64,8 +69,12 @@ def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
             f"labels.{index}": part.labels,
             f"positions.{index}": torch.from_numpy(part.positions),
         }
-    norms = {"loss": meters.loss, "grad_norm": meters.grad_norm, "center_grad_norm": meters.center_grad_norm}
-    # As words: JSON has no NaN.
+    norms = {
+        "loss": meters.loss,
+        "grad_norm": meters.grad_norm,
+        "center_grad_norm": meters.center_grad_norm,
+    }
+    # The norms are strings because JSON has no NaN.
     facts = {"step": batch.step, "keys": [part.keys for part in batch.parts]}
     facts |= {name: str(value.item()) for name, value in norms.items()}
     with replacing(path) as draft:
@@ -77,24 +86,38 @@ def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
 
 
 def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
-    """The step, and its micro-batches over all the processes whose parts lie beside `path`. Raises ArtifactInvalid."""
+    """Returns the step and its micro-batches, joined over all processes' parts beside `path`.
+
+    Raises ArtifactInvalid.
+    """
     name = _NAME.fullmatch(path.name)
     if name is None or not path.is_dir():
-        raise ArtifactInvalid(f"{path} is no saved batch", remedy="give RUN/bad_batches/step_N-rank0")
-    folders = sorted(path.parent.glob(f"step_{name[1]}-rank*"), key=lambda folder: int(folder.name.split("rank")[1]))
+        raise ArtifactInvalid(
+            f"{path} is no saved batch", remedy="give RUN/bad_batches/step_N-rank0"
+        )
+    folders = sorted(
+        path.parent.glob(f"step_{name[1]}-rank*"),
+        key=lambda folder: int(folder.name.split("rank")[1]),
+    )
     try:
         stored = [load_file(folder / _BATCH) for folder in folders]
         if any(key.startswith("aspects.") for key in stored[0]):
-            raise ArtifactInvalid(f"{path} holds pictures, not crops", remedy="replay it with the version that kept it")
+            raise ArtifactInvalid(
+                f"{path} holds pictures, not crops",
+                remedy="replay it with the version that kept it",
+            )
         step = int(json.loads((folders[0] / _FACTS).read_text())["step"])
         num_parts = sum(key.startswith("images.") for key in stored[0])
         return step, [_joined(stored, index) for index in range(num_parts)]
     except (OSError, ValueError, KeyError, IndexError, SafetensorError) as error:
-        raise ArtifactInvalid(f"{path} cannot be read", remedy="give RUN/bad_batches/step_N-rank0") from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read", remedy="give RUN/bad_batches/step_N-rank0"
+        ) from error
 
 
 def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
     images, labels, positions = (
-        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored]) for kind in ("images", "labels", "positions")
+        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored])
+        for kind in ("images", "labels", "positions")
     )
     return BadPart(images, labels, positions.numpy())

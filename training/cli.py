@@ -1,4 +1,4 @@
-"""`mlcd train` and `mlcd evaluate`."""
+"""The commands `mlcd train` and `mlcd evaluate`."""
 
 import time
 from collections.abc import Callable
@@ -28,12 +28,29 @@ _LAST_WORD_S = 2.0
 @click.command()
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
-@click.option("--resume", metavar="RUN", help="Go on with an interrupted run; what decides its result stays.")
-@click.option("--replay", metavar="BATCH", help="With --resume: study a batch of RUN/bad_batches; trains nothing.")
-@click.option("--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic, time and disk; train nothing.")
-@click.option("--processes", type=click.IntRange(1), help="With --plan: how many devices.  [default: 1]")
-@click.option("--classes", type=click.IntRange(2), help="With --plan: of centers.  [default: of data.labels]")
-@click.option("--samples", type=click.IntRange(1), help="With --plan: of images.  [default: of data.labels]")
+@click.option(
+    "--resume", metavar="RUN", help="Go on with an interrupted run; what decides its result stays."
+)
+@click.option(
+    "--replay",
+    metavar="BATCH",
+    help="With --resume: study a batch of RUN/bad_batches; trains nothing.",
+)
+@click.option(
+    "--plan",
+    "only_plan",
+    is_flag=True,
+    help="Tell memory, arithmetic, time and disk; train nothing.",
+)
+@click.option(
+    "--processes", type=click.IntRange(1), help="With --plan: how many devices.  [default: 1]"
+)
+@click.option(
+    "--classes", type=click.IntRange(2), help="With --plan: of centers.  [default: of data.labels]"
+)
+@click.option(
+    "--samples", type=click.IntRange(1), help="With --plan: of images.  [default: of data.labels]"
+)
 @click.option(
     "--peak-tflops",
     type=click.FloatRange(0, min_open=True),
@@ -60,9 +77,10 @@ def train(
 ) -> None:
     """Train a ViT on images and their labels.
 
-    RECIPE is a YAML file or the name of a built-in recipe; a.b=c sets a key of it, for example
-    data.images=DIR data.labels=LABELS out=RUN. Several processes, on one machine or many, train together by
-    `torchrun --nproc-per-node N -m mlcd train …`; an interrupted run goes on with any number of them.
+    RECIPE is a YAML file or the name of a built-in recipe. a.b=c sets one of its keys, for example
+    data.images=DIR data.labels=LABELS out=RUN. Several processes, on one machine or many, train
+    together by `torchrun --nproc-per-node N -m mlcd train …`. An interrupted run can be resumed
+    with any number of processes.
 
     Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first; after the latter two the exit status is 0.
     """
@@ -76,7 +94,8 @@ def train(
     if _only_plans(only_plan, recipe, overrides, resume, plan_options, reporter):
         return
     try:
-        with preemptible():  # torch alone takes seconds to import
+        # Importing torch alone takes seconds.
+        with preemptible():
             from training.replay import replay as run_replay
             from training.run import run_training
 
@@ -89,7 +108,9 @@ def train(
                 return
             run = run_training(_config(recipe, overrides, resume), reporter)
     except Preempted as stop:
-        where = "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
+        where = (
+            "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
+        )
         reporter.result(
             {"interrupted": True, "step": stop.step},
             f"interrupted {where}: the same command, or mlcd train --resume, goes on",
@@ -100,7 +121,8 @@ def train(
             raise
         raise click.exceptions.Exit(_INTERRUPTED) from None
     except Elsewhere:
-        # torchrun stops all processes once one has ended: the one that tells why goes first.
+        # torchrun stops all processes once one has ended, so the one that reports the error ends
+        # first.
         time.sleep(_LAST_WORD_S)
         raise click.exceptions.Exit(_FAILED) from None
     final = run.summary["final"]
@@ -112,7 +134,7 @@ def train(
 def _overrides(
     recipe: str | None, overrides: tuple[str, ...], resume: str | None, replay: str | None
 ) -> tuple[str, ...]:
-    """With --resume there is no recipe: all words are overrides."""
+    """Returns the overrides; with --resume there is no recipe, so every argument is an override."""
     if resume is not None and recipe is not None:
         overrides = (recipe, *overrides)
     elif resume is None and recipe is None:
@@ -141,11 +163,13 @@ def _only_plans(
     options: dict[str, Any],
     reporter: Reporter,
 ) -> bool:
-    """Whether the plan was all that was asked for; then it has been told."""
+    """Reports the plan if --plan was given, and returns whether it was."""
     given = {name: value for name, value in options.items() if value is not None}
     if not only_plan:
         if given:
-            raise click.UsageError("--processes, --classes, --samples, --peak-tflops and --mfu belong to --plan")
+            raise click.UsageError(
+                "--processes, --classes, --samples, --peak-tflops and --mfu belong to --plan"
+            )
         return False
     if recipe is None or resume is not None:
         raise click.UsageError("--plan needs a RECIPE")
@@ -160,7 +184,8 @@ def _only_plans(
 def evaluate() -> None:
     """Measure representations: checkpoints, runs or embeddings artifacts.
 
-    Several processes share the work by `torchrun --nproc-per-node N -m mlcd evaluate ...`; the numbers are the same.
+    Several processes share the work by `torchrun --nproc-per-node N -m mlcd evaluate ...`; the
+    results are the same.
     """
 
 
@@ -168,13 +193,21 @@ _Command = Callable[..., None]
 
 
 def _common_options(command: _Command) -> _Command:
-    """What every kind of evaluation takes."""
+    """Adds the arguments and options that every kind of evaluation takes."""
     decorators: list[Callable[[_Command], _Command]] = [
         click.argument("checkpoints", nargs=-1, metavar="[CHECKPOINT]..."),
-        click.option("--images", help="Images to encode; default: those that the run was trained on."),
-        click.option("--train", help="What is known: images, embeddings, or a .txt file of keys, one a line."),
+        click.option(
+            "--images", help="Images to encode; default: those that the run was trained on."
+        ),
+        click.option(
+            "--train", help="What is known: images, embeddings, or a .txt file of keys, one a line."
+        ),
         click.option("--test", help="With --train: what is tested on, of the same kind."),
-        click.option("--seen", is_flag=True, help="Count test images that a run has seen, and do not refuse them."),
+        click.option(
+            "--seen",
+            is_flag=True,
+            help="Count test images that a run has seen, and do not refuse them.",
+        ),
         click.option(
             "--features",
             type=click.Choice(["embedding", "pooled"]),
@@ -196,7 +229,10 @@ _hold_out = click.option(
     help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what the folders say]",
 )
 _metric = click.option(
-    "--metric", type=click.Choice(["accuracy", "mean-per-class"]), default="accuracy", show_default=True
+    "--metric",
+    type=click.Choice(["accuracy", "mean-per-class"]),
+    default="accuracy",
+    show_default=True,
 )
 
 
@@ -213,9 +249,9 @@ def evaluate_knn(
     neighbors: int,
     **common: Any,
 ) -> None:
-    """Weighted vote (cosine, T = 0.07) of held-out images' neighbors among the others.
+    """Classify held-out images by a weighted vote of their neighbors (cosine, T = 0.07).
 
-    With --hold-out 0 every image is asked for, and all others vote.
+    With --hold-out 0 every image is classified by the vote of all others.
     """
     from training.evaluation.report import KnnProtocol
 
@@ -223,7 +259,13 @@ def evaluate_knn(
 
 
 @evaluate.command("clusters")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the clustering.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the clustering.",
+)
 @_common_options
 def evaluate_clusters(
     checkpoints: tuple[str, ...],
@@ -231,7 +273,10 @@ def evaluate_clusters(
     seed: int,
     **common: Any,
 ) -> None:
-    """Purity and normalized mutual information of k-means with as many clusters as classes, over all images."""
+    """Compare k-means clusters with the classes of all images.
+
+    There are as many clusters as classes. The results are purity and normalized mutual information.
+    """
     from training.evaluation.report import ClustersProtocol
 
     _measure(ClustersProtocol(features, seed), checkpoints, **common)
@@ -250,8 +295,9 @@ def evaluate_linear_probe(
 ) -> None:
     """CLIP's linear probe: logistic regression on fixed features.
 
-    Its C is searched from coarse to fine on validation images, a fifth of those that are not held out; the model that
-    is tested is fitted again on all that are not held out. CLIP's protocol takes --features pooled.
+    C is searched from coarse to fine on validation images, a fifth of those that are not held out.
+    The tested model is fitted again on all images that are not held out. CLIP's protocol takes
+    --features pooled.
     """
     from training.evaluation.report import ProbeProtocol
 
@@ -287,11 +333,14 @@ def _measure(
                 device=processes.device,
             )
     except Elsewhere:
-        # torchrun stops all processes once one has ended: the one that tells why goes first.
+        # torchrun stops all processes once one has ended, so the one that reports the error ends
+        # first.
         time.sleep(_LAST_WORD_S)
         raise click.exceptions.Exit(_FAILED) from None
     lines = [result_line(result) for result in results]
-    reporter.result({"results": results}, "\n".join([*lines, *dict.fromkeys(map(protocol_line, results))]))
+    reporter.result(
+        {"results": results}, "\n".join([*lines, *dict.fromkeys(map(protocol_line, results))])
+    )
 
 
 def _sides(train: str | None, test: str | None) -> "Sides | None":
@@ -305,11 +354,18 @@ def _sides(train: str | None, test: str | None) -> "Sides | None":
 
 
 def _represented(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Path]:
-    """Returns the subject of the evaluation: two embeddings artifacts, one on each side, are it themselves."""
+    """Returns the paths to evaluate.
+
+    With an embeddings artifact on each side, that is the test artifact itself.
+    """
     if sides is not None and sides.kind == "embeddings":
         if checkpoints:
-            raise click.UsageError("embeddings on both sides are evaluated themselves: leave out CHECKPOINT")
+            raise click.UsageError(
+                "embeddings on both sides are evaluated themselves: leave out CHECKPOINT"
+            )
         return [Path(sides.test)]
     if not checkpoints:
-        raise click.UsageError("give a CHECKPOINT, a run or embeddings, or embeddings with --train and --test")
+        raise click.UsageError(
+            "give a CHECKPOINT, a run or embeddings, or embeddings with --train and --test"
+        )
     return [Path(path) for path in checkpoints]

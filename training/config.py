@@ -1,4 +1,7 @@
-"""Configuration of a run: recipes (YAML) plus `a.b=c` overrides, every key known, the result saved with the run."""
+"""The configuration of a run: a recipe (YAML) plus `a.b=c` overrides.
+
+Unknown keys are refused. The resolved configuration is saved with the run.
+"""
 
 import difflib
 import math
@@ -21,13 +24,15 @@ from mlcd.models.vit import Activation, ViTConfig
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 
 _SOME_CLASSES = 500
-_MANY_CLASSES = 10_000  # that are all drawn
+_MANY_CLASSES = 10_000  # the most classes that are all drawn as negatives
 _PUBLISHED_CLASSES = 1_000_000
 _PUBLISHED_SCALE = 64.0
 _PUBLISHED_RATIO = 0.1
-# What a run makes of the same settings; 1 cropped, drew and started from centers otherwise.
+# The version of what a run computes from the same settings. Version 1 had other crops, draws and
+# initial centers.
 ARITHMETIC: Final = 2
 _STEPS = "schedule.steps (epochs x images / schedule.batch_size)"
+# The names that other programs have for the keys, by the last word.
 _OTHER_NAMES = {
     "learning_rate": "optim.lr",
     "max_lr": "optim.lr",
@@ -48,48 +53,59 @@ _OTHER_NAMES = {
     "amp": "compute.precision",
     "output": "out",
 }
-"""Names that other programs have for the keys, by the last word."""
 _VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", "out")
 
 
 class _Section(BaseModel):
-    # The docstrings below fields are what docs/reference/recipes.md says of them.
+    # The docstrings below fields become their descriptions in docs/reference/recipes.md.
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class MixedSource(_Section):
-    """One of several data sets, of which each step takes a share."""
+    """One of several data sets; each step takes a share of its samples from it."""
 
     images: str
-    """As data.images."""
+    """The images, as in data.images."""
     labels: str
-    """As data.labels; all of a mixture must be of the same centers."""
+    """The labels, as in data.labels. All data sets of a mixture must share the same centers."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of the samples, relative to the other weights; it does not depend on how many images there are."""
+    """The share of the samples, relative to the other weights. It does not depend on the number of
+    images.
+    """
 
 
 class DataConfig(_Section):
-    """What is trained on."""
+    """The data that the run trains on."""
 
     images: str | None = None
-    """Folder, tar shards, parquet or zip."""
+    """A folder, tar shards, parquet files or a zip."""
     labels: str | None = None
     """A labels artifact made from the same images."""
     mix: tuple[MixedSource, ...] = ()
-    """Several data sets with weights, in place of images and labels."""
+    """Several data sets with weights, instead of images and labels."""
     centers: str | None = None
-    """A centers artifact of model.embedding_dim that the classifier starts from. None: random centers."""
+    """A centers artifact of model.embedding_dim that the classifier starts from. None: random
+    centers.
+    """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_FRACTION
-    """Share of each class (or overall) kept for evaluation, chosen by the hash of the key."""
+    """The share of each class (or of all images) kept for evaluation, chosen by the hash of the
+    key.
+    """
     decode: DecodeMode = "exact"
-    """fast: large JPEGs are decoded at a fraction of their size, which gives somewhat other pixels, sooner."""
+    """fast: decodes large JPEGs at a fraction of their size, which is faster and gives slightly
+    different pixels.
+    """
     memory_gib: Annotated[float, Field(ge=0)] = 4.0
-    """Decoded images are held in memory by each process where they fit into this; else each epoch decodes again. Each
-    is counted as 3 (1.75 S)² / augment.min_area bytes, S being model.image_size; a smaller one takes less."""
+    """The memory in GiB that each process may use for decoded images. Images that do not fit are
+    decoded again in each epoch. Each image counts as at most 3 (1.75 S)² / augment.min_area bytes,
+    where S is model.image_size; a smaller image takes less.
+    """
     workers: Annotated[int, Field(ge=0)] | None = None
-    """Processes that decode for each training process, where images are not held. None: its share of the cores."""
+    """The number of decoding processes for each training process, where images are not held in
+    memory. None: its share of the cores.
+    """
     prefetch_steps: Annotated[int, Field(ge=1)] = 4
-    """Steps that are decoded ahead."""
+    """The number of steps that are decoded ahead."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -97,7 +113,11 @@ class DataConfig(_Section):
         if self.mix and single != (None, None):
             raise ValueError("give data.images and data.labels, or data.mix, not both")
         if not self.mix and None in single:
-            missing = [name for name, given in zip(("images", "labels"), single, strict=True) if given is None]
+            missing = [
+                name
+                for name, given in zip(("images", "labels"), single, strict=True)
+                if given is None
+            ]
             raise PydanticCustomError("missing", "not set", {"names": missing})
         return self
 
@@ -115,58 +135,71 @@ class ModelConfig(_Section):
     """The vision transformer."""
 
     image_size: Annotated[int, Field(ge=1)]
-    """Side of the square that it sees, in pixels; a multiple of patch_size."""
+    """The side of the square input image, in pixels; a multiple of patch_size."""
     patch_size: Annotated[int, Field(ge=1)]
-    """Side of a patch, in pixels."""
+    """The side of a patch, in pixels."""
     width: Annotated[int, Field(ge=1)]
-    """Of a token."""
+    """The dimension of a token."""
     depth: Annotated[int, Field(ge=1)]
-    """Blocks."""
+    """The number of blocks."""
     heads: Annotated[int, Field(ge=1)]
-    """Of attention, in each block; width is a multiple of it."""
+    """The number of attention heads in each block; width is a multiple of it."""
     mlp_width: Annotated[int, Field(ge=1)]
-    """Of the hidden layer of each block's MLP."""
+    """The dimension of the hidden layer of each block's MLP."""
     embedding_dim: Annotated[int, Field(ge=1)]
-    """Of the embedding, and so of the class centers."""
+    """The dimension of the embedding and of the class centers."""
     activation: Activation = "gelu"
-    """Of the MLPs."""
+    """The activation of the MLPs."""
 
     def vit(self) -> ViTConfig:
         return ViTConfig(**self.model_dump())
 
 
 class LossConfig(_Section):
-    """What the centers and the loss are."""
+    """The loss and its class centers."""
 
     kind: LossKind = "mlcd"
     """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later softmax per label."""
     labels_per_image: Annotated[int, Field(ge=1)] = 8
-    """l: the nearest centers taken as positives. CD takes one."""
+    """l, the number of nearest centers taken as positives. CD takes one."""
     drawn_from: Annotated[int, Field(ge=2)] | None = None
-    """Draw the l positives out of so many nearest centers, anew each time an image is seen; those not drawn count as
-    negatives then, as in the authors' later code, which draws 8 of 10. None: always the nearest l."""
+    """The number of nearest centers that the l positives are drawn from, anew each time an image is
+    seen. Those not drawn count as negatives, as in the authors' later code, which draws 8 of 10.
+    None: the positives are always the nearest l.
+    """
     scale: Annotated[float, Field(gt=0)] | None = None
-    """s. None: 16 below 500 centers, 8 up to 10,000 for mlcd and mlc (16 for the others), from there along a straight
-    line of the logarithms to 64 at a million, which is the authors'."""
+    """s, the scale of the logits. None: 16 below 500 centers; up to 10,000 centers 8 for mlcd and
+    mlc, 16 for the others; from there along a straight line of the logarithms to the authors' 64 at
+    a million.
+    """
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    """r, the share of classes drawn as negatives. None: 1 up to 10,000 centers k, then 10,000 / k, and never less than
-    0.1, as published: so more centers never mean fewer negatives."""
+    """r, the share of classes drawn as negatives. None: 1 up to 10,000 centers k, then 10,000 / k,
+    and never less than the published 0.1, so that more centers never mean fewer negatives.
+    """
     margin_kind: MarginKind = "arcface"
-    """arcface: added to the angle. cosface: subtracted from the cosine. On positives only."""
+    """arcface: added to the angle. cosface: subtracted from the cosine. Applies to positives only.
+    """
     margin: Annotated[float, Field(ge=0, lt=1.5)] = 0.3
-    """In radians (arcface), or of the cosine."""
+    """The margin in radians (arcface), or in units of the cosine (cosface)."""
     margin_grad: MarginGrad = "straight_through"
-    """straight_through: the margin's own slope is left out, as in the authors' code. exact: it is not."""
+    """straight_through: the margin's own slope is left out, as in the authors' code. exact: the
+    slope is included.
+    """
     bias: float = 0.0
-    """b of Eq. 5 read as ZLPR with threshold -b; only for mlcd, the others do not depend on it."""
+    """b of Eq. 5, read as ZLPR with threshold -b. Only for mlcd; the other losses do not depend on
+    it.
+    """
     policy: NegativePolicy = "independent"
-    """How negatives are drawn; per_column always draws as partialfc, each label for itself."""
+    """How negatives are drawn. per_column always draws as partialfc does, for each label
+    separately.
+    """
     correct_ratio: bool = False
-    """Add log(1/r) to the negatives' log-sum, as if all had been used."""
+    """Adds log(1/r) to the negatives' log-sum, as if all negatives had been used."""
     filter_threshold: Annotated[float, Field(gt=-1, le=1)] | None = None
-    """Negatives more similar than this are left out; the authors' later code uses 0.75."""
+    """Negatives more similar than this are left out. The authors' later code uses 0.75."""
     center_update: CenterUpdate = "sparse"
-    """sparse: only centers that a step touched move. dense: AdamW moves all, by momentum."""
+    """sparse: only centers that a step touched move. dense: AdamW moves all centers, by momentum.
+    """
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
@@ -181,28 +214,36 @@ class LossConfig(_Section):
         if self.margin_kind == "none" and "margin" in self.model_fields_set:
             raise ValueError("loss.margin has no effect with loss.margin_kind=none")
         if self.drawn_from is not None and self.drawn_from <= self.num_labels:
-            raise ValueError(f"loss.drawn_from must be more than the {self.num_labels} labels per image")
+            raise ValueError(
+                f"loss.drawn_from must be more than the {self.num_labels} labels per image"
+            )
         return self
 
     @property
     def num_labels(self) -> int:
-        """Labels that each image is trained with at most."""
+        """Returns the most labels that an image is trained with."""
         return 1 if self.kind == "cd" else self.labels_per_image
 
     @property
     def num_stored(self) -> int:
-        """Labels that each image must come with."""
+        """Returns the number of labels that each image must come with."""
         return self.drawn_from or self.num_labels
 
     def head(self, num_classes: int, seed: int) -> HeadConfig:
-        """With the defaults that follow the number of classes filled in."""
-        fields = self.model_dump(exclude={"labels_per_image", "drawn_from", "scale", "negative_ratio"})
+        """Returns the head's configuration, with the defaults that depend on the number of classes."""
+        fields = self.model_dump(
+            exclude={"labels_per_image", "drawn_from", "scale", "negative_ratio"}
+        )
         return HeadConfig(
-            **fields, scale=self.resolved_scale(num_classes), negative_ratio=self.resolved_ratio(num_classes), seed=seed
+            **fields,
+            scale=self.resolved_scale(num_classes),
+            negative_ratio=self.resolved_ratio(num_classes),
+            seed=seed,
         )
 
     def resolved_scale(self, num_classes: int) -> float:
-        """Returns what was measured for few classes, the authors' for a million, and no jump between the two.
+        """Returns the measured scale for few classes and the authors' for a million, without a jump
+        between.
 
         For the evidence see docs/explanation/validation.md.
         """
@@ -217,112 +258,137 @@ class LossConfig(_Section):
 
 
 class AugmentConfig(_Section):
-    """Random resized crop, distributed as torchvision's, and flip; the defaults are the authors' later recipe's."""
+    """Random resized crop, distributed like torchvision's, and flip.
+
+    The defaults are those of the authors' later recipe.
+    """
 
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Least share of the picture's area that a crop has, where one of the drawn aspect fits."""
+    """The smallest share of the image's area that a crop has, provided that a crop of the drawn
+    aspect fits.
+    """
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
-    """Largest ratio of a crop's sides, of the picture as it is."""
+    """The largest ratio of a crop's sides, measured on the original image."""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of the images that are mirrored."""
+    """The share of the images that are mirrored."""
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(_Section):
-    """AdamW, of the tower and of the centers."""
+    """The settings of AdamW for the tower and the centers."""
 
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """The learning rate's peak, after the warm-up; then it follows a cosine to 0."""
+    """The peak of the learning rate, after the warm-up. From there it follows a cosine to 0."""
     center_lr: Annotated[float, Field(gt=0)] | None = None
-    """Of the centers. None: the same as lr."""
+    """The learning rate of the centers. None: the same as lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    """Of the tower's matrices; biases, norms, the class token, positions and the centers do not decay."""
+    """The weight decay of the tower's matrices. Biases, norms, the class token, positions and the
+    centers do not decay.
+    """
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
-    """Decay of the mean gradient, and of the mean squared one."""
+    """The decay of the mean gradient, and of the mean squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the root of the mean squared gradient that the update is divided by."""
+    """The term added to the root of the mean squared gradient, by which the update is divided."""
     warmup_steps: Annotated[int, Field(ge=0)] = 50
-    """In which the learning rate rises; at most schedule.steps."""
+    """The number of steps in which the learning rate rises; at most schedule.steps."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
-    """Largest norm of the gradient of tower and centers together. None: not clipped."""
+    """The largest norm of the gradient of tower and centers together. None: not clipped."""
     max_skips: Annotated[int, Field(ge=0)] = 0
-    """Steps whose loss or gradient is not finite that may be left out before the run stops; each batch is saved."""
+    """The number of steps with a loss or gradient that is not finite that may be skipped before the
+    run stops. Each such batch is saved.
+    """
 
 
 class ScheduleConfig(_Section):
-    """How long."""
+    """The length of the run."""
 
     steps: Annotated[int, Field(ge=1)]
-    """Updates of the weights."""
+    """The number of updates of the weights."""
     batch_size: Annotated[int, Field(ge=1)] = 128
-    """Images of a step, of all processes together."""
+    """The number of images in a step, over all processes."""
 
 
 class ComputeConfig(_Section):
-    """How a step is computed. None of it changes what is computed, beyond rounding."""
+    """The way a step is computed; it changes results by no more than rounding."""
 
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """bf16: the backbone under autocast, weights and the loss in float32. fp64 is for tests of exactness."""
+    """bf16: the backbone runs under autocast, with weights and the loss in float32. fp64 is for
+    tests of exactness.
+    """
     accumulation: Annotated[int, Field(ge=1)] = 1
-    """Parts that each step's batch is computed in, one after the other, to save memory."""
+    """The number of micro-batches that each step's batch is split into, one after the other, to
+    save memory.
+    """
     recompute: bool = False
-    """Keep no activations inside blocks; compute them again in the backward pass (gradient checkpointing)."""
+    """Keeps no activations inside blocks and computes them again in the backward pass (gradient
+    checkpointing).
+    """
     compile: bool = False
-    """torch.compile of every block."""
+    """Compiles every block with torch.compile."""
     backbone: Literal["ddp", "fsdp"] = "ddp"
-    """fsdp: the backbone's weights and moments are sharded over processes too, for towers too large for one."""
+    """fsdp: the backbone's weights and moments are also sharded over processes, for towers too
+    large for one.
+    """
 
 
 class CheckpointConfig(_Section):
-    """What is saved while training."""
+    """The checkpoints that are saved while training."""
 
     every_steps: Annotated[int, Field(ge=1)] = 100
-    """How often."""
+    """The number of steps between checkpoints."""
     keep_last: Annotated[int, Field(ge=1)] = 1
-    """Beside step 0, the untrained model, and the final step, which always stay."""
+    """The number of latest checkpoints that stay, besides step 0 (the untrained model) and the
+    final step.
+    """
     keep_every: Annotated[int, Field(ge=1)] | None = None
-    """Also keep those of every so many steps."""
+    """The checkpoints whose step is a multiple of this number also stay."""
     asynchronous: bool = True
-    """Write while training goes on."""
+    """Writes checkpoints while training goes on."""
 
 
 class EvaluationConfig(_Section):
     """Evaluation while training; its results go to metrics.jsonl and change nothing else."""
 
     every_steps: Annotated[int, Field(ge=1)] | None = None
-    """None: never."""
+    """The number of steps between evaluations. None: never."""
     images: str | None = None
-    """Images in one sub-folder per class. None: those that the run is trained on, split by data.hold_out."""
+    """Images in one sub-folder per class. None: the images that the run trains on, split by
+    data.hold_out.
+    """
     knn: bool = True
-    """Weighted vote of the nearest neighbors."""
+    """Evaluates a weighted vote of the nearest neighbors."""
     linear_probe: bool = False
-    """Logistic regression; slower."""
+    """Evaluates a logistic regression, which is slower."""
 
 
 class TelemetryConfig(_Section):
-    """What is told beside metrics.jsonl."""
+    """The records that a run writes besides metrics.jsonl."""
 
     tensorboard: bool = False
-    """Also write events for TensorBoard (needs the tensorboard package)."""
+    """Also writes events for TensorBoard (needs the tensorboard package)."""
     keys: bool = False
-    """Also log the keys of each step's samples, keys-RANK.jsonl."""
+    """Also logs the keys of each step's samples, in keys-RANK.jsonl."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """Of one process's device at this precision, for MFU. None: measured at the start."""
+    """The matrix limit of one process's device at this precision, in TFLOP/s, for MFU. None:
+    measured at the start.
+    """
 
 
 class RunConfig(_Section):
     out: str
     """The directory that the run becomes."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Of first weights, order of samples, augmentation, negatives and drawn labels."""
+    """The seed of initial weights, order of samples, augmentation, negatives and drawn labels."""
     num_threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads; 0 takes all cores. A resumed run is bit-identical when this is the same."""
+    """The number of CPU threads; 0 takes all cores. A resumed run is bit-identical if this is the
+    same.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is one."""
     log_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between lines of metrics.jsonl."""
+    """The number of steps between lines of metrics.jsonl."""
     data: DataConfig
     model: ModelConfig
     loss: LossConfig = LossConfig()
@@ -351,36 +417,55 @@ class RunConfig(_Section):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result: everything but places, which the artifact records as parents.
+        """Returns the settings that decide the result.
 
-        Without optim.max_skips: a run that met it goes on with more.
+        Paths are left out, because the artifact records them as parents. optim.max_skips is left
+        out too, so that a run that reached it can go on with a larger one.
         """
-        data: dict[str, Any] = {"images": True, "labels": True, "centers": True, "memory_gib": True, "workers": True}
+        data: dict[str, Any] = {
+            "images": True,
+            "labels": True,
+            "centers": True,
+            "memory_gib": True,
+            "workers": True,
+        }
         data |= {"prefetch_steps": True, "mix": {"__all__": {"images", "labels"}}}
-        excluded: dict[str, Any] = {"out": True, "data": data, "evaluation": True, "telemetry": True}
+        excluded: dict[str, Any] = {
+            "out": True,
+            "data": data,
+            "evaluation": True,
+            "telemetry": True,
+        }
         excluded |= {"optim": {"max_skips": True}}
         return {**self.model_dump(mode="json", exclude=excluded), "arithmetic": ARITHMETIC}
 
 
-def load_config(recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None) -> RunConfig:
-    """The recipe (a path, or the name of a built-in one) with `a.b=c` applied.
+def load_config(
+    recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Reads the recipe (a path, or the name of a built-in one) and applies `a.b=c`.
 
-    fallback: of sections, and of keys of the top level, what stands in where neither names it; for no data.mix.
-    Raises ConfigInvalid naming the key, with a suggestion for a misspelled one.
+    fallback: sections and top-level keys for what neither the recipe nor an override names; its
+    data section does not apply to a recipe with data.mix. Raises ConfigInvalid, which names the key
+    and, for a misspelled one, makes a suggestion.
     """
     return _with_overrides(_read_recipe(recipe), overrides, fallback or {})
 
 
 def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """The same with `a.b=c` applied; ConfigInvalid as in `load_config`."""
+    """Returns the configuration with `a.b=c` applied. Raises ConfigInvalid as in `load_config`."""
     return _with_overrides(config.model_dump(mode="json"), overrides, {})
 
 
-def _with_overrides(fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]) -> RunConfig:
+def _with_overrides(
+    fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]
+) -> RunConfig:
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator or not name:
-            raise ConfigInvalid(f"{override!r} is not an override", remedy="write it as section.key=value")
+            raise ConfigInvalid(
+                f"{override!r} is not an override", remedy="write it as section.key=value"
+            )
         _assign(fields, name.split("."), _parsed(name, value), override)
     return validate_config(_filled(fields, fallback))
 
@@ -404,23 +489,33 @@ def _parsed(name: str, value: str) -> object:
 
 
 def validate_config(fields: dict[str, Any]) -> RunConfig:
-    """The fields as a configuration. Raises ConfigInvalid naming an unknown key, else all that is missing."""
-    required = (name for name, field in RunConfig.model_fields.items() if field.is_required() and name != "out")
+    """Builds the configuration from its fields.
+
+    Raises ConfigInvalid, which names an unknown key, or else everything that is missing.
+    """
+    required = (
+        name
+        for name, field in RunConfig.model_fields.items()
+        if field.is_required() and name != "out"
+    )
     sections: dict[str, Any] = {name: {} for name in required}
     try:
         return RunConfig.model_validate({**sections, **fields})
     except ValidationError as error:
         errors = error.errors()
-        for found in errors:  # first: a misspelled key is why another one is missing
+        # A misspelled key comes first, because it may be why another one is missing.
+        for found in errors:
             if found["type"] == "extra_forbidden":
                 name = _dotted(found["loc"])
                 raise ConfigInvalid(f"unknown key {name}", remedy=_suggestion(name)) from error
-        if missing := [name for found in errors if found["type"] == "missing" for name in _missing(found)]:
+        if missing := [
+            name for found in errors if found["type"] == "missing" for name in _missing(found)
+        ]:
             are = "is" if len(missing) == 1 else "are"
             remedy = f"add {' '.join(f'{name}=VALUE' for name in missing)}"
             raise ConfigInvalid(f"{', '.join(missing)} {are} not set", remedy=remedy) from error
         first = errors[0]
-        if not first["loc"]:  # what several sections say does not go together
+        if not first["loc"]:  # The error is about how several sections fit together.
             raise ConfigInvalid(first["msg"].removeprefix("Value error, ")) from error
         raise ConfigInvalid(
             f"{_dotted(first['loc'])}={first['input']!r}: {first['msg'].lower().removeprefix('value error, ')}"
@@ -432,19 +527,30 @@ def _dotted(place: Sequence[int | str]) -> str:
 
 
 def _missing(found: Mapping[str, Any]) -> list[str]:
-    """The keys that an error of type missing is about: a section may tell which of its own."""
+    """Returns the keys that an error of type missing is about; a section may name several of its
+    own.
+    """
     names = found.get("ctx", {}).get("names")
-    return [_dotted(found["loc"])] if names is None else [_dotted((*found["loc"], name)) for name in names]
+    return (
+        [_dotted(found["loc"])]
+        if names is None
+        else [_dotted((*found["loc"], name)) for name in names]
+    )
 
 
 def _suggestion(name: str) -> str:
-    """The remedy for an unknown key: one that is called so elsewhere, or by others, or nearly so."""
+    """Returns the remedy for an unknown key: the likeliest known one.
+
+    That is a key of the same last word elsewhere, one for a name from other programs, or a similar
+    spelling.
+    """
     known = _known_keys(RunConfig)
     section, _, word = name.rpartition(".")
     if (other := _OTHER_NAMES.get(word.lower())) is not None:
         return f"did you mean {other}?"
     by_word: dict[str, str] = {}
-    for key in sorted(known, key=lambda key: not key.startswith(f"{section}.")):  # its own section's first
+    # The keys of its own section go first.
+    for key in sorted(known, key=lambda key: not key.startswith(f"{section}.")):
         by_word.setdefault(key.rpartition(".")[2], key)
     if close := difflib.get_close_matches(word, by_word, n=1):
         return f"did you mean {by_word[close[0]]}?"
@@ -456,7 +562,9 @@ def _suggestion(name: str) -> str:
 
 def built_in_recipes() -> list[str]:
     folder = resources.files("training") / "recipes"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return sorted(
+        item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml")
+    )
 
 
 def _read_recipe(recipe: str) -> dict[str, Any]:
@@ -468,7 +576,9 @@ def _read_recipe(recipe: str) -> dict[str, Any]:
         fields = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(built_in_recipes())
-        raise ConfigInvalid(f"there is no recipe {recipe}", remedy=f"give a YAML file or one of {names}") from error
+        raise ConfigInvalid(
+            f"there is no recipe {recipe}", remedy=f"give a YAML file or one of {names}"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigInvalid(f"{recipe} is not YAML") from error
     if not isinstance(fields, dict):

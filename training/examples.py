@@ -1,4 +1,6 @@
-"""Samples that stand for a class: of those whose first label it is, the ones of highest score."""
+"""Example images of each class: the samples with the highest scores for which it is the first
+label.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from training.data.dataset import Dataset
 
 
 def write_examples(dataset: Dataset, run: Path) -> None:
-    """Make `run`/examples.arrow, which every checkpoint's centers take over, unless it stands already."""
+    """Makes `run`/examples.arrow, which every checkpoint's centers copy, unless it exists already."""
     path = run / EXAMPLES
     if not path.is_file():
         with replacing(path) as temporary:
@@ -21,9 +23,10 @@ def write_examples(dataset: Dataset, run: Path) -> None:
 
 
 def class_examples(dataset: Dataset) -> Examples:
-    """Keys of samples that are trained on, at most 8 of each class.
+    """Returns the keys of at most 8 training samples for each class.
 
-    Without similarities: scores are cosines with the centers that were clustered, and training moves these.
+    They have no similarities: scores are cosines with the centers that were clustered, and training
+    moves these.
     """
     nearest = NearestMembers(dataset.num_centers)
     starts = [0]
@@ -34,11 +37,20 @@ def class_examples(dataset: Dataset) -> Examples:
             starts[-1] += len(ids)
     classes, places = np.nonzero(nearest.rows >= 0)
     keys, trained = _samples(dataset, nearest.rows[classes, places], starts)
-    return Examples.of(keys.filter(pa.array(trained)), np.bincount(classes[trained], minlength=len(nearest.rows)), None)
+    return Examples.of(
+        keys.filter(pa.array(trained)),
+        np.bincount(classes[trained], minlength=len(nearest.rows)),
+        None,
+    )
 
 
-def _samples(dataset: Dataset, rows: NDArray[np.int64], starts: list[int]) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """(keys, which of them are trained on) of labeled rows, numbered over all tables; starts: of each, and the end."""
+def _samples(
+    dataset: Dataset, rows: NDArray[np.int64], starts: list[int]
+) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Returns (keys, a mask of those that are trained on) of labeled rows.
+
+    Rows are numbered over all tables. starts: the first row of each table, and the end.
+    """
     order = np.argsort(rows, kind="stable")
     bounds = np.searchsorted(rows[order], starts)
     keys, trained = [pa.array([], pa.large_string())], []

@@ -1,6 +1,7 @@
 """Floating-point operations of a tower and of a training step, two for each multiply-add.
 
-Matrix products only: norms, activations and softmax are a percent beside them, and no published figure counts them.
+Only matrix products are counted. Norms, activations and softmax are about a percent of them, and no
+published figure counts them.
 """
 
 import math
@@ -10,17 +11,21 @@ from training.config import RunConfig
 
 
 def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:
-    """Of one image. `patches` counts the last block for all tokens, as published figures do (8.82 GFLOP for B/32);
-    what is trained, served and returned otherwise ends with the class token alone, 2 to 7 % less.
+    """Returns the FLOPs of one image.
+
+    `patches` counts the last block for all tokens, as published figures do (8.82 GFLOP for B/32).
+    Training, serving and the other outputs compute only the class token in the last block, which
+    takes 2 to 7 % less.
     """
     return _patch_flops(vit) + sum(_block_flops(vit, output)) + _projection_flops(vit)
 
 
 def backbone_flops(config: RunConfig) -> float:
-    """Of one image forward and backward; with compute.recompute its blocks are counted forward twice.
+    """Returns the FLOPs of one image forward and backward; compute.recompute repeats the blocks
+    forward.
 
-    Backward takes two products for each one, but none for the gradient of the pixels. Recomputation ends before a
-    block's last product, which backward does not need.
+    Backward takes two products for each forward one, but none for the gradient of the pixels.
+    Recomputation ends before a block's last product, which backward does not need.
     """
     vit = config.model.vit()
     blocks = sum(_block_flops(vit, "projected"))
@@ -30,10 +35,11 @@ def backbone_flops(config: RunConfig) -> float:
 
 
 def head_flops(config: RunConfig, num_classes: int) -> float:
-    """Of one image against the class centers of all processes, forward and backward.
+    """Returns the FLOPs of one image against the class centers of all processes, forward and
+    backward.
 
-    Four products with the drawn centers: the logits, the logits again in the backward pass, and two gradients.
-    Positives take three, gathered row by row.
+    There are four products with the drawn centers: the logits, the logits again in the backward
+    pass, and two gradients. Positives take three, gathered row by row.
     """
     dimension, columns = config.model.embedding_dim, config.loss.num_labels
     problems = columns if config.loss.kind == "per_column" else 1
@@ -42,14 +48,18 @@ def head_flops(config: RunConfig, num_classes: int) -> float:
 
 
 def step_flops(config: RunConfig, num_classes: int) -> float:
-    """Of one image in a step of training: `backbone_flops` and `head_flops`. Multiply by the batch for a step."""
+    """Returns the FLOPs of one image in a training step: `backbone_flops` and `head_flops`.
+
+    A step takes this times the batch size.
+    """
     return backbone_flops(config) + head_flops(config, num_classes)
 
 
 def expected_drawn(config: RunConfig, num_classes: int) -> float:
-    """Classes drawn as negatives in a step, for each label column where each draws its own.
+    """Returns the expected number of classes drawn as negatives in a step.
 
-    `partialfc` takes all positives of the step where they are more; their number is that of uniform labels.
+    If each label column draws its own, this is the number for one column. `partialfc` takes all
+    positives of the step if they are more; their number is estimated for uniform labels.
     """
     batch = config.schedule.batch_size
     quota = max(1.0, float(int(config.loss.resolved_ratio(num_classes) * num_classes)))
@@ -61,12 +71,15 @@ def expected_drawn(config: RunConfig, num_classes: int) -> float:
 
 
 def micro_batch(config: RunConfig) -> int:
-    """Images of all processes that go through model and head together; a step takes compute.accumulation of them."""
+    """Returns the images of all processes that go through model and head together.
+
+    A step takes compute.accumulation such micro-batches.
+    """
     return -(-config.schedule.batch_size // config.compute.accumulation)
 
 
 def expected_distinct(num_draws: float, num_classes: int) -> float:
-    """How many of `num_classes` are hit by uniform draws, on average."""
+    """Returns how many of `num_classes` are hit by uniform draws, on average."""
     return -num_classes * math.expm1(num_draws * math.log1p(-1.0 / num_classes))
 
 
@@ -79,7 +92,10 @@ def _projection_flops(vit: ViTConfig) -> float:
 
 
 def _block_flops(vit: ViTConfig, output: Output) -> list[float]:
-    """Of each block. Per query token: query, output and MLP, and its scores; per token: key and value."""
+    """Returns the FLOPs of each block.
+
+    A query token takes its query, output, MLP and scores; every token takes a key and a value.
+    """
     tokens, width = vit.num_tokens, vit.width
 
     def block(queries: int) -> float:

@@ -1,4 +1,4 @@
-"""The loop, in the order time flows: batch, step, log, evaluate, checkpoint."""
+"""The training loop, in order of time: batch, step, log, evaluate, checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,14 +26,18 @@ from training.telemetry.throughput import Throughput
 
 
 class Log(Protocol):
-    """Takes the numbers of a step."""
+    """A log that takes the numbers of a step."""
 
     def append(self, record: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Where a run tells about itself. records: metrics.jsonl and the like, on process 0 only. keys: where asked for."""
+    """The logs of a run.
+
+    records: metrics.jsonl and the like, on process 0 only. keys: the log of keys, if it was asked
+    for.
+    """
 
     records: tuple[Log, ...]
     keys: Log | None
@@ -56,30 +60,41 @@ def train(
     journal: Journal,
     evaluation: PreparedImages | None,
 ) -> None:
-    """Bring `state` from its step to the last one of the schedule. evaluation: what `check_evaluation` gave.
+    """Trains `state` from its step to the last one of the schedule.
 
-    Raises Diverged, Interrupted and Preempted on all processes at the same step.
+    evaluation: the result of `check_evaluation`. Raises Diverged, Interrupted and Preempted on all
+    processes at the same step.
     """
     place = [f"step {state.step}"]
     world = processes.world
+    # Signals are outermost: torchrun stops the others when one fails, and they have to report it.
     with (
-        received_signals() as signals,  # outermost: torchrun stops the others when one fails, and they have to tell
+        received_signals() as signals,
         closing(store),
         processes.watched(place),
         Loader(
-            dataset, config, rank=world.rank, size=world.size, start_step=state.step, local_size=processes.local_size
+            dataset,
+            config,
+            rank=world.rank,
+            size=world.size,
+            start_step=state.step,
+            local_size=processes.local_size,
         ) as loader,
     ):
         for batch, agreement in _agreed(loader, processes, store, signals, config):
             place[0] = f"step {batch.step}"
-            meters = _step(state, batch, agreement, config, run=run, store=store, processes=processes)
+            meters = _step(
+                state, batch, agreement, config, run=run, store=store, processes=processes
+            )
             finished = state.step == config.schedule.steps
             _log_keys(journal, state, batch)
             journal.throughput.add(sum(len(part.keys) for part in batch.parts), batch.wait_s)
             if meters is not None and (state.step % config.log_every == 0 or finished):
                 _log(journal, state, meters, world.size)
             if config.evaluation.every_steps and state.step % config.evaluation.every_steps == 0:
-                measured = evaluate_model(state.backbone.replica(), config, world=world, images=evaluation)
+                measured = evaluate_model(
+                    state.backbone.replica(), config, world=world, images=evaluation
+                )
                 journal.record({"step": state.step, **measured})
             journal.meter.advance(1)
             if finished or store.is_due(state.step) or agreement.stop:
@@ -93,7 +108,10 @@ def train(
 
 @dataclass(frozen=True)
 class _Agreement:
-    """What all processes know of a step. counts: samples of all processes, of each micro-batch."""
+    """The facts about a step that all processes agree on.
+
+    counts: the samples of all processes in each micro-batch.
+    """
 
     counts: tuple[int, ...]
     interrupted: bool
@@ -113,9 +131,16 @@ class _Agreement:
 
 
 def _agreed(
-    loader: Loader, processes: Processes, store: CheckpointStore, signals: Signals, config: RunConfig
+    loader: Loader,
+    processes: Processes,
+    store: CheckpointStore,
+    signals: Signals,
+    config: RunConfig,
 ) -> Iterator[tuple[StepBatches, _Agreement]]:
-    """Each step's batch with what one sum over all processes tells about it; on the host, so that no GPU waits."""
+    """Yields each step's batch with what one sum over all processes says about it.
+
+    The sum is on the host, so that no GPU waits.
+    """
     steps = iter(loader)
     while True:
         failure: MlcdError | None = None
@@ -151,26 +176,43 @@ def _step(
     store: CheckpointStore,
     processes: Processes,
 ) -> Meters | None:
-    """One step of `state`; None where it was left out because it was not finite. Raises Diverged after too many."""
+    """Takes one step of `state`. Returns None if it was skipped because it was not finite.
+
+    Raises Diverged after too many skips.
+    """
     labels = [part.labels.to(processes.device) for part in batch.parts]
     try:
-        meters = train_step(state, on_device(batch.parts, processes.device), labels, agreement.shares, config)
+        meters = train_step(
+            state, on_device(batch.parts, processes.device), labels, agreement.shares, config
+        )
     except NotFinite as error:
         meters = None
         _keep(state, batch, error.meters, run=run, store=store, processes=processes)
         state.skipped_steps += 1
         if state.skipped_steps > config.optim.max_skips:
-            # All processes know it: one tells.
-            raise _diverged(run, batch.step, error.meters) if processes.world.rank == 0 else Elsewhere() from error
+            # All processes know it, and one reports it.
+            raise (
+                _diverged(run, batch.step, error.meters)
+                if processes.world.rank == 0
+                else Elsewhere()
+            ) from error
     state.step += 1
     state.skipped_samples += config.schedule.batch_size - agreement.num_samples
     return meters
 
 
 def _keep(
-    state: TrainState, batch: StepBatches, meters: Meters, *, run: Path, store: CheckpointStore, processes: Processes
+    state: TrainState,
+    batch: StepBatches,
+    meters: Meters,
+    *,
+    run: Path,
+    store: CheckpointStore,
+    processes: Processes,
 ) -> None:
-    """Save the batch, every process its part, and the state that met it, beside the checkpoints of the run."""
+    """Saves the batch, each process its part, and the state before it, beside the run's
+    checkpoints.
+    """
     with processes.together():
         if processes.world.rank == 0:
             clear_bad_batch(run, batch.step)
@@ -195,7 +237,11 @@ def _log(journal: Journal, state: TrainState, meters: Meters, num_processes: int
     counters = {"skipped_samples": state.skipped_samples, "skipped_steps": state.skipped_steps}
     record = {"step": state.step, **numbers, **rates, **counters}
     journal.record(record)
-    shown = {"loss": numbers["loss"], "positive": numbers.get("positive_cosine"), "img_s": rates["images_per_s"]}
+    shown = {
+        "loss": numbers["loss"],
+        "positive": numbers.get("positive_cosine"),
+        "img_s": rates["images_per_s"],
+    }
     journal.meter.advance(0, **shown)
 
 

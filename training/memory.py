@@ -1,4 +1,4 @@
-"""Bytes of a training run: of tensors on each process's device, and of a checkpoint on disk."""
+"""The bytes of a training run: tensors on each process's device, and a checkpoint on disk."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -14,22 +14,24 @@ from training.parallel.shards import Shard
 
 _INDEX_BYTES: Final = 8  # int64
 _PIXEL_BYTES: Final = 4  # augmented images are float32
-# Of RowAdamW: the gradient in float64 and its square for the norm are as much as the moments, rows and quotients.
+# RowAdamW: the gradient in float64 and its square for the norm take as much as the moments, rows
+# and quotients.
 _UPDATE_COPIES: Final = 6
-# Gathered embeddings, those of this process as sent, and their gradient.
+# The gathered embeddings, those of this process as sent, and their gradient.
 _EMBEDDING_COPIES: Final = 3
-# Cosines, a masked copy, and which entries are absent.
+# The cosines, a masked copy, and the mask of absent entries.
 _LOGIT_COPIES: Final = 3
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one process, the one that owns most.
+    """The bytes of the process that owns most.
 
-    backbone: weights, gradients and moments. backbone_copies: what data parallelism and autocast hold beside them.
-    centers: this shard's rows, moments and clocks. center_gradient: of the rows that a step touches.
-    activations: kept for the backward pass, and what it needs beside them. head: gathered embeddings and a chunk of
-    logits. update: what the optimizers compute in, after the activations are gone.
+    backbone: weights, gradients and moments. backbone_copies: what data parallelism and autocast
+    hold beside them. centers: this shard's rows, moments and clocks. center_gradient: the gradient
+    of the rows that a step touches. activations: tensors kept for the backward pass, and the
+    gradients alive beside them. head: gathered embeddings and a chunk of logits. update: the
+    optimizers' working memory, after the activations are gone.
     """
 
     backbone: int
@@ -47,42 +49,53 @@ class Memory:
 
 
 def num_parameters(config: RunConfig) -> int:
-    """Of the backbone."""
+    """Returns the number of parameters of the backbone."""
     return sum(shape.numel() for shape in _shapes(config.model.vit()))
 
 
 def checkpoint_bytes(config: RunConfig, num_classes: int) -> int:
-    """Of one checkpoint, of all processes: the tensors; headers and manifests are some kilobytes more."""
-    item, parameters, dimension = _item_bytes(config), num_parameters(config), config.model.embedding_dim
-    weights = 4 * parameters  # what export reads is in float32
-    unit_centers = num_classes * (4 * dimension + _INDEX_BYTES)  # and their sizes
+    """Returns the bytes of one checkpoint, over all processes.
+
+    Only tensors are counted; headers and manifests are some kilobytes more.
+    """
+    item, parameters, dimension = (
+        _item_bytes(config),
+        num_parameters(config),
+        config.model.embedding_dim,
+    )
+    weights = 4 * parameters  # float32 weights for export
+    unit_centers = num_classes * (4 * dimension + _INDEX_BYTES)  # the unit centers and their sizes
     return weights + unit_centers + 3 * item * parameters + _center_state(config, num_classes)
 
 
 def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
-    """In the host's memory of the first process, while a checkpoint is written.
+    """Returns the bytes in the first process's host memory while a checkpoint is written.
 
-    A copy of its part of the state, and that once more as the bytes of its file or, after it, the unit centers of all
-    classes with the rows that they are made from.
+    They hold a copy of its part of the state. Beside it are, first, the bytes of its file (as many
+    again), then the unit centers of all classes with the rows that they are made from.
     """
     item = _item_bytes(config)
-    part = 3 * item * _owned_parameters(config, world_size) + center_bytes(config, num_classes, world_size)
+    part = 3 * item * _owned_parameters(config, world_size) + center_bytes(
+        config, num_classes, world_size
+    )
     all_centers = num_classes * config.model.embedding_dim * (4 + item)
     return part + max(part, all_centers)
 
 
 def activation_bytes(config: RunConfig, num_images: int) -> int:
-    """Kept for the backward pass of `num_images` images, and the gradients that are alive where it starts.
+    """Returns the bytes kept for the backward pass of `num_images` images.
 
-    Without torch.compile, which keeps less. The residual stream is in float32 under bf16 autocast.
+    The gradients that are alive when it starts are included. torch.compile keeps less than this.
+    The residual stream is in float32 under bf16 autocast.
     """
     vit, stream = config.model.vit(), _item_bytes(config)
     item = 2 if config.compute.precision == "bf16" else stream
     tokens, width = vit.num_tokens, vit.width
     hidden = (3 if vit.activation == "quick_gelu" else 2) * vit.mlp_width
-    # Two residuals; both norms' outputs, query, key, value and their mixture; the MLP's hidden layer.
+    # There are two residuals; both norms' outputs, query, key, value and their mixture; and the
+    # MLP's hidden layer.
     block = tokens * (2 * stream * width + item * (6 * width + hidden))
-    # Only the class token asks in the last block.
+    # Only the class token is a query in the last block.
     last = tokens * (stream * width + 3 * item * width)
     blocks = (vit.depth - 1) * block + last
     if config.compute.recompute:
@@ -93,17 +106,22 @@ def activation_bytes(config: RunConfig, num_images: int) -> int:
 
 
 def backbone_bytes(config: RunConfig, world_size: int) -> int:
-    """Weights, gradients and AdamW's two moments on the process that owns most."""
+    """Returns the bytes of weights, gradients and AdamW's two moments on the process that owns
+    most.
+    """
     return 4 * _item_bytes(config) * _owned_parameters(config, world_size)
 
 
 def center_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
-    """Class centers, their moments and, with sparse updates, the steps of each row, on the process that owns most."""
+    """Returns the bytes of class centers and their state on the process that owns most.
+
+    The state is the moments and, with sparse updates, the steps of each row.
+    """
     return _center_state(config, len(Shard.of(0, world_size, num_classes)))
 
 
 def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
-    """The worst moment of a step."""
+    """Returns the memory at the worst moment of a step."""
     item, dimension = _item_bytes(config), config.model.embedding_dim
     at_once = micro_batch(config)
     rows = len(Shard.of(0, world_size, num_classes))
@@ -111,7 +129,10 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     sparse = config.loss.center_update == "sparse"
     gradient_rows = min(touched * config.compute.accumulation, rows) if sparse else rows
     entries = max(at_once, min(CHUNK_ENTRIES, at_once * rows))
-    embeddings = _EMBEDDING_COPIES * at_once * dimension + at_once * config.loss.num_labels * _INDEX_BYTES // item
+    embeddings = (
+        _EMBEDDING_COPIES * at_once * dimension
+        + at_once * config.loss.num_labels * _INDEX_BYTES // item
+    )
     return Memory(
         backbone=backbone_bytes(config, world_size),
         backbone_copies=_backbone_copies(config, world_size),
@@ -129,7 +150,9 @@ def _center_state(config: RunConfig, rows: int) -> int:
 
 
 def _touched_share(config: RunConfig, num_classes: int) -> float:
-    """Of the classes, those that a micro-batch draws or has as positives, as if labels were uniform."""
+    """Returns the share of classes that a micro-batch draws or has as positives, for uniform
+    labels.
+    """
     columns = config.loss.num_labels
     positives = expected_distinct(micro_batch(config) * columns, num_classes) / num_classes
     drawn = min(1.0, expected_drawn(config, num_classes) / num_classes)
@@ -139,17 +162,19 @@ def _touched_share(config: RunConfig, num_classes: int) -> float:
 
 
 def _backbone_copies(config: RunConfig, world_size: int) -> int:
-    """Weights in bfloat16 as autocast keeps them, and the blocks that FSDP has gathered."""
+    """Returns the bytes of the bfloat16 weights that autocast keeps and the blocks that FSDP
+    gathers.
+    """
     parameters = num_parameters(config)
     cast = 2 * parameters if config.compute.precision == "bf16" else 0
     if world_size == 1 or config.compute.backbone == "ddp":
         return cast
-    # The block at work and the next one, and their gradients.
+    # The current block and the next one, and their gradients.
     return cast + 4 * _item_bytes(config) * -(-parameters // config.model.depth)
 
 
 def _update_bytes(config: RunConfig, gradient_rows: int, world_size: int) -> int:
-    """The larger of what is done one after the other: the backbone's step, the centers' step."""
+    """Returns the larger of two steps that follow each other: the backbone's and the centers'."""
     centers = _UPDATE_COPIES * gradient_rows * config.model.embedding_dim
     return _item_bytes(config) * max(_owned_parameters(config, world_size), centers)
 
@@ -158,7 +183,9 @@ def _owned_parameters(config: RunConfig, world_size: int) -> int:
     if config.compute.backbone == "ddp":
         return num_parameters(config)
     # FSDP2 shards each tensor over its first dimension.
-    return sum(-(-shape[0] // world_size) * shape[1:].numel() for shape in _shapes(config.model.vit()))
+    return sum(
+        -(-shape[0] // world_size) * shape[1:].numel() for shape in _shapes(config.model.vit())
+    )
 
 
 def _shapes(vit: ViTConfig) -> list[torch.Size]:

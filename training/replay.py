@@ -1,4 +1,4 @@
-"""A saved batch once more through the state that met it: what was not finite first."""
+"""Replays a saved batch through the state that met it, to find what was not finite first."""
 
 import math
 from collections.abc import Iterator
@@ -22,8 +22,10 @@ from training.step import backward, on_device
 
 @dataclass(frozen=True)
 class Replay:
-    """not_finite: weights that are not finite. first_output, first_gradient: the module, and the parameter, that a
-    number that is not finite appeared in first; None where there was none.
+    """The result of a replay.
+
+    not_finite: names of weights that are not finite. first_output, first_gradient: the module and
+    the parameter where a number that is not finite appeared first; None if there was none.
     """
 
     step: int
@@ -35,7 +37,7 @@ class Replay:
     first_gradient: str | None
 
     def facts(self) -> dict[str, Any]:
-        """For JSON, which has no NaN."""
+        """Returns the result as JSON fields; numbers that are not finite become strings."""
         fields = asdict(self)
         return {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -54,9 +56,10 @@ class Replay:
 
 
 def replay(run: Path, batch: Path) -> Replay:
-    """Forward and backward, on this process alone, of the batch at `batch` (RUN/bad_batches/step_N-rank0).
+    """Runs the batch at `batch` (RUN/bad_batches/step_N-rank0) forward and backward on this
+    process.
 
-    Nothing of the run is changed. Raises ArtifactInvalid where batch or state cannot be read.
+    The run is not changed. Raises ArtifactInvalid if batch or state cannot be read.
     """
     config = read_run_config(run)
     directory = run_directory(run)
@@ -72,7 +75,9 @@ def replay(run: Path, batch: Path) -> Replay:
         labels = [part.labels.to(processes.device) for part in parts]
         with _first_not_finite(state) as found:
             loss, _ = backward(state, images, labels, shares)
-        first_gradient = next((name for name, each in _backwards(state) if not _is_finite(each.grad)), None)
+        first_gradient = next(
+            (name for name, each in _backwards(state) if not _is_finite(each.grad)), None
+        )
         trunk = list(state.model.trunk.parameters())
         norms = clip_global_norm(trunk, [state.centers.weight], float("inf"), processes.world)
     return Replay(
@@ -80,7 +85,11 @@ def replay(run: Path, batch: Path) -> Replay:
         loss=loss.item(),
         grad_norm=norms[0].item(),
         center_grad_norm=norms[1].item(),
-        not_finite=[name for name, parameter in reversed(list(_backwards(state))) if not _is_finite(parameter)],
+        not_finite=[
+            name
+            for name, parameter in reversed(list(_backwards(state)))
+            if not _is_finite(parameter)
+        ],
         first_output=found[0] if found else None,
         first_gradient=first_gradient,
     )
@@ -88,19 +97,25 @@ def replay(run: Path, batch: Path) -> Replay:
 
 @contextmanager
 def _first_not_finite(state: TrainState) -> Iterator[list[str]]:
-    """Names of the modules whose output was not finite, in the order in which they finished."""
+    """Yields a list that collects the names of modules whose output is not finite, as they finish."""
     found: list[str] = []
 
     def watch(module: nn.Module, name: str) -> Any:
         def look(_: nn.Module, __: Any, output: Any) -> None:
-            # The head's output is no tensor but the loss with its meters.
+            # The head's output is not a tensor but the loss with its meters.
             if not _is_finite(output if torch.is_tensor(output) else output.loss):
                 found.append(name)
 
         return module.register_forward_hook(look)
 
-    named = [(f"trunk.{name}".rstrip("."), module) for name, module in state.model.trunk.named_modules()]
-    handles = [watch(module, name) for name, module in (*named, ("centers", state.centers)) if not _is_list(module)]
+    named = [
+        (f"trunk.{name}".rstrip("."), module) for name, module in state.model.trunk.named_modules()
+    ]
+    handles = [
+        watch(module, name)
+        for name, module in (*named, ("centers", state.centers))
+        if not _is_list(module)
+    ]
     try:
         yield found
     finally:
@@ -113,7 +128,7 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def _backwards(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters in the order in which gradients reach them."""
+    """Yields the parameters in the order in which gradients reach them."""
     yield "centers.weight", state.centers.weight
     for name, parameter in reversed(list(state.model.trunk.named_parameters())):
         yield f"trunk.{name}", parameter

@@ -21,8 +21,7 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
-from mlcd.pipelines.embed import images_parent
-from mlcd.pipelines.encoded import check_source
+from mlcd.parts.encoded import check_source, images_parent
 from mlcd.progress import Reporter
 from mlcd.randomness import Stream, hash_counters
 from training.checkpoint.store import CheckpointStore
@@ -106,9 +105,17 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
 
 def _refuse_earlier(out: Path, request: Request) -> None:
     """Raises Conflict where a run of an earlier version stands at `out`, finished or not: it would go on as another."""
-    finished = open_artifact(out, verify_files=False).request().identity() if (out / MANIFEST).is_file() else None
+    finished = (
+        open_artifact(out, verify_files=False).request().identity()
+        if (out / MANIFEST).is_file()
+        else None
+    )
     for identity in (finished, Draft(out, request).begun()):
-        if identity and identity["kind"] == "run" and identity["config"].get("arithmetic") != ARITHMETIC:
+        if (
+            identity
+            and identity["kind"] == "run"
+            and identity["config"].get("arithmetic") != ARITHMETIC
+        ):
             raise Conflict(
                 f"{out} was begun by another version of mlcd, which crops images and draws negatives otherwise",
                 remedy="end it with that version, or remove it or give another output directory",
@@ -123,7 +130,10 @@ def read_run_config(run: Path) -> RunConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         fields = None
     if not isinstance(fields, dict):
-        raise ConfigInvalid(f"{path} is damaged", remedy="run the command that started the run again, with its recipe")
+        raise ConfigInvalid(
+            f"{path} is damaged",
+            remedy="run the command that started the run again, with its recipe",
+        )
     return validate_config(fields)
 
 
@@ -132,7 +142,9 @@ def run_directory(run: Path) -> Path:
     for directory in (run, draft_path(run)):
         if (directory / CONFIG).is_file():
             return directory
-    raise ConfigInvalid(f"{run} is not a run", remedy="give the directory that `mlcd train … out=RUN` was given")
+    raise ConfigInvalid(
+        f"{run} is not a run", remedy="give the directory that `mlcd train … out=RUN` was given"
+    )
 
 
 def initial_state(
@@ -161,14 +173,19 @@ def initial_state(
 def initial_model(config: RunConfig) -> Servable:
     """The untrained tower of this seed, on the CPU."""
     trunk = ViT(config.model.vit())
-    trunk.initialize(torch.Generator().manual_seed(int(hash_counters(config.seed, Stream.TOWER)[0])))
+    trunk.initialize(
+        torch.Generator().manual_seed(int(hash_counters(config.seed, Stream.TOWER)[0]))
+    )
     size = config.model.image_size
     return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
 
 
 def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
     """Raises ConfigInvalid where the labels do not suffice for the loss."""
-    wanted, setting = config.loss.num_stored, "drawn_from" if config.loss.drawn_from else "labels_per_image"
+    wanted, setting = (
+        config.loss.num_stored,
+        "drawn_from" if config.loss.drawn_from else "labels_per_image",
+    )
     for table in dataset.label_tables:
         stored = int(table.artifact.config["top"])
         if wanted > stored:
@@ -191,7 +208,9 @@ def _parents(config: RunConfig, out: Path, dataset: Dataset) -> Iterator[Parent]
         yield table.artifact.as_parent_of(out, f"labels{suffix}")
         yield replace(images_parent(part.source, out), role=f"images{suffix}")
     if config.data.centers is not None:
-        yield open_artifact(Path(config.data.centers), "centers", verify_files=False).as_parent_of(out, "centers")
+        yield open_artifact(Path(config.data.centers), "centers", verify_files=False).as_parent_of(
+            out, "centers"
+        )
 
 
 @contextmanager
@@ -224,7 +243,11 @@ def _agreed_latest(store: CheckpointStore, processes: Processes) -> int | None:
 
 
 def _store(
-    run: Path, config: RunConfig, dataset: Dataset, processes: Processes, parents: tuple[Parent, ...]
+    run: Path,
+    config: RunConfig,
+    dataset: Dataset,
+    processes: Processes,
+    parents: tuple[Parent, ...],
 ) -> CheckpointStore:
     if processes.world.rank == 0:
         (run / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -232,7 +255,9 @@ def _store(
     sizes = np.zeros(dataset.num_centers, dtype=np.int64)
     for part in dataset.parts:
         sizes += _first_label_counts(part.labels, dataset.num_centers)
-    return CheckpointStore(run, config.checkpoint, processes, parents=parents, names=dataset.names, sizes=sizes)
+    return CheckpointStore(
+        run, config.checkpoint, processes, parents=parents, names=dataset.names, sizes=sizes
+    )
 
 
 def _first_label_counts(labels: NDArray[np.int32], num_centers: int) -> NDArray[np.int64]:
@@ -242,7 +267,12 @@ def _first_label_counts(labels: NDArray[np.int32], num_centers: int) -> NDArray[
 
 @contextmanager
 def _journal(
-    run: Path, config: RunConfig, dataset: Dataset, state: TrainState, processes: Processes, meter: Any
+    run: Path,
+    config: RunConfig,
+    dataset: Dataset,
+    state: TrainState,
+    processes: Processes,
+    meter: Any,
 ) -> Iterator[Journal]:
     """The first process keeps the numbers; every one the keys of its own samples."""
     device, rank = processes.device, processes.world.rank
@@ -256,7 +286,9 @@ def _journal(
                 tensorboard = TensorBoardLog(run, state.step)
                 stack.callback(tensorboard.close)
                 records.append(tensorboard)
-        peak = config.telemetry.peak_tflops or measured_peak_tflops(device, config.compute.precision)
+        peak = config.telemetry.peak_tflops or measured_peak_tflops(
+            device, config.compute.precision
+        )
         yield Journal(
             records=tuple(records),
             keys=KeysLog(run, rank) if config.telemetry.keys else None,
@@ -280,5 +312,7 @@ def _summary(run: Path, dataset: Dataset, state: TrainState) -> dict[str, Any]:
 
 def _logs(run: Path) -> tuple[str, ...]:
     """What tells about the making, and is no part of what was made: everything but the checkpoints."""
-    names: Sequence[str] = [path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()]
+    names: Sequence[str] = [
+        path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()
+    ]
     return tuple(sorted(name for name in names if not name.startswith(f"{_CHECKPOINTS}/")))

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-_PREEMPTING: Final = (signal.SIGTERM, signal.SIGUSR1)  # what job schedulers send before they take a machine away
+_PREEMPTING: Final = (
+    signal.SIGTERM,
+    signal.SIGUSR1,
+)  # what job schedulers send before they take a machine away
 
 
 class Interrupted(KeyboardInterrupt):
@@ -54,7 +57,9 @@ def received_signals() -> Iterator[Signals]:
 
 
 @contextmanager
-def _handled(numbers: Iterable[signal.Signals], handler: Callable[[int, object], None]) -> Iterator[None]:
+def _handled(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, object], None]
+) -> Iterator[None]:
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

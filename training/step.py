@@ -43,7 +43,10 @@ class Meters:
         }
         # JSON knows no NaN: a mean over nothing (no positive, no negative) is null.
         values = {name: tensor.item() for name, tensor in tensors.items()}
-        return {**{name: value if math.isfinite(value) else None for name, value in values.items()}, "lr": self.lr}
+        return {
+            **{name: value if math.isfinite(value) else None for name, value in values.items()},
+            "lr": self.lr,
+        }
 
 
 class NotFinite(Exception):
@@ -61,7 +64,11 @@ def on_device(parts: Sequence[MicroBatch], device: torch.device) -> Iterator[Ten
 
 
 def train_step(
-    state: TrainState, images: Iterable[Tensor], labels: Sequence[Tensor], shares: Sequence[float], config: RunConfig
+    state: TrainState,
+    images: Iterable[Tensor],
+    labels: Sequence[Tensor],
+    shares: Sequence[float],
+    config: RunConfig,
 ) -> Meters:
     """One update of `state` by micro-batches: float images [b, 3, S, S] (0..255), labels int64 [b, L], shares.
 
@@ -104,7 +111,9 @@ def backward(
         if share == 0.0:
             continue
         with nullcontext() if index == last else state.backbone.accumulating():
-            output = state.centers(state.backbone.embed(pixels), ids, state.step, step_labels=step_labels)
+            output = state.centers(
+                state.backbone.embed(pixels), ids, state.step, step_labels=step_labels
+            )
             (share * output.loss).backward()
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
@@ -113,7 +122,10 @@ def backward(
 
 def _set_learning_rate(state: TrainState, config: RunConfig) -> float:
     factor = learning_rate(
-        state.step, peak=1.0, warmup_steps=config.optim.warmup_steps, num_steps=config.schedule.steps
+        state.step,
+        peak=1.0,
+        warmup_steps=config.optim.warmup_steps,
+        num_steps=config.schedule.steps,
     )
     for group in (*state.optimizer.param_groups, *state.center_optimizer.param_groups):
         group["lr"] = factor * group["peak_lr"]
@@ -132,7 +144,9 @@ def _averaged(parts: Sequence[tuple[float, dict[str, Tensor]]]) -> dict[str, Ten
     averages = {}
     for name in parts[0][1] if parts else ():
         values = torch.stack([meters[name] for _, meters in parts]).double()
-        shares = torch.tensor([share for share, _ in parts], dtype=values.dtype, device=values.device)
+        shares = torch.tensor(
+            [share for share, _ in parts], dtype=values.dtype, device=values.device
+        )
         shares = torch.where(values.isnan(), 0.0, shares)
         averages[name] = (values.nan_to_num() * shares).sum() / shares.sum()
     return averages

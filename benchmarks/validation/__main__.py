@@ -44,11 +44,17 @@ def main() -> int:
             with suppress(Preempted):  # it has saved, and goes on when it is run again
                 perform(study, RunSpec.parse(options.run))
             return 0
-        only = None if options.only is None else [RunSpec.parse(name) for name in dict.fromkeys(options.only)]
+        only = (
+            None
+            if options.only is None
+            else [RunSpec.parse(name) for name in dict.fromkeys(options.only)]
+        )
         study.prepare()
         if not options.references:
             _run_all(study, options, only)
-        if study.tier.references and (options.references or next(due(study.tier, study.scores()), None) is None):
+        if study.tier.references and (
+            options.references or next(due(study.tier, study.scores()), None) is None
+        ):
             perform_references(study)
         for repeated in gather(study, options.results):
             print(repeated)
@@ -59,17 +65,36 @@ def main() -> int:
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tier", choices=sorted(TIERS), required=True)
-    parser.add_argument("--data", type=Path, default=Path(), help="the folder of the data sets; not of a packed tier")
-    parser.add_argument("--out", type=Path, default=Path("validation"), help="state; default: validation/")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the numbers are written")
-    parser.add_argument("--only", action="append", metavar="RUN", help="only the run of this name; may be repeated")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path(),
+        help="the folder of the data sets; not of a packed tier",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("validation"), help="state; default: validation/"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="where the numbers are written"
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="RUN", help="only the run of this name; may be repeated"
+    )
     parser.add_argument("--max-runs", type=int, help="stop after so many")
     parser.add_argument("--minutes", type=float, help="then save what is running, and stop")
-    parser.add_argument("--jobs", type=int, default=0, help="runs at a time; default: one for each core, or GPU")
-    parser.add_argument("--references", action="store_true", help="only floors and ceilings; else they come last")
-    parser.add_argument("--run", help=argparse.SUPPRESS)  # what the processes of single runs are given
+    parser.add_argument(
+        "--jobs", type=int, default=0, help="runs at a time; default: one for each core, or GPU"
+    )
+    parser.add_argument(
+        "--references", action="store_true", help="only floors and ceilings; else they come last"
+    )
+    parser.add_argument(
+        "--run", help=argparse.SUPPRESS
+    )  # what the processes of single runs are given
     return parser.parse_args()
 
 
@@ -84,7 +109,13 @@ def _run_all(study: Study, options: argparse.Namespace, only: Sequence[RunSpec] 
         while True:
             under_way = {spec.name for spec in running.values()}
             waiting = [spec for spec in _wanted(study, only) if spec.name not in under_way]
-            while waiting and left > 0 and len(running) < jobs and not failed and time.monotonic() < deadline:
+            while (
+                waiting
+                and left > 0
+                and len(running) < jobs
+                and not failed
+                and time.monotonic() < deadline
+            ):
                 spec = waiting.pop(0)
                 running[pool.submit(_start, study, options, spec, deadline)] = spec
                 left -= 1
@@ -97,7 +128,9 @@ def _run_all(study: Study, options: argparse.Namespace, only: Sequence[RunSpec] 
                 print(f"{outcome} {spec.name}", flush=True)
                 failed += [spec.name] if outcome == "failed" else []
     if failed:
-        raise InvalidInput(f"{failed[0]} failed", remedy="its messages are above; the same command goes on")
+        raise InvalidInput(
+            f"{failed[0]} failed", remedy="its messages are above; the same command goes on"
+        )
 
 
 def _outcome(study: Study, spec: RunSpec, status: int, deadline: float) -> str:
@@ -118,7 +151,9 @@ def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: f
     command = [sys.executable, "-m", "benchmarks.validation", *places, "--run", spec.name]
     with subprocess.Popen(command) as process:
         try:
-            return process.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+            return process.wait(
+                None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            )
         except subprocess.TimeoutExpired:
             process.terminate()
             return process.wait()

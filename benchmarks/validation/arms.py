@@ -32,7 +32,9 @@ class Setting:
     ratio: float | None
 
     def __str__(self) -> str:
-        return f"lr{self.lr:g}-s{self.scale:g}" + ("" if self.ratio is None else f"-r{self.ratio:g}")
+        return f"lr{self.lr:g}-s{self.scale:g}" + (
+            "" if self.ratio is None else f"-r{self.ratio:g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ class Variant:
     """Start the classifier from the centers of k-means; embedding_dim must be the encoder's."""
 
     def __str__(self) -> str:
-        changed = [entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default]
+        changed = [
+            entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default
+        ]
         return "".join(f"-{name}={getattr(self, name)}" for name in changed)
 
     @classmethod
@@ -114,7 +118,9 @@ class RunSpec:
     @classmethod
     def parse(cls, name: str) -> Self:
         """The run of that name. Raises ConfigInvalid where no run has it."""
-        unknown = ConfigInvalid(f"no run is called {name}", remedy="names stand in the column `run` of the results")
+        unknown = ConfigInvalid(
+            f"no run is called {name}", remedy="names stand in the column `run` of the results"
+        )
         found = _NAME.fullmatch(name)
         if found is None or (found["ratio"] is not None) != (found["arm"] in CLUSTER_ARMS):
             raise unknown

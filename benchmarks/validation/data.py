@@ -33,7 +33,9 @@ class PretrainingData:
     @property
     def images(self) -> str:
         """What `mlcd embed` and the trainer read."""
-        return str(self.root / self.tier.shards if self.tier.packed_per_class is None else self.photographs)
+        return str(
+            self.root / self.tier.shards if self.tier.packed_per_class is None else self.photographs
+        )
 
     @property
     def photographs(self) -> Path:
@@ -46,7 +48,9 @@ class PretrainingData:
         return str(self.root / name) if name.endswith(".onnx") else name
 
     def embeddings(self, variant: Variant) -> Path:
-        return self.state / ("embeddings" if variant.features is None else f"embeddings-{variant.features}")
+        return self.state / (
+            "embeddings" if variant.features is None else f"embeddings-{variant.features}"
+        )
 
     def centers(self, variant: Variant) -> Path:
         return self.state / f"centers-{self._clustering(variant)}"
@@ -63,12 +67,23 @@ class PretrainingData:
             return labels
         self.state.mkdir(parents=True, exist_ok=True)
         if self.tier.packed_per_class is not None and not self.photographs.is_file():
-            pack_photographs(str(self.root / self.tier.shards), self.photographs, self.tier.packed_per_class)
+            pack_photographs(
+                str(self.root / self.tier.shards), self.photographs, self.tier.packed_per_class
+            )
         make(embeddings, "embed", self.images, embeddings, "--model", self.encoder(variant))
         clusters = variant.clusters or self.tier.clusters
         options = ("--clusters", clusters, "--subtract-mean", "--hold-out", HELD_OUT_FRACTION)
         make(centers, "cluster", embeddings, centers, *options)
-        make(labels, "label", embeddings, labels, "--centers", centers, "--top", self.tier.stored_labels)
+        make(
+            labels,
+            "label",
+            embeddings,
+            labels,
+            "--centers",
+            centers,
+            "--top",
+            self.tier.stored_labels,
+        )
         return labels
 
     def labels(self, spec: RunSpec) -> Path:
@@ -86,7 +101,15 @@ class PretrainingData:
         out = self.state / f"labels-{self._clustering(spec.variant)}-threshold-{mean:g}"
         threshold = _threshold(LabelTable.open(labels), mean)
         options = ("--top", self.tier.stored_labels, "--threshold", threshold)
-        make(out, "label", self.embeddings(spec.variant), out, "--centers", self.centers(spec.variant), *options)
+        make(
+            out,
+            "label",
+            self.embeddings(spec.variant),
+            out,
+            "--centers",
+            self.centers(spec.variant),
+            *options,
+        )
         return out
 
 
@@ -105,7 +128,10 @@ def require(root: Path, names: Sequence[str]) -> None:
     """Raises NotFound where a data set is missing."""
     for name in names:
         if not (root / name).exists():
-            raise NotFound(f"there is no {name} in {root}", remedy="give the folder of the data sets with --data")
+            raise NotFound(
+                f"there is no {name} in {root}",
+                remedy="give the folder of the data sets with --data",
+            )
 
 
 def _threshold(table: LabelTable, mean: float) -> float:
@@ -119,4 +145,7 @@ def _scores(table: LabelTable) -> list[np.ndarray]:
     import pyarrow.parquet as pq
 
     parts = sorted(table.artifact.path.glob("part-*.parquet"))
-    return [pq.read_table(part, columns=["scores"])["scores"].combine_chunks().flatten().to_numpy() for part in parts]
+    return [
+        pq.read_table(part, columns=["scores"])["scores"].combine_chunks().flatten().to_numpy()
+        for part in parts
+    ]

@@ -34,7 +34,14 @@ class Origin:
 
 
 def origin() -> Origin:
-    return Origin(_cpu(), available_cores(), _device(), torch.__version__, platform.python_version(), _commit())
+    return Origin(
+        _cpu(),
+        available_cores(),
+        _device(),
+        torch.__version__,
+        platform.python_version(),
+        _commit(),
+    )
 
 
 def origin_so_far(path: Path) -> Origin:
@@ -42,7 +49,9 @@ def origin_so_far(path: Path) -> Origin:
     now = origin()
     if path.is_file():
         commits = json.loads(path.read_text())["commit"]
-        now = replace(now, commit=commits if commits.endswith(now.commit) else f"{commits}{THEN}{now.commit}")
+        now = replace(
+            now, commit=commits if commits.endswith(now.commit) else f"{commits}{THEN}{now.commit}"
+        )
     written = path.with_suffix(".partial")
     written.write_text(json.dumps(now.to_dict()))
     written.rename(path)
@@ -58,7 +67,10 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
 
 
 def _commit() -> str:
@@ -69,5 +81,7 @@ def _commit() -> str:
 
 
 def _git(*words: str) -> str | None:
-    finished = subprocess.run(["git", *words], cwd=_REPOSITORY, capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        ["git", *words], cwd=_REPOSITORY, capture_output=True, text=True, check=False
+    )
     return finished.stdout.strip() if finished.returncode == 0 else None

@@ -71,7 +71,12 @@ def train_instances(config: RunConfig, kind: InstanceKind, scale: float) -> Path
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         with open_processes(config.device, config.num_threads) as processes:
-            _train(config, InstanceLoss(kind, scale, config.schedule.batch_size), draft, processes.device)
+            _train(
+                config,
+                InstanceLoss(kind, scale, config.schedule.batch_size),
+                draft,
+                processes.device,
+            )
         draft.rename(out)
     return out / WEIGHTS
 
@@ -90,7 +95,9 @@ def _train(config: RunConfig, loss: InstanceLoss, draft: Path, device: torch.dev
     scalars = {"params": list(loss.parameters()), "weight_decay": 0.0, "peak_lr": config.optim.lr}
     groups = [*parameter_groups(model.trunk, config.optim), scalars]
     training = _Training(model, loss, torch.optim.AdamW(groups, **adamw_settings(config.optim)))
-    (draft / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    (draft / "config.yaml").write_text(
+        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    )
     with (
         _view(config, config.seed) as first,
         _view(config, config.seed + _SECOND_VIEW) as second,
@@ -100,7 +107,12 @@ def _train(config: RunConfig, loss: InstanceLoss, draft: Path, device: torch.dev
             record = _step(training, views, config, device)
             step = views[0].step + 1
             if step % config.log_every == 0 or step == config.schedule.steps:
-                log.write(json.dumps({"step": step, **{name: value.item() for name, value in record.items()}}) + "\n")
+                log.write(
+                    json.dumps(
+                        {"step": step, **{name: value.item() for name, value in record.items()}}
+                    )
+                    + "\n"
+                )
                 log.flush()
     (draft / WEIGHTS).mkdir()
     model.float().write(draft / WEIGHTS)
@@ -111,25 +123,41 @@ def _view(config: RunConfig, crop_seed: int) -> Loader:
 
 
 def _step(
-    training: _Training, views: tuple[StepBatches, StepBatches], config: RunConfig, device: torch.device
+    training: _Training,
+    views: tuple[StepBatches, StepBatches],
+    config: RunConfig,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     factor = learning_rate(
-        views[0].step, peak=1.0, warmup_steps=config.optim.warmup_steps, num_steps=config.schedule.steps
+        views[0].step,
+        peak=1.0,
+        warmup_steps=config.optim.warmup_steps,
+        num_steps=config.schedule.steps,
     )
     for group in training.optimizer.param_groups:
         group["lr"] = factor * group["peak_lr"]
     training.model.train()
     with torch.autocast(device.type, torch.bfloat16, enabled=config.compute.precision == "bf16"):
-        first, second = (training.model.embed(next(on_device(view.parts, device))) for view in views)
+        first, second = (
+            training.model.embed(next(on_device(view.parts, device))) for view in views
+        )
     first, second = normalize(first.float(), dim=1), normalize(second.float(), dim=1)
     loss = training.loss(first, second)
     training.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    parameters = [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
-    nn.utils.clip_grad_norm_(parameters, config.optim.clip_norm or math.inf, error_if_nonfinite=True)
+    parameters = [
+        parameter for group in training.optimizer.param_groups for parameter in group["params"]
+    ]
+    nn.utils.clip_grad_norm_(
+        parameters, config.optim.clip_norm or math.inf, error_if_nonfinite=True
+    )
     training.optimizer.step()
     training.loss.clamp()
-    return {"loss": loss.detach(), "scale": training.loss.log_scale.detach().exp(), **_cosines(first, second)}
+    return {
+        "loss": loss.detach(),
+        "scale": training.loss.log_scale.detach().exp(),
+        **_cosines(first, second),
+    }
 
 
 @torch.no_grad()

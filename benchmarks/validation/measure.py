@@ -67,7 +67,13 @@ def encode_reference(rows: NDArray[np.float32], test: NDArray[np.bool_]) -> Rows
 
 def measure_neighbors(images: EvaluationSet, rows: Rows) -> Iterator[Measurement]:
     for task in images.tasks:
-        found = dict(knn(images.samples(task, rows.embedding), neighbors=NEIGHBORS, hold_out=HELD_OUT_FRACTION))
+        found = dict(
+            knn(
+                images.samples(task, rows.embedding),
+                neighbors=NEIGHBORS,
+                hold_out=HELD_OUT_FRACTION,
+            )
+        )
         yield Measurement(images.name, task, "knn", found["knn_accuracy"])
 
 
@@ -75,7 +81,9 @@ def measure(images: EvaluationSet, rows: Rows) -> Iterator[Measurement]:
     """Everything that the set can tell."""
     yield from measure_neighbors(images, rows)
     for task in images.tasks:
-        yield Measurement(images.name, task, "linear_probe", linear_probe(images.samples(task, rows.features)))
+        yield Measurement(
+            images.name, task, "linear_probe", linear_probe(images.samples(task, rows.features))
+        )
     if images.name == FASHION:
         _, tags = images.tags()
         splits = split_of(images.keys, images.columns["gender"], images.test)
@@ -105,7 +113,10 @@ def linear_probe(samples: LabeledRows) -> float:
     split = split_samples(samples.splits, HELD_OUT_FRACTION)
     check_probe_split(samples.class_names, split)
     num_classes = len(set(samples.class_names))
-    features, classes = torch.from_numpy(samples.rows.astype(np.float64)), torch.from_numpy(samples.classes)
+    features, classes = (
+        torch.from_numpy(samples.rows.astype(np.float64)),
+        torch.from_numpy(samples.classes),
+    )
     train, validation = torch.from_numpy(split.train), torch.from_numpy(split.validation)
     problem = LogisticRegression(PrincipalRows(features[train]), classes[train], num_classes)
 
@@ -115,5 +126,11 @@ def linear_probe(samples: LabeledRows) -> float:
 
     best = best_c(scored)
     known = train | validation
-    final = LogisticRegression(PrincipalRows(features[known]), classes[known], num_classes).fit(best)
-    return score(final.predict(features[torch.from_numpy(split.test)]).numpy(), samples.classes[split.test], "accuracy")
+    final = LogisticRegression(PrincipalRows(features[known]), classes[known], num_classes).fit(
+        best
+    )
+    return score(
+        final.predict(features[torch.from_numpy(split.test)]).numpy(),
+        samples.classes[split.test],
+        "accuracy",
+    )

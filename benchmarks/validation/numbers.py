@@ -57,13 +57,21 @@ class Numbers:
 
     @classmethod
     def read(cls, tier: Tier, folder: Path) -> "Numbers":
-        return cls(tier, read(folder / f"{tier.name}.parquet"), read(folder / f"{tier.name}-curves.parquet"))
+        return cls(
+            tier,
+            read(folder / f"{tier.name}.parquet"),
+            read(folder / f"{tier.name}-curves.parquet"),
+        )
 
     def tasks(self) -> list[Task]:
         """In a fixed order; the pre-training set is no evaluation."""
-        found = {(row["set"], row["task"], row["metric"]) for row in self.rows if row["set"] != PRETRAIN}
+        found = {
+            (row["set"], row["task"], row["metric"]) for row in self.rows if row["set"] != PRETRAIN
+        }
         order = list(METRICS)
-        return sorted(found, key=lambda task: (order.index(task[2]), list(_TITLES).index(task[0]), task[1]))
+        return sorted(
+            found, key=lambda task: (order.index(task[2]), list(_TITLES).index(task[0]), task[1])
+        )
 
     def reported(self, arm: str, setting: Setting | None) -> dict[Task, dict[int, float]]:
         """Of the reported runs of an arm at a setting (None: whatever it is), by task and seed."""
@@ -73,9 +81,13 @@ class Numbers:
             if row["stage"] in ("report", "reference") and row["arm"] == arm and _has(row, setting)
         )
 
-    def swept(self, arm: str, setting: Setting, steps: int, variant: Variant) -> dict[Task, dict[int, float]]:
+    def swept(
+        self, arm: str, setting: Setting, steps: int, variant: Variant
+    ) -> dict[Task, dict[int, float]]:
         """Of the sweep's runs that differ in their seed alone, by task and seed."""
-        names = {RunSpec("sweep", arm, seed, setting, steps, variant).name for seed in self.tier.seeds}
+        names = {
+            RunSpec("sweep", arm, seed, setting, steps, variant).name for seed in self.tier.seeds
+        }
         return _by_task(row for row in self.rows if row["run"] in names)
 
     def tuned(self, arm: str) -> Setting | None:
@@ -91,7 +103,9 @@ class Numbers:
         return {arm: (tuned[arm] if ready else None) or default_setting(arm) for arm in arms}
 
     def _has_every_seed(self, arm: str, setting: Setting | None) -> bool:
-        return setting is not None and count_seeds(self.reported(arm, setting)) == {len(self.tier.seeds)}
+        return setting is not None and count_seeds(self.reported(arm, setting)) == {
+            len(self.tier.seeds)
+        }
 
     @property
     def has_sweeps(self) -> bool:
@@ -102,11 +116,18 @@ class Numbers:
         first seed, where that has run. The untrained tower's is the same for each.
         """
         tasks = [task for task in self.tasks() if task[2] == metric]
-        first, numbers = self.tier.seeds[0], sorted((self.tier.clusters, *swept_clusters(self.tier)))
+        first, numbers = (
+            self.tier.seeds[0],
+            sorted((self.tier.clusters, *swept_clusters(self.tier))),
+        )
         found: dict[str, dict[int, float]] = {}
         for arm in (UNTRAINED, *CLUSTER_ARMS):
-            means = {clusters: _mean(self._of_clusters(arm, clusters), tasks) for clusters in numbers}
-            found[arm] = {clusters: by_seed[first] for clusters, by_seed in means.items() if first in by_seed}
+            means = {
+                clusters: _mean(self._of_clusters(arm, clusters), tasks) for clusters in numbers
+            }
+            found[arm] = {
+                clusters: by_seed[first] for clusters, by_seed in means.items() if first in by_seed
+            }
         return found
 
     def _of_clusters(self, arm: str, clusters: int) -> Runs:
@@ -121,12 +142,16 @@ class Numbers:
         arm_of_run = {
             row["run"]: row["arm"]
             for row in self.rows
-            if row["stage"] == "report" and row["arm"] in ("mlc", "mlcd") and _has(row, settings[row["arm"]])
+            if row["stage"] == "report"
+            and row["arm"] in ("mlc", "mlcd")
+            and _has(row, settings[row["arm"]])
         }
         curves: dict[str, Curve] = defaultdict(list)
         for point in self.curves:
             if point["run"] in arm_of_run:
-                curves[point["run"]].append((point["step"], point["positive_cosine"], point["negative_cosine"]))
+                curves[point["run"]].append(
+                    (point["step"], point["positive_cosine"], point["negative_cosine"])
+                )
         found: dict[str, list[Curve]] = defaultdict(list)
         for run in sorted(curves):
             found[arm_of_run[run]].append(sorted(curves[run]))
@@ -149,7 +174,10 @@ def pairs_of_arms(numbers: Numbers) -> Differences:
     arms = {arm: numbers.reported(arm, setting) for arm, setting in numbers.settings().items()}
     names = list(arms)
     pairs = [(first, second) for place, first in enumerate(names) for second in names[:place]]
-    return paired(numbers.tasks(), {f"{first} - {second}": (arms[first], arms[second]) for first, second in pairs})
+    return paired(
+        numbers.tasks(),
+        {f"{first} - {second}": (arms[first], arms[second]) for first, second in pairs},
+    )
 
 
 def differences(numbers: Numbers, settings: Mapping[str, Setting]) -> Differences:

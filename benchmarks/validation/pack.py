@@ -19,15 +19,21 @@ MAX_BYTES: Final = 50_000_000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     travelling = sorted(name for name, tier in TIERS.items() if tier.packed_per_class is not None)
     parser.add_argument("--tier", choices=travelling, required=True)
     parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
-    parser.add_argument("--out", type=Path, default=Path("validation"), help="state; default: validation/")
+    parser.add_argument(
+        "--out", type=Path, default=Path("validation"), help="state; default: validation/"
+    )
     parser.add_argument("file", type=Path)
     options = parser.parse_args()
     try:
-        print(f"{pack(Study(TIERS[options.tier], options.data, options.out / options.tier), options.file)} bytes")
+        print(
+            f"{pack(Study(TIERS[options.tier], options.data, options.out / options.tier), options.file)} bytes"
+        )
     except MlcdError as error:
         print(error, file=sys.stderr)
         return 2
@@ -38,7 +44,9 @@ def pack(study: Study, file: Path) -> int:
     """Prepare the study, write the tar by rename, return its size. Raises InvalidInput above MAX_BYTES."""
     study.prepare()
     labels = study.pretraining.prepare(Variant())
-    tables = sorted(path for path in (study.state / "sets").iterdir() if path.suffix in (".json", ".zip"))
+    tables = sorted(
+        path for path in (study.state / "sets").iterdir() if path.suffix in (".json", ".zip")
+    )
     written = file.with_name(file.name + ".partial")
     with tarfile.open(written, "w") as archive:
         for path in (study.pretraining.photographs, labels, *tables):
@@ -46,7 +54,9 @@ def pack(study: Study, file: Path) -> int:
     size = written.stat().st_size
     if size > MAX_BYTES:
         written.unlink()
-        raise InvalidInput(f"{size} bytes are more than {MAX_BYTES}", remedy="lower the tier's caps")
+        raise InvalidInput(
+            f"{size} bytes are more than {MAX_BYTES}", remedy="lower the tier's caps"
+        )
     written.rename(file)
     return size
 

@@ -65,7 +65,9 @@ def draw_clusters(by_metric: Mapping[str, Mapping[str, Mapping[int, float]]], pa
         for (arm, by_clusters), color in zip(by_arm.items(), ("black", *_COLORS), strict=False):
             style = "--" if arm == UNTRAINED else "o-"
             values = [100 * value for value in by_clusters.values()]
-            panel.plot(list(by_clusters), values, style, color=color, linewidth=1, markersize=3, label=arm)
+            panel.plot(
+                list(by_clusters), values, style, color=color, linewidth=1, markersize=3, label=arm
+            )
         panel.set_xscale("log")
         every = sorted(set().union(*by_arm.values()))
         panel.set_xticks(every, [f"{clusters:,}" for clusters in every])

@@ -53,14 +53,18 @@ def _all_known(tier: Tier, scores: Scores) -> Iterator[RunSpec]:
     of_clusters = _tuned(tier, CLUSTER_ARMS, scores)
     yield from of_clusters.runs
     for seed in tier.seeds:
-        yield from (reported(tier, arm, seed, setting) for arm, setting in of_clusters.chosen.items())
+        yield from (
+            reported(tier, arm, seed, setting) for arm, setting in of_clusters.chosen.items()
+        )
     has_sweeps = tier.sweeps and len(of_clusters.chosen) == len(CLUSTER_ARMS)
     if has_sweeps:
         yield from sweep_of_clusters(tier, of_clusters.chosen)
     of_instances = _tuned(tier, INSTANCE_ARMS if tier.instances else (), scores)
     yield from of_instances.runs
     for seed in tier.seeds:
-        yield from (reported(tier, arm, seed, setting) for arm, setting in of_instances.chosen.items())
+        yield from (
+            reported(tier, arm, seed, setting) for arm, setting in of_instances.chosen.items()
+        )
     if has_sweeps:
         yield from sweeps(tier, of_clusters.chosen)
         for seed in tier.seeds:
@@ -96,7 +100,10 @@ def tuning(tier: Tier, arm: str, scores: Scores) -> tuple[list[RunSpec], Setting
         return [], best
     told: list[RunSpec] = []
     for candidates in _rounds(arm):
-        specs = [RunSpec("tune", arm, tier.tune_seed, setting, tier.tune_steps) for setting in candidates(best)]
+        specs = [
+            RunSpec("tune", arm, tier.tune_seed, setting, tier.tune_steps)
+            for setting in candidates(best)
+        ]
         told += specs
         if any(spec.name not in scores for spec in specs):
             return told, None
@@ -121,7 +128,9 @@ def sweep_of_clusters(tier: Tier, chosen: Mapping[str, Setting]) -> Iterator[Run
     for clusters in swept_clusters(tier):
         settings = [(arm, chosen[arm]) for arm in ("mlcd", "mlc", "cd", "per_column")]
         for arm, setting in dict.fromkeys([*settings, ("mlcd", default_setting("mlcd"))]):
-            yield RunSpec("sweep", arm, tier.seeds[0], setting, tier.steps, Variant(clusters=clusters))
+            yield RunSpec(
+                "sweep", arm, tier.seeds[0], setting, tier.steps, Variant(clusters=clusters)
+            )
 
 
 def swept_clusters(tier: Tier) -> tuple[int, int]:
@@ -155,4 +164,6 @@ def repeated(tier: Tier, chosen: Mapping[str, Setting], seed: int) -> Iterator[R
     """The sweeps that have every seed: `mlcd` from the centers of k-means and not, every arm trained for longer."""
     for variant in (FROM_RANDOM, FROM_KMEANS):
         yield RunSpec("sweep", "mlcd", seed, chosen["mlcd"], tier.steps, variant)
-    yield from (RunSpec("sweep", arm, seed, chosen[arm], LONGER * tier.steps) for arm in CLUSTER_ARMS)
+    yield from (
+        RunSpec("sweep", arm, seed, chosen[arm], LONGER * tier.steps) for arm in CLUSTER_ARMS
+    )

@@ -46,9 +46,15 @@ def perform_references(study: Study) -> None:
             if result.is_file() or (name == "resnet20" and images.name != _CIFAR):
                 continue
             result.parent.mkdir(parents=True, exist_ok=True)
-            found = measure_majority(images) if name == MAJORITY else _measured(study, name, models[name], images)
+            found = (
+                measure_majority(images)
+                if name == MAJORITY
+                else _measured(study, name, models[name], images)
+            )
             written = result.with_suffix(".partial")
-            written.write_text(json.dumps(_record(name, images, [asdict(each) for each in found]), indent=1) + "\n")
+            written.write_text(
+                json.dumps(_record(name, images, [asdict(each) for each in found]), indent=1) + "\n"
+            )
             written.rename(result)
 
 
@@ -74,7 +80,11 @@ def _models(study: Study) -> dict[str, str]:
         resnet.parent.mkdir(parents=True, exist_ok=True)
         resnet.with_suffix(".json").write_text(json.dumps(_RESNET_INPUT))
         shutil.copyfile(study.data / _RESNET, resnet)
-    return {"pixels": "pixels", "mobilenet_v2": str(study.data / MOBILENET), "resnet20": str(resnet)}
+    return {
+        "pixels": "pixels",
+        "mobilenet_v2": str(study.data / MOBILENET),
+        "resnet20": str(resnet),
+    }
 
 
 def _embedded(study: Study, name: str, model: str, images: EvaluationSet) -> np.ndarray:

@@ -16,7 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, Setting, Variant, default_setting
+from benchmarks.validation.arms import (
+    CLUSTER_ARMS,
+    INSTANCE_ARMS,
+    UNTRAINED,
+    Setting,
+    Variant,
+    default_setting,
+)
 from benchmarks.validation.hardware import THEN
 from benchmarks.validation.numbers import (
     AVERAGED,
@@ -48,7 +55,9 @@ _NOT_RUN: Final = "Not run yet."
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tier", choices=sorted(TIERS), default="cpu")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=_DOCS / "explanation" / "validation.md")
@@ -61,7 +70,9 @@ def main() -> None:
     if curves := numbers.cosines():
         draw_cosines(curves, options.assets / "validation-cosines.png")
     if numbers.has_sweeps:
-        of_clusters = {f"mean {METRICS[metric]}": numbers.by_clusters(metric) for metric in AVERAGED}
+        of_clusters = {
+            f"mean {METRICS[metric]}": numbers.by_clusters(metric) for metric in AVERAGED
+        }
         draw_clusters(of_clusters, options.assets / "validation-clusters.png")
 
 
@@ -96,7 +107,8 @@ def accuracy_table(numbers: Numbers) -> str:
     header = ["", *(arm.replace("_", " ") for arm in arms)]
     seeds = ["seeds", *(_num_seeds(by_arm[arm]) for arm in arms)]
     rows = [
-        [title(task), *(_percent(by_arm[arm].get(task, {})) for arm in arms)] for task in (*numbers.tasks(), HELD_OUT)
+        [title(task), *(_percent(by_arm[arm].get(task, {})) for arm in arms)]
+        for task in (*numbers.tasks(), HELD_OUT)
     ]
     return _table([header, seeds, *rows])
 
@@ -113,20 +125,29 @@ def pairs_table(numbers: Numbers) -> str:
     found = pairs_of_arms(numbers)
     if not found:
         return _NOT_RUN
-    titles = [title for title in found if title.startswith("mean of") or title.endswith(METRICS["map"])]
-    rows = [[name, *(in_points(found[title][name]) for title in titles)] for name in found[titles[0]]]
+    titles = [
+        title for title in found if title.startswith("mean of") or title.endswith(METRICS["map"])
+    ]
+    rows = [
+        [name, *(in_points(found[title][name]) for title in titles)] for name in found[titles[0]]
+    ]
     return _table([["", *titles], *rows])
 
 
 def common_table(numbers: Numbers) -> str:
     """The same where every arm has the recipe's setting."""
-    return _difference_rows(differences(numbers, {arm: default_setting(arm) for arm in CLUSTER_ARMS}), "mlcd - {}")
+    return _difference_rows(
+        differences(numbers, {arm: default_setting(arm) for arm in CLUSTER_ARMS}), "mlcd - {}"
+    )
 
 
 def untrained_table(numbers: Numbers) -> str:
     """Each arm minus the untrained tower of the same seed."""
     settings, floor = numbers.settings(), numbers.reported(UNTRAINED, None)
-    found = paired(numbers.tasks(), {arm: (numbers.reported(arm, setting), floor) for arm, setting in settings.items()})
+    found = paired(
+        numbers.tasks(),
+        {arm: (numbers.reported(arm, setting), floor) for arm, setting in settings.items()},
+    )
     return _difference_rows(found, "{}")
 
 
@@ -134,7 +155,10 @@ def own_table(numbers: Numbers) -> str:
     """Each arm of clusters at its own setting minus itself at the common one, where the two differ."""
     settings = {arm: setting for arm, setting in numbers.settings().items() if arm in CLUSTER_ARMS}
     pairs = {
-        f"{arm}, {setting} - common": (numbers.reported(arm, setting), numbers.reported(arm, default_setting(arm)))
+        f"{arm}, {setting} - common": (
+            numbers.reported(arm, setting),
+            numbers.reported(arm, default_setting(arm)),
+        )
         for arm, setting in settings.items()
         if setting != default_setting(arm)
     }
@@ -145,7 +169,9 @@ def _difference_rows(found: Differences, header: str) -> str:
     if not found:
         return _NOT_RUN
     names = list(next(iter(found.values())))
-    rows = [[task, *(in_points(by_name[name]) for name in names)] for task, by_name in found.items()]
+    rows = [
+        [task, *(in_points(by_name[name]) for name in names)] for task, by_name in found.items()
+    ]
     table = _table([["", *map(header.format, names)], *rows])
     most = max(interval.n for by_name in found.values() for interval in by_name.values())
     if most < MIN_PAIRS:
@@ -157,13 +183,17 @@ def longer_table(numbers: Numbers) -> str:
     """MLCD minus each other arm of clusters, where all train for longer."""
     runs = _longer(numbers)
     ours = runs.pop("mlcd")
-    return _difference_rows(paired(numbers.tasks(), {arm: (ours, theirs) for arm, theirs in runs.items()}), "mlcd - {}")
+    return _difference_rows(
+        paired(numbers.tasks(), {arm: (ours, theirs) for arm, theirs in runs.items()}), "mlcd - {}"
+    )
 
 
 def longer_untrained_table(numbers: Numbers) -> str:
     """Each arm of clusters, trained for longer, minus the untrained tower of the same seed."""
     floor = numbers.reported(UNTRAINED, None)
-    return _difference_rows(paired(numbers.tasks(), {arm: (r, floor) for arm, r in _longer(numbers).items()}), "{}")
+    return _difference_rows(
+        paired(numbers.tasks(), {arm: (r, floor) for arm, r in _longer(numbers).items()}), "{}"
+    )
 
 
 def _longer(numbers: Numbers) -> dict[str, Runs]:
@@ -174,7 +204,10 @@ def _longer(numbers: Numbers) -> dict[str, Runs]:
 def centers_table(numbers: Numbers) -> str:
     """MLCD from the centers of k-means minus from random ones."""
     setting, steps = numbers.settings()["mlcd"], numbers.tier.steps
-    pair = (numbers.swept("mlcd", setting, steps, FROM_KMEANS), numbers.swept("mlcd", setting, steps, FROM_RANDOM))
+    pair = (
+        numbers.swept("mlcd", setting, steps, FROM_KMEANS),
+        numbers.swept("mlcd", setting, steps, FROM_RANDOM),
+    )
     return _difference_rows(paired(numbers.tasks(), {"k-means - random": pair}), "{}")
 
 
@@ -184,13 +217,17 @@ def tuning_table(numbers: Numbers) -> str:
     if not rows:
         return _NOT_RUN
     lines = [["arm", "learning rate", "s", "r", "k-NN, held-out photographs", ""]]
-    for row in sorted(rows, key=lambda row: ((*CLUSTER_ARMS, *INSTANCE_ARMS).index(row["arm"]), row["run"])):
+    for row in sorted(
+        rows, key=lambda row: ((*CLUSTER_ARMS, *INSTANCE_ARMS).index(row["arm"]), row["run"])
+    ):
         setting = json.loads(row["setting"])
         chosen = numbers.tuned(row["arm"])
         mark = "chosen" if chosen is not None and asdict(chosen) == setting else ""
         ratio = "" if setting["ratio"] is None else f"{setting['ratio']:g}"
         accuracy = f"{100 * row['value']:.1f}"
-        lines.append([row["arm"], f"{setting['lr']:g}", f"{setting['scale']:g}", ratio, accuracy, mark])
+        lines.append(
+            [row["arm"], f"{setting['lr']:g}", f"{setting['scale']:g}", ratio, accuracy, mark]
+        )
     return _table(lines)
 
 
@@ -208,10 +245,14 @@ def sweep_table(numbers: Numbers) -> str:
     lines = [["arm", "changed", "mean k-NN", "mean probe", "fashion mAP", "held out, k-NN"]]
     found = []
     for rows in runs.values():
-        means = [_mean_of([row for row in rows if row["set"] != PRETRAIN], metric) for metric in METRICS]
+        means = [
+            _mean_of([row for row in rows if row["set"] != PRETRAIN], metric) for metric in METRICS
+        ]
         held_out = _mean_of([row for row in rows if row["set"] == PRETRAIN], "knn")
         found.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means, held_out])
-    table = _table([*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))])
+    table = _table(
+        [*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))]
+    )
     return f"{table}\n\n![Accuracy of each arm by the number of clusters](../assets/validation-clusters.png)"
 
 
@@ -224,8 +265,12 @@ def cosine_table(numbers: Numbers) -> str:
     for arm, curves in found.items():
         last = [point for curve in curves for point in curve[-_LAST_POINTS:]]
         means = [statistics.mean(point[index] for point in last) for index in (1, 2)]
-        lines.append([arm, f"{last[0][0]:.0f} to {last[-1][0]:.0f}", *(f"{mean:+.3f}" for mean in means)])
-    picture = "![Mean cosine of positives and negatives over the steps](../assets/validation-cosines.png)"
+        lines.append(
+            [arm, f"{last[0][0]:.0f} to {last[-1][0]:.0f}", *(f"{mean:+.3f}" for mean in means)]
+        )
+    picture = (
+        "![Mean cosine of positives and negatives over the steps](../assets/validation-cosines.png)"
+    )
     return f"{_table(lines)}\n\n{picture}"
 
 
@@ -235,7 +280,16 @@ def run_facts(numbers: Numbers) -> str:
     if not rows:
         return _NOT_RUN
     timed = ("train_cpu_s", "train_s", "evaluation_s")
-    lines = [["stage", "runs", "steps", "training, minutes of a core", "by the clock", "evaluation, by the clock"]]
+    lines = [
+        [
+            "stage",
+            "runs",
+            "steps",
+            "training, minutes of a core",
+            "by the clock",
+            "evaluation, by the clock",
+        ]
+    ]
     for stage in ("report", "tune", "sweep"):
         for arms, named in ((CLUSTER_ARMS, "clusters"), (INSTANCE_ARMS, "instances")):
             chosen = [row for row in rows if row["stage"] == stage and row["arm"] in arms]
@@ -245,7 +299,10 @@ def run_facts(numbers: Numbers) -> str:
                 lines.append([f"{stage}, {named}", str(len(chosen)), steps, *minutes])
     machines = sorted({f"{row['cpu']}, {row['cores']} cores, torch {row['torch']}" for row in rows})
     commits = sorted({commit for row in rows for commit in row["commit"].split(THEN)})
-    return _table(lines) + f"\n\nHardware: {'; '.join(machines)}. Commits: {', '.join(commits)} (+: with changes)."
+    return (
+        _table(lines)
+        + f"\n\nHardware: {'; '.join(machines)}. Commits: {', '.join(commits)} (+: with changes)."
+    )
 
 
 def _mean_of(rows: Sequence[dict[str, Any]], metric: str) -> str:
@@ -257,16 +314,25 @@ def _changes(row: dict[str, Any], tier: Tier, settings: dict[str, Setting]) -> s
     if row["arm"] == UNTRAINED:
         return ""
     plain, setting = asdict(Variant()), asdict(settings[row["arm"]])
-    variant = {name: value for name, value in json.loads(row["variant"]).items() if value != plain[name]}
-    changed = {name: value for name, value in json.loads(row["setting"]).items() if value != setting[name]}
+    variant = {
+        name: value for name, value in json.loads(row["variant"]).items() if value != plain[name]
+    }
+    changed = {
+        name: value for name, value in json.loads(row["setting"]).items() if value != setting[name]
+    }
     steps = {} if row["steps"] == tier.steps else {"steps": row["steps"]}
-    return ", ".join(f"{name} {value}" for name, value in {**changed, **variant, **steps}.items()) or _NOTHING
+    return (
+        ", ".join(f"{name} {value}" for name, value in {**changed, **variant, **steps}.items())
+        or _NOTHING
+    )
 
 
 def _by_number(changes: str) -> list[tuple[bool, str | float]]:
     """What sorts changes by what is changed, and by its value; nothing goes first."""
     words = [] if changes == _NOTHING else changes.replace(",", " ,").split()
-    return [(True, float(word)) if re.fullmatch(r"-?[\d.]+", word) else (False, word) for word in words]
+    return [
+        (True, float(word)) if re.fullmatch(r"-?[\d.]+", word) else (False, word) for word in words
+    ]
 
 
 def _num_seeds(runs: Runs) -> str:

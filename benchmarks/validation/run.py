@@ -75,7 +75,10 @@ def perform(study: Study, spec: RunSpec) -> None:
     origin = origin_so_far(folder / "origin.json")
     config = config_of(study, spec)
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    training, evaluation = Stopwatch(folder / "training.json"), Stopwatch(folder / "evaluation.json")
+    training, evaluation = (
+        Stopwatch(folder / "training.json"),
+        Stopwatch(folder / "evaluation.json"),
+    )
     with training:
         model = _trained(config, spec)
     with evaluation:
@@ -137,7 +140,9 @@ def _trained(config: RunConfig, spec: RunSpec) -> Servable:
     if spec.arm == UNTRAINED:
         return initial_model(config)
     if spec.arm in INSTANCE_ARMS:
-        return Servable.read(train_instances(config, cast("InstanceKind", spec.arm), spec.setting.scale))
+        return Servable.read(
+            train_instances(config, cast("InstanceKind", spec.arm), spec.setting.scale)
+        )
     run_training(config, Reporter("silent"))
     return Servable.read(find_checkpoint(Path(config.out)) / "weights")
 
@@ -145,7 +150,9 @@ def _trained(config: RunConfig, spec: RunSpec) -> Servable:
 def _measured(study: Study, spec: RunSpec, model: Servable) -> Iterator[Measurement]:
     tier, state = study.tier, study.state
     pretraining = study.pretraining_set()
-    yield from measure_neighbors(pretraining, encode(model, pixels(pretraining, state, tier.image_size)))
+    yield from measure_neighbors(
+        pretraining, encode(model, pixels(pretraining, state, tier.image_size))
+    )
     if spec.stage == "tune":
         return
     for images in study.evaluation_sets():
@@ -160,4 +167,6 @@ def _curves(run: Path) -> list[dict[str, float]]:
 
 
 def _tuning_score(result: dict[str, Any]) -> float:
-    return next(float(each["value"]) for each in result["measurements"] if each["set"] == "pretrain")
+    return next(
+        float(each["value"]) for each in result["measurements"] if each["set"] == "pretrain"
+    )

@@ -51,7 +51,10 @@ class EvaluationSet:
     def samples(self, task: str, rows: NDArray[np.float32]) -> LabeledRows:
         """Those whose class has a few known and at least one test image, split as the set says."""
         classes = np.array(self.columns[task])
-        counts = {name: int((classes[~self.test] == name).sum()) for name in set(classes[self.test].tolist())}
+        counts = {
+            name: int((classes[~self.test] == name).sum())
+            for name in set(classes[self.test].tolist())
+        }
         chosen = np.array([counts.get(name, 0) >= _MIN_KNOWN for name in classes.tolist()])
         keys = [key for key, use in zip(self.keys, chosen.tolist(), strict=True) if use]
         names = classes[chosen].tolist()
@@ -64,16 +67,25 @@ class EvaluationSet:
             values = np.array(self.columns[facet])
             for value in sorted(set(values.tolist())):
                 tagged = values == value
-                if tagged[~self.test].sum() >= MIN_TAGGED and tagged[self.test].any() and not tagged.all():
+                if (
+                    tagged[~self.test].sum() >= MIN_TAGGED
+                    and tagged[self.test].any()
+                    and not tagged.all()
+                ):
                     names.append(f"{facet}={value}")
                     columns.append(tagged)
         return tuple(names), np.stack(columns, axis=1)
 
 
-def split_of(keys: Sequence[str], classes: Sequence[str], test: NDArray[np.bool_]) -> NDArray[np.float64]:
+def split_of(
+    keys: Sequence[str], classes: Sequence[str], test: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """Positions in (0, 1) as `mlcd.keys`, such that a hold-out of HELD_OUT_FRACTION takes just the test images."""
     positions = np.empty(len(keys))
-    for part, start, width in ((test, 0.0, HELD_OUT_FRACTION), (~test, HELD_OUT_FRACTION, 1 - HELD_OUT_FRACTION)):
+    for part, start, width in (
+        (test, 0.0, HELD_OUT_FRACTION),
+        (~test, HELD_OUT_FRACTION, 1 - HELD_OUT_FRACTION),
+    ):
         rows = np.flatnonzero(part).tolist()
         within = split_positions([keys[row] for row in rows], [classes[row] for row in rows])
         positions[rows] = start + width * within
@@ -85,7 +97,13 @@ def open_sets(root: Path, state: Path, tier: Tier) -> Iterator[EvaluationSet]:
     for name in SINGLE_LABEL:
         listed = partial(_listed, root / name, "label", tier.known_per_class, tier.test_per_class)
         yield _open_copied(state, name, tier, listed)
-    fashion = partial(_listed, root / FASHION, "gender", tier.fashion_known_per_gender, tier.fashion_test_per_gender)
+    fashion = partial(
+        _listed,
+        root / FASHION,
+        "gender",
+        tier.fashion_known_per_gender,
+        tier.fashion_test_per_gender,
+    )
     yield _open_copied(state, FASHION, tier, fashion)
 
 
@@ -100,7 +118,10 @@ def open_pretraining(images: str, state: Path, tier: Tier) -> EvaluationSet:
             _Row(entry.key, entry, is_test, {"class": name})
             for entry, is_test, name in zip(entries, test.tolist(), classes, strict=True)
         ]
-        return _Listing(images, _capped(rows, "class", tier.pretrain_known_per_class, tier.pretrain_test_per_class))
+        return _Listing(
+            images,
+            _capped(rows, "class", tier.pretrain_known_per_class, tier.pretrain_test_per_class),
+        )
 
     return _opened(_table(state, PRETRAIN, listed), PRETRAIN, images)
 
@@ -141,7 +162,12 @@ def _listed(folder: Path, capped_by: str, num_known: int, num_test: int) -> _Lis
         lines = list(csv.DictReader(file))
     names = ("label",) if "label" in lines[0] else _FACETS
     rows = [
-        _Row(line["path"], by_key[line["path"]], line["split"] in _TEST_SPLITS, {name: line[name] for name in names})
+        _Row(
+            line["path"],
+            by_key[line["path"]],
+            line["split"] in _TEST_SPLITS,
+            {name: line[name] for name in names},
+        )
         for line in lines
         if line["path"] in by_key
     ]
@@ -165,7 +191,9 @@ def _capped(rows: Sequence[_Row], column: str, num_known: int, num_test: int) ->
     return chosen
 
 
-def _open_copied(state: Path, name: str, tier: Tier, listed: Callable[[], _Listing]) -> EvaluationSet:
+def _open_copied(
+    state: Path, name: str, tier: Tier, listed: Callable[[], _Listing]
+) -> EvaluationSet:
     """The images as a zip beside the table; of a tier that travels, large ones at the model's size."""
     archive = state / "sets" / f"{name}.zip"
     if not archive.is_file():

@@ -47,12 +47,18 @@ def gather(study: Study, folder: Path) -> list[Repeated]:
     results = study.results()
     rows = [row for result in [*results, *references(study)] for row in _rows(study, result)]
     curves = [
-        {"run": result["name"], "step": int(point["step"]), **{name: _number(point[name]) for name in CURVES}}
+        {
+            "run": result["name"],
+            "step": int(point["step"]),
+            **{name: _number(point[name]) for name in CURVES},
+        }
         for result in results
         for point in result["curves"]
         if result["stage"] != "tune"
     ]
-    numbers_file, curves_file = (folder / f"{study.tier.name}{kind}.parquet" for kind in ("", "-curves"))
+    numbers_file, curves_file = (
+        folder / f"{study.tier.name}{kind}.parquet" for kind in ("", "-curves")
+    )
     rows_before, curves_before = _by_run(read(numbers_file)), _by_run(read(curves_file))
     _write({**rows_before, **_by_run(rows)}, numbers_file)
     _write({**curves_before, **_by_run(curves)}, curves_file)
@@ -66,7 +72,9 @@ def _by_run(rows: Iterable[_Row]) -> _ByRun:
     return by_run
 
 
-def _repeated(rows_before: _ByRun, rows: _ByRun, curves_before: _ByRun, curves: _ByRun) -> Iterator[Repeated]:
+def _repeated(
+    rows_before: _ByRun, rows: _ByRun, curves_before: _ByRun, curves: _ByRun
+) -> Iterator[Repeated]:
     for run, now in rows.items():
         before = rows_before.get(run, now)
         if before == now:  # gathered before
@@ -116,6 +124,12 @@ def _write(by_run: _ByRun, path: Path) -> None:
         return
     written = path.with_suffix(".partial")
     rows = [row for rows in by_run.values() for row in rows]
-    names = dict.fromkeys(name for row in rows for name in row)  # those of another version may be others
-    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), written, compression="zstd")
+    names = dict.fromkeys(
+        name for row in rows for name in row
+    )  # those of another version may be others
+    pq.write_table(
+        pa.table({name: [row.get(name) for row in rows] for name in names}),
+        written,
+        compression="zstd",
+    )
     written.rename(path)

@@ -9,11 +9,10 @@ from typing import Final, Literal
 import numpy as np
 
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
-from mlcd.encoders.base import Encoder, EngineName, Precision
+from mlcd.encoders.base import Encoder
+from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid, NotFound
-from mlcd.images.decode import ExifPolicy
 from mlcd.images.jpeg import require_simplejpeg
-from mlcd.images.transform import DecodeMode
 
 # openvino reports every import to its maker where it finds this package, unless the user has forbidden it in a file.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
@@ -41,35 +40,28 @@ def choose_engine(devices: Path = _DEVICES) -> Choice:
     return Choice("openvino", "no engine is installed: pip install 'mlcd[serve]'")
 
 
-def open_encoder(
-    spec: str,
-    *,
-    precision: Precision = "fp32",
-    engine: EngineName = "auto",
-    num_threads: int = 0,
-    exif: ExifPolicy | None = None,
-    decode: DecodeMode | None = None,
-) -> Encoder:
-    """The encoder named by `spec`: a model artifact, an `.onnx` file with its JSON, `hog` or `pixels`; warmed up.
+def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
+    """Opens a model artifact, an `.onnx` file with its JSON, `hog` or `pixels`, and warms it up.
 
-    num_threads: 0 takes all cores that the process may use. exif, decode: other than the model's preprocessing says,
-    which makes it a model of another fingerprint.
     Raises NotFound, ConfigInvalid or ArtifactInvalid; each names what is missing.
     """
     try:
-        encoder = _open(spec, precision, engine, num_threads)
+        encoder = _open(spec, options)
     except ImportError as error:
         raise ConfigInvalid(
-            f"{spec} needs a package that is not installed", remedy="pip install 'mlcd[serve,train]'"
+            f"{spec} needs a package that is not installed",
+            remedy="pip install 'mlcd[serve,train]'",
         ) from error
-    _prepare_otherwise(encoder, spec, exif, decode)
+    _prepare_otherwise(encoder, spec, options)
     _warm_up(encoder)
     return encoder
 
 
-def _prepare_otherwise(encoder: Encoder, spec: str, exif: ExifPolicy | None, decode: DecodeMode | None) -> None:
+def _prepare_otherwise(encoder: Encoder, spec: str, options: EncoderOptions) -> None:
     stated = encoder.preprocess
-    wanted = replace(stated, exif=exif or stated.exif, decode=decode or stated.decode)
+    wanted = replace(
+        stated, exif=options.exif or stated.exif, decode=options.decode or stated.decode
+    )
     if wanted.decode == "fast":
         require_simplejpeg()
     if wanted == stated:
@@ -77,26 +69,32 @@ def _prepare_otherwise(encoder: Encoder, spec: str, exif: ExifPolicy | None, dec
     content = encoder.fingerprint
     if (Path(spec) / MANIFEST).is_file():
         # The fingerprint that an export with this preprocessing would have.
-        content = open_artifact(Path(spec), verify_files=False).summary.get("weights_digest", content)
+        content = open_artifact(Path(spec), verify_files=False).summary.get(
+            "weights_digest", content
+        )
     encoder.preprocess, encoder.fingerprint = wanted, wanted.fingerprint(content)
 
 
-def _open(spec: str, precision: Precision, engine: EngineName, num_threads: int) -> Encoder:
+def _open(spec: str, options: EncoderOptions) -> Encoder:
     if spec in ("hog", "pixels"):
-        if engine != "auto":
-            raise ConfigInvalid(f"{spec} does not run on {engine}", remedy="use engine auto")
-        if precision != "fp32":
+        if options.engine != "auto":
+            raise ConfigInvalid(
+                f"{spec} does not run on {options.engine}", remedy="use engine auto"
+            )
+        if options.precision != "fp32":
             raise ConfigInvalid(f"{spec} is computed in fp32 only")
         return _open_classical(spec)
     path = Path(spec)
     if (path / MANIFEST).is_file():
-        return _open_model_artifact(path, precision, engine, num_threads)
+        return _open_model_artifact(path, options)
     if path.suffix == ".onnx":
-        if engine == "torch":
-            raise ConfigInvalid(f"{spec} is an ONNX graph, which torch does not run", remedy="use engine openvino")
+        if options.engine == "torch":
+            raise ConfigInvalid(
+                f"{spec} is an ONNX graph, which torch does not run", remedy="use engine openvino"
+            )
         from mlcd.encoders.openvino import open_external
 
-        return open_external(path, precision=precision, num_threads=num_threads)
+        return open_external(path, precision=options.precision, num_threads=options.num_threads)
     raise NotFound(
         f"there is no model {spec}",
         remedy="give a directory made by `mlcd export`, an .onnx file, hog or pixels",
@@ -113,14 +111,19 @@ def _open_classical(name: str) -> Encoder:
     return HogEncoder()
 
 
-def _open_model_artifact(path: Path, precision: Precision, engine: EngineName, num_threads: int) -> Encoder:
-    if (choose_engine().engine if engine == "auto" else engine) == "torch":
+def _open_model_artifact(path: Path, options: EncoderOptions) -> Encoder:
+    chosen = choose_engine().engine if options.engine == "auto" else options.engine
+    if chosen == "torch":
         from mlcd.encoders import torch
 
-        return torch.open_model_artifact(path, precision=precision, num_threads=num_threads)
+        return torch.open_model_artifact(
+            path, precision=options.precision, num_threads=options.num_threads
+        )
     from mlcd.encoders import openvino
 
-    return openvino.open_model_artifact(path, precision=precision, num_threads=num_threads)
+    return openvino.open_model_artifact(
+        path, precision=options.precision, num_threads=options.num_threads
+    )
 
 
 def _warm_up(encoder: Encoder) -> None:

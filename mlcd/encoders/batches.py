@@ -21,7 +21,11 @@ def check_batch(images: ImageBatch, crop: int) -> None:
 
 
 def encode_in_parts(
-    images: ImageBatch, run: Callable[[ImageBatch], NDArray[np.floating]], *, crop: int, dimension: int
+    images: ImageBatch,
+    run: Callable[[ImageBatch], NDArray[np.floating]],
+    *,
+    crop: int,
+    dimension: int,
 ) -> Embeddings:
     """Unit rows of the images, `run` on at most MAX_BATCH contiguous ones at a time."""
     check_batch(images, crop)

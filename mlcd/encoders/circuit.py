@@ -104,7 +104,9 @@ class Circuit:
         """Nobody watches any more: what cannot be known to be up is not up."""
         if not watcher.cancelled():
             _log.error("the watcher of a circuit failed", exc_info=watcher.exception())
-            self._fault = Unavailable("the server is not watched any more", remedy="start this service again")
+            self._fault = Unavailable(
+                "the server is not watched any more", remedy="start this service again"
+            )
 
     def _cut_calls(self, fault: MlcdError) -> None:
         for task in self._in_flight - self._cut.keys():

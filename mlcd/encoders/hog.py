@@ -33,7 +33,9 @@ class HogEncoder:
 
     def __init__(self) -> None:
         self.preprocess = PreprocessSpec(resize_shortest=_SIDE, crop=_SIDE)
-        self.fingerprint = hashlib.sha256(f"hog-1 {sorted(_PARAMETERS.items())} {_SIDE}".encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(
+            f"hog-1 {sorted(_PARAMETERS.items())} {_SIDE}".encode()
+        ).hexdigest()
 
     def encode(self, images: ImageBatch) -> Embeddings:
         check_batch(images, _SIDE)

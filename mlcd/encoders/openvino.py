@@ -85,7 +85,9 @@ class OpenVinoEncoder:
         self._lock = threading.Lock()
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        return encode_in_parts(images, self._run, crop=self.preprocess.crop, dimension=self.dimension)
+        return encode_in_parts(
+            images, self._run, crop=self.preprocess.crop, dimension=self.dimension
+        )
 
     def _run(self, images: ImageBatch) -> NDArray[np.float32]:
         with self._lock, _translated():
@@ -126,10 +128,14 @@ def read_onnx(path: Path) -> ov.Model:
     try:
         return core().read_model(path)
     except RuntimeError as error:
-        raise ArtifactInvalid(f"{path} cannot be read as ONNX", remedy="restore or convert it again") from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read as ONNX", remedy="restore or convert it again"
+        ) from error
 
 
-def open_model_artifact(path: Path, *, precision: Precision = "fp32", num_threads: int = 0) -> OpenVinoEncoder:
+def open_model_artifact(
+    path: Path, *, precision: Precision = "fp32", num_threads: int = 0
+) -> OpenVinoEncoder:
     """A model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives unit rows."""
     artifact = open_artifact(path, "model")
     if artifact.fingerprint is None:
@@ -144,7 +150,9 @@ def open_model_artifact(path: Path, *, precision: Precision = "fp32", num_thread
     )
 
 
-def open_external(path: Path, *, precision: Precision = "fp32", num_threads: int = 0) -> OpenVinoEncoder:
+def open_external(
+    path: Path, *, precision: Precision = "fp32", num_threads: int = 0
+) -> OpenVinoEncoder:
     """Any ONNX image encoder; the JSON of the same name beside it states how it wants its pixels.
 
     The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming what the JSON lacks.
@@ -153,7 +161,9 @@ def open_external(path: Path, *, precision: Precision = "fp32", num_threads: int
     if not path.is_file():
         raise NotFound(f"there is no model at {path}")
     if not sidecar.is_file():
-        raise ConfigInvalid(f"{sidecar} is missing", remedy=f"state the preprocessing of {path.name} in it")
+        raise ConfigInvalid(
+            f"{sidecar} is missing", remedy=f"state the preprocessing of {path.name} in it"
+        )
     card = _read_card(sidecar)
     preprocess = card.preprocess()
     model = read_onnx(path)
@@ -179,28 +189,41 @@ def _read_card(sidecar: Path) -> _Card:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         known = ", ".join(_Card.model_fields)
-        raise ConfigInvalid(f"{sidecar}: {name} {first['msg'].lower()}", remedy=f"known: {known}") from error
+        raise ConfigInvalid(
+            f"{sidecar}: {name} {first['msg'].lower()}", remedy=f"known: {known}"
+        ) from error
 
 
 def _with_uint8_input(model: ov.Model, card: _Card, spec: PreprocessSpec, path: Path) -> ov.Model:
     """Cast, scale and normalize inside the graph, and keep the one output that is the embedding."""
-    inputs, outputs = ([port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs))
+    inputs, outputs = (
+        [port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs)
+    )
     if inputs != [card.input] or card.output not in outputs:
         raise ConfigInvalid(
-            f"{path} has inputs {inputs} and outputs {outputs}", remedy="name them in the JSON beside it"
+            f"{path} has inputs {inputs} and outputs {outputs}",
+            remedy="name them in the JSON beside it",
         )
-    shape = [-1, 3, spec.crop, spec.crop] if card.layout == "NCHW" else [-1, spec.crop, spec.crop, 3]
+    shape = (
+        [-1, 3, spec.crop, spec.crop] if card.layout == "NCHW" else [-1, spec.crop, spec.crop, 3]
+    )
     model.reshape({card.input: ov.PartialShape(shape)})
     chosen = model.output(card.output)
-    model = ov.Model([chosen.get_node().input_value(0)], model.get_parameters(), card.name or path.stem)
+    model = ov.Model(
+        [chosen.get_node().input_value(0)], model.get_parameters(), card.name or path.stem
+    )
     produced = model.output(0).partial_shape
     if len(produced) != 2 or produced[1] != card.dimension:
-        raise ConfigInvalid(f"{card.output} of {path} is not [N, {card.dimension}]", remedy="correct the JSON")
+        raise ConfigInvalid(
+            f"{card.output} of {path} is not [N, {card.dimension}]", remedy="correct the JSON"
+        )
     steps = PrePostProcessor(model)
     steps.input().tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NCHW"))
     steps.input().model().set_layout(ov.Layout(card.layout))
     scale = [255.0 * std for std in spec.std]
-    steps.input().preprocess().convert_element_type(ov.Type.f32).mean([255.0 * mean for mean in spec.mean]).scale(scale)
+    steps.input().preprocess().convert_element_type(ov.Type.f32).mean(
+        [255.0 * mean for mean in spec.mean]
+    ).scale(scale)
     return steps.build()
 
 

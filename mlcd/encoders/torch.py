@@ -27,7 +27,9 @@ from mlcd.models.servable import WEIGHTS, Servable
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
 BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH)
-_WARM_UPS: Final = 3  # before a recording: cuBLAS and cuDNN choose their kernels and allocate workspaces
+_WARM_UPS: Final = (
+    3  # before a recording: cuBLAS and cuDNN choose their kernels and allocate workspaces
+)
 
 
 def cuda_available() -> bool:
@@ -72,7 +74,9 @@ class TorchEncoder:
         self._lock = threading.Lock()
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        return encode_in_parts(images, self._run, crop=self.preprocess.crop, dimension=self.dimension)
+        return encode_in_parts(
+            images, self._run, crop=self.preprocess.crop, dimension=self.dimension
+        )
 
     def _run(self, images: ImageBatch) -> NDArray[np.float32]:
         with self._lock, _translated():
@@ -85,7 +89,9 @@ class TorchEncoder:
             self._engine = None
 
 
-def open_model_artifact(path: Path, *, precision: Precision = "fp32", num_threads: int = 0) -> TorchEncoder:
+def open_model_artifact(
+    path: Path, *, precision: Precision = "fp32", num_threads: int = 0
+) -> TorchEncoder:
     """A model written by `mlcd export`: its weights, config and preprocessing; the ONNX graph is not read."""
     artifact = open_artifact(path, "model")
     if artifact.fingerprint is None:
@@ -110,14 +116,19 @@ class _Forward:
     def __call__(self, image_u8: Tensor) -> Tensor:
         # Weights are rounded already, so autocast has nothing to keep; within a recording it must not.
         bf16 = torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False
+            self.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.precision == "bf16",
+            cache_enabled=False,
         )
         with torch.inference_mode(), bf16:
             rows: Tensor = self.model(image_u8)
             return rows
 
     def on_cpu(self, images: ImageBatch) -> NDArray[np.float32]:
-        return self(torch.tensor(images)).numpy()  # a copy: from_numpy wants arrays that may be written
+        return self(
+            torch.tensor(images)
+        ).numpy()  # a copy: from_numpy wants arrays that may be written
 
 
 class _Graphs:
@@ -141,7 +152,9 @@ class _Graphs:
         self._pixels[:num].copy_(self._pinned[:num], non_blocking=True)
         # What an earlier batch left in the padding is computed and dropped; rows do not see each other.
         rows = self._rows(BUCKETS[bisect_left(BUCKETS, num)])
-        return rows[:num].cpu().numpy()  # waits for the GPU, which also frees the pinned memory for the next batch
+        return (
+            rows[:num].cpu().numpy()
+        )  # waits for the GPU, which also frees the pinned memory for the next batch
 
     def _rows(self, bucket: int) -> Tensor:
         if self._records and bucket not in self._recorded:
@@ -169,7 +182,9 @@ class _Graphs:
             raise
         except RuntimeError as error:
             self._records = False
-            warnings.warn(f"CUDA graphs are off, which is slower: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"CUDA graphs are off, which is slower: {error}", RuntimeWarning, stacklevel=2
+            )
         else:
             self._recorded[bucket] = (graph, rows)
 

@@ -18,7 +18,14 @@ from tritonclient.utils import InferenceServerException
 
 from mlcd.encoders.batches import check_batch, unit_or_zero
 from mlcd.encoders.circuit import Circuit
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, DeadlineExceeded, MlcdError, Overloaded, Unavailable
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    DeadlineExceeded,
+    MlcdError,
+    Overloaded,
+    Unavailable,
+)
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
@@ -76,7 +83,10 @@ class _Work:
     def of(cls, answer: Any) -> "_Work":
         """answer: a ModelStatisticsResponse of one version."""
         (found,) = answer.model_stats
-        batches = {row.batch_size: (row.compute_infer.count, row.compute_infer.ns) for row in found.batch_stats}
+        batches = {
+            row.batch_size: (row.compute_infer.count, row.compute_infer.ns)
+            for row in found.batch_stats
+        }
         return cls(found.inference_count, batches)
 
     def slowest_since(self, earlier: "_Work") -> float:
@@ -90,7 +100,12 @@ class _Work:
 
 
 async def open_triton(
-    url: str, name: str, *, version: int | None = None, timeout_s: float = 10.0, probe_timeout_s: float = 2.0
+    url: str,
+    name: str,
+    *,
+    version: int | None = None,
+    timeout_s: float = 10.0,
+    probe_timeout_s: float = 2.0,
 ) -> "TritonEncoder":
     """The model `name` of the Triton at `url` (HOST:PORT of its gRPC), seen to embed; close it when done.
 
@@ -106,11 +121,15 @@ async def open_triton(
         async with asyncio.timeout(timeout_s):
             found = version if version is not None else await _latest(client, url, name, timeout_s)
             served = await _served(client, url, name, found, timeout_s)
-            encoder = TritonEncoder(client, url, name, found, served, probe_timeout_s=probe_timeout_s)
+            encoder = TritonEncoder(
+                client, url, name, found, served, probe_timeout_s=probe_timeout_s
+            )
             await _until_it_embeds(encoder, timeout_s)
     except TimeoutError as error:
         await client.close()
-        raise Unavailable(f"Triton at {url} does not answer within {timeout_s:g} s", remedy="is it up?") from error
+        raise Unavailable(
+            f"Triton at {url} does not answer within {timeout_s:g} s", remedy="is it up?"
+        ) from error
     except BaseException:
         await client.close()
         raise
@@ -163,7 +182,9 @@ class TritonEncoder:
     def watch(self) -> None:
         self._circuit.start()
 
-    async def encode(self, images: ImageBatch, *, timeout_s: float, traceparent: str | None = None) -> Embeddings:
+    async def encode(
+        self, images: ImageBatch, *, timeout_s: float, traceparent: str | None = None
+    ) -> Embeddings:
         """uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows, in requests of at most `max_batch` images.
 
         timeout_s: until the caller's deadline; finite. traceparent: W3C's trace context, passed on. A row that has no
@@ -172,26 +193,36 @@ class TritonEncoder:
         when the time has passed, and Unavailable where Triton or the model is not there: at once, when that is known.
         """
         check_batch(images, self.preprocess.crop)
-        parts = [images[start : start + self.max_batch] for start in range(0, len(images), self.max_batch)]
+        parts = [
+            images[start : start + self.max_batch]
+            for start in range(0, len(images), self.max_batch)
+        ]
         if len(parts) == 1:
             return await self._encode_part(parts[0], timeout_s, traceparent)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._encode_part(part, timeout_s, traceparent)) for part in parts]
+                tasks = [
+                    group.create_task(self._encode_part(part, timeout_s, traceparent))
+                    for part in parts
+                ]
         except ExceptionGroup as failures:
             # Not `except*`: that of Python 3.11.2, Debian 12's, wraps a member that it raises in a group again.
             ours, others = failures.split(MlcdError)
             if ours is None or others is not None:
                 raise
             raise _first(ours) from None
-        return np.concatenate([np.empty((0, self.dimension), np.float32), *(task.result() for task in tasks)])
+        return np.concatenate(
+            [np.empty((0, self.dimension), np.float32), *(task.result() for task in tasks)]
+        )
 
     async def close(self) -> None:
         """End the connection, first of all at a shutdown: Triton waits for its clients. A second call does nothing."""
         await self._circuit.close("the encoder is closed")
         await self._client.close()
 
-    async def _encode_part(self, images: ImageBatch, timeout_s: float, traceparent: str | None) -> Embeddings:
+    async def _encode_part(
+        self, images: ImageBatch, timeout_s: float, traceparent: str | None
+    ) -> Embeddings:
         if timeout_s <= 0:
             raise DeadlineExceeded("the time for a request has passed")
         try:
@@ -208,7 +239,9 @@ class TritonEncoder:
         side = self.preprocess.crop
         await self._infer(np.zeros((1, 3, side, side), np.uint8), timeout_s, None)
 
-    async def _infer(self, images: ImageBatch, timeout_s: float, traceparent: str | None) -> Embeddings:
+    async def _infer(
+        self, images: ImageBatch, timeout_s: float, traceparent: str | None
+    ) -> Embeddings:
         given = InferInput(_INPUT, list(images.shape), "UINT8")
         given.set_data_from_numpy(np.ascontiguousarray(images))
         request = self._client.infer(
@@ -224,7 +257,10 @@ class TritonEncoder:
         started = clock()
         rows = (await _translated(request, self.url, self.name, self.version)).as_numpy(_OUTPUT)
         if rows is None or rows.dtype != np.float32 or rows.shape != (len(images), self.dimension):
-            raise Unavailable(f"Triton's model {self.name} gave other than its configuration says", remedy="reload it")
+            raise Unavailable(
+                f"Triton's model {self.name} gave other than its configuration says",
+                remedy="reload it",
+            )
         self._succeeded(clock() - started)
         return unit_or_zero(rows)
 
@@ -234,14 +270,19 @@ class TritonEncoder:
 
     async def _check(self, suspected: bool) -> None:  # noqa: FBT001 - the circuit's signature
         """Raise where the version cannot serve: not loaded, not the one that was opened, or no inference ends."""
-        request = self._client.is_model_ready(self.name, str(self.version), client_timeout=_READY_TIMEOUT_S)
+        request = self._client.is_model_ready(
+            self.name, str(self.version), client_timeout=_READY_TIMEOUT_S
+        )
         if not await _translated(request, self.url, self.name, self.version):
             raise _not_loaded(self.name, self.version)
         if not self.up:
             await self._refuse_another()
         await self._look()
         # Requests in flight say it themselves, in time.
-        idle = asyncio.get_running_loop().time() - self.last_success > _RECENT_S and not self._circuit.num_in_flight
+        idle = (
+            asyncio.get_running_loop().time() - self.last_success > _RECENT_S
+            and not self._circuit.num_in_flight
+        )
         if suspected or idle or not self.up:
             await self._see_one_end()
 
@@ -266,7 +307,9 @@ class TritonEncoder:
 
         Where they may not be read, our own inferences have to say it all.
         """
-        request = self._client.get_inference_statistics(self.name, str(self.version), client_timeout=_READY_TIMEOUT_S)
+        request = self._client.get_inference_statistics(
+            self.name, str(self.version), client_timeout=_READY_TIMEOUT_S
+        )
         try:
             found = _Work.of(await _translated(request, self.url, self.name, self.version))
         except DeadlineExceeded:
@@ -299,27 +342,37 @@ async def _until_it_embeds(encoder: TritonEncoder, timeout_s: float) -> None:
 
 
 async def _latest(client: InferenceServerClient, url: str, name: str, timeout_s: float) -> int:
-    metadata = await _translated(client.get_model_metadata(name, client_timeout=timeout_s), url, name, None)
+    metadata = await _translated(
+        client.get_model_metadata(name, client_timeout=timeout_s), url, name, None
+    )
     return max(int(version) for version in metadata.versions)
 
 
-async def _served(client: InferenceServerClient, url: str, name: str, version: int, timeout_s: float) -> _Served:
+async def _served(
+    client: InferenceServerClient, url: str, name: str, version: int, timeout_s: float
+) -> _Served:
     request = client.get_model_config(name, str(version), client_timeout=timeout_s)
     config = (await _translated(request, url, name, version)).config
     remedy = "export it with `mlcd export --format triton`"
     stated = {key: parameter.string_value for key, parameter in config.parameters.items()}
     missing = {"precision", f"fingerprint.{version}", f"preprocess.{version}"} - stated.keys()
     if missing:
-        raise ArtifactInvalid(f"Triton's model {name} does not state its {min(missing)}", remedy=remedy)
+        raise ArtifactInvalid(
+            f"Triton's model {name} does not state its {min(missing)}", remedy=remedy
+        )
     try:
         preprocess = PreprocessSpec.from_dict(json.loads(stated[f"preprocess.{version}"]))
     except ValueError as error:
-        raise ArtifactInvalid(f"Triton's model {name} states no readable preprocessing", remedy=remedy) from error
+        raise ArtifactInvalid(
+            f"Triton's model {name} states no readable preprocessing", remedy=remedy
+        ) from error
     inputs = {tensor.name: list(tensor.dims) for tensor in config.input}
     outputs = {tensor.name: list(tensor.dims) for tensor in config.output}
     fits = inputs == {_INPUT: [3, preprocess.crop, preprocess.crop]} and list(outputs) == [_OUTPUT]
     if not fits or config.max_batch_size < 1 or len(outputs[_OUTPUT]) != 1:
-        raise ArtifactInvalid(f"Triton's model {name} does not take and give what mlcd exports", remedy=remedy)
+        raise ArtifactInvalid(
+            f"Triton's model {name} does not take and give what mlcd exports", remedy=remedy
+        )
     return _Served(
         fingerprint=stated[f"fingerprint.{version}"],
         preprocess=preprocess,
@@ -329,7 +382,9 @@ async def _served(client: InferenceServerClient, url: str, name: str, version: i
     )
 
 
-async def _translated(request: Coroutine[Any, Any, _Answer], url: str, name: str, version: int | None) -> _Answer:
+async def _translated(
+    request: Coroutine[Any, Any, _Answer], url: str, name: str, version: int | None
+) -> _Answer:
     """The answer, or our error for Triton's: by status, and by Triton's own words where one status means three things.
 
     Its text goes no further.

@@ -14,7 +14,14 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from mlcd.encoders.triton import CHANNEL
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, DeadlineExceeded, MlcdError, NotFound, Unavailable
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    DeadlineExceeded,
+    MlcdError,
+    NotFound,
+    Unavailable,
+)
 
 _OF_VERSION: Final = "fingerprint."
 """The parameter of config.pbtxt that speaks of one version."""
@@ -41,7 +48,9 @@ async def load_version(url: str, name: str, version: int | None, *, timeout_s: f
                 return wanted
     which = "no version that mlcd exported" if version is None else f"no version {version}"
     known = ", ".join(map(str, sorted(listed))) or "none"
-    raise NotFound(f"Triton's repository holds {which} of the model {name}", remedy=f"it lists: {known}")
+    raise NotFound(
+        f"Triton's repository holds {which} of the model {name}", remedy=f"it lists: {known}"
+    )
 
 
 async def keep_version(url: str, name: str, version: int, *, timeout_s: float) -> None:
@@ -71,23 +80,31 @@ class _Control:
 
     async def config(self) -> dict[str, Any]:
         """As it is loaded, in the names of Triton's protobuf."""
-        request = self._client.get_model_config(self._name, as_json=True, client_timeout=self._timeout_s)
+        request = self._client.get_model_config(
+            self._name, as_json=True, client_timeout=self._timeout_s
+        )
         found: dict[str, Any] = (await self._answer(request))["config"]
         return found
 
     async def loaded(self) -> set[int]:
         """None where the model is not loaded."""
         try:
-            metadata = await self._answer(self._client.get_model_metadata(self._name, client_timeout=self._timeout_s))
+            metadata = await self._answer(
+                self._client.get_model_metadata(self._name, client_timeout=self._timeout_s)
+            )
         except NotFound:
             return set()
         return {int(version) for version in metadata.versions}
 
-    async def load(self, config: dict[str, Any] | None = None, versions: Collection[int] = ()) -> None:
+    async def load(
+        self, config: dict[str, Any] | None = None, versions: Collection[int] = ()
+    ) -> None:
         """As the repository says; with `config`, those of `versions` that are there."""
         policy = {"version_policy": {"specific": {"versions": sorted(versions)}}}
         given = None if config is None else json.dumps({**config, **policy})
-        await self._answer(self._client.load_model(self._name, config=given, client_timeout=self._timeout_s))
+        await self._answer(
+            self._client.load_model(self._name, config=given, client_timeout=self._timeout_s)
+        )
 
     async def _answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
         try:
@@ -98,7 +115,11 @@ class _Control:
 
 def _listed(config: dict[str, Any]) -> list[int]:
     """The versions of which config.pbtxt speaks, newest first."""
-    numbers = [key.removeprefix(_OF_VERSION) for key in config.get("parameters", {}) if key.startswith(_OF_VERSION)]
+    numbers = [
+        key.removeprefix(_OF_VERSION)
+        for key in config.get("parameters", {})
+        if key.startswith(_OF_VERSION)
+    ]
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
@@ -109,12 +130,14 @@ def _error(error: InferenceServerException, name: str) -> MlcdError:
         return DeadlineExceeded(f"Triton did not load the model {name} in time")
     if "not allowed" in text or "restricted" in text:
         return ConfigInvalid(
-            "Triton lets nobody load models here", remedy="start it with --model-control-mode=explicit"
+            "Triton lets nobody load models here",
+            remedy="start it with --model-control-mode=explicit",
         )
     if status == "StatusCode.NOT_FOUND" or "request for unknown model" in text:
         return NotFound(f"the model {name} is not loaded in Triton")
     if status == "StatusCode.UNAVAILABLE":
         return Unavailable("Triton cannot be reached", remedy="is it up?")
     return ArtifactInvalid(
-        f"Triton cannot load the model {name}", remedy="its log says why; mend the version that fails, or take it away"
+        f"Triton cannot load the model {name}",
+        remedy="its log says why; mend the version that fails, or take it away",
     )

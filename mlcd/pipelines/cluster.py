@@ -39,7 +39,7 @@ from mlcd.clustering.seeding import sampled
 from mlcd.clustering.sums import mean_of
 from mlcd.errors import InvalidInput
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.pipelines.histogram import draw_histogram
+from mlcd.parts.histogram import draw_histogram
 from mlcd.progress import Meter, Reporter
 from mlcd.world import World
 

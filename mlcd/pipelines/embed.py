@@ -1,6 +1,5 @@
 """Images to the embeddings artifact."""
 
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +11,13 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import KEY_SCHEMA, keys_name, part_name
-from mlcd.artifacts.manifest import Artifact, Parent, Request
+from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.cores import available_cores
 from mlcd.encoders.base import Encoder
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
-from mlcd.locations import is_url
-from mlcd.pipelines.encoded import (
+from mlcd.parts.encoded import (
     BATCH,
     PART_ENTRIES,
     EncodedPart,
@@ -27,13 +25,14 @@ from mlcd.pipelines.encoded import (
     check_source,
     encode_entries,
     errors_name,
+    images_parent,
     merge_errors,
     no_usable_image,
     part_sizes,
     part_slice,
     write_errors,
 )
-from mlcd.pipelines.ownership import take_over
+from mlcd.parts.ownership import take_over
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 
@@ -155,13 +154,3 @@ def write_encoded(
         with draft.write(keys_name(part)) as path:
             pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
         write_errors(draft, part, encoded.errors)
-
-
-def images_parent(source: Source, out: Path) -> Parent:
-    """Returns the images as a parent: a relative path (or glob) on this machine, else the URL."""
-    place = (
-        source.location
-        if is_url(source.location)
-        else os.path.relpath(os.path.realpath(source.location), out.resolve())
-    )
-    return Parent("images", place, source.listing_digest())

@@ -16,15 +16,16 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
-from mlcd.pipelines.embed import images_parent, write_encoded
-from mlcd.pipelines.encoded import (
+from mlcd.parts.encoded import (
     check_source,
     encode_entries,
     errors_name,
+    images_parent,
     merge_errors,
     part_sizes,
     part_slice,
 )
+from mlcd.pipelines.embed import write_encoded
 from mlcd.progress import Reporter
 
 

@@ -5,9 +5,9 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import pyarrow.parquet as pq
 
@@ -18,17 +18,22 @@ from mlcd.artifacts.labels import NAMES, part_name, write_part
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import EngineName, Precision
+from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid
-from mlcd.images.decode import ExifPolicy
 from mlcd.images.sources import open_source
-from mlcd.images.transform import DecodeMode
-from mlcd.pipelines.claims import Claims
-from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source, merge_errors, no_usable_image, write_errors
-from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
-from mlcd.pipelines.label_search import ApproximateSearch, ExactSearch, LabelSearch
-from mlcd.pipelines.ownership import take_over
-from mlcd.pipelines.workers import run_workers
+from mlcd.parts.claims import Claims
+from mlcd.parts.encoded import (
+    PART_ENTRIES,
+    OnDone,
+    check_source,
+    merge_errors,
+    no_usable_image,
+    write_errors,
+)
+from mlcd.parts.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
+from mlcd.parts.label_search import ApproximateSearch, ExactSearch, LabelSearch
+from mlcd.parts.ownership import take_over
+from mlcd.parts.workers import run_workers
 from mlcd.progress import Meter, Reporter
 
 PART_ROWS: Final = 65536
@@ -39,8 +44,9 @@ class LabelOptions:
     """What is asked for, in plain values: the workers are told the same.
 
     source: an embeddings artifact, or images; these need a `model`. mode: approximate looks at the centers in some
-    cells only, `probes` of them, or as many as an audit finds necessary. embeddings: a column more. part_rows,
-    part_entries: what is done, and committed, at once.
+    cells only, `probes` of them, or as many as an audit finds necessary. encoder: how the model is opened; its number
+    of threads is settled by the workers. embeddings: a column more. part_rows, part_entries: what is done, and
+    committed, at once.
     """
 
     source: str
@@ -50,17 +56,21 @@ class LabelOptions:
     mode: Literal["exact", "approximate"] = "exact"
     probes: int | None = None
     model: str | None = None
-    precision: Precision = "fp32"
-    engine: EngineName = "auto"
-    exif: ExifPolicy | None = None
-    decode: DecodeMode | None = None
+    encoder: EncoderOptions = DEFAULTS
     embeddings: bool = False
     part_rows: int = PART_ROWS
     part_entries: int = PART_ENTRIES
 
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """Reads what `asdict` made of the options."""
+        return cls(**{**fields, "encoder": EncoderOptions(**fields["encoder"])})
+
     def __post_init__(self) -> None:
         if self.threshold is not None and not -1.0 <= self.threshold <= 1.0:
-            raise ConfigInvalid(f"the threshold {self.threshold} is no cosine", remedy="give one between -1 and 1")
+            raise ConfigInvalid(
+                f"the threshold {self.threshold} is no cosine", remedy="give one between -1 and 1"
+            )
         if self.mode == "exact" and self.probes is not None:
             raise ConfigInvalid("exact labels look at every center", remedy="leave out --probes")
 
@@ -85,7 +95,12 @@ class Labeling:
     """One request for labels, opened: makes any part of them."""
 
     def __init__(
-        self, options: LabelOptions, rows: LabelInput, centers: Centers, search: LabelSearch, request: Request
+        self,
+        options: LabelOptions,
+        rows: LabelInput,
+        centers: Centers,
+        search: LabelSearch,
+        request: Request,
     ) -> None:
         self.options, self.rows, self.centers = options, rows, centers
         self.search, self.request = search, request
@@ -113,7 +128,9 @@ class Labeling:
     def publish(self, draft: Draft) -> Artifact:
         """Every part is finished. Raises InvalidInput where none of the images could be used."""
         num_parts = len(self.sizes)
-        num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts))
+        num_rows = sum(
+            pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts)
+        )
         summary: dict[str, Any] = {"images": num_rows, "centers": len(self.centers.vectors)}
         if isinstance(self.rows, ImagesInput):
             errors = merge_errors(draft, range(num_parts), self.rows.source)
@@ -140,7 +157,9 @@ def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iter
         rows.close()
 
 
-def labeling_of(options: LabelOptions, rows: LabelInput, artifact: Artifact, centers: Centers, out: Path) -> Labeling:
+def labeling_of(
+    options: LabelOptions, rows: LabelInput, artifact: Artifact, centers: Centers, out: Path
+) -> Labeling:
     """Of open `rows`, and `centers` as read from their artifact. Raises ConfigInvalid where they are of two models."""
     _check_fingerprint(rows, centers, options.centers)
     num_centers = len(centers.vectors)
@@ -155,16 +174,21 @@ def labeling_of(options: LabelOptions, rows: LabelInput, artifact: Artifact, cen
         **rows.config,
     }
     parents = (rows.parent(out), artifact.as_parent_of(out, "centers"))
-    return Labeling(options, rows, centers, search, Request("labels", config, parents, rows.fingerprint))
+    return Labeling(
+        options, rows, centers, search, Request("labels", config, parents, rows.fingerprint)
+    )
 
 
 def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInput:
     if (Path(options.source) / MANIFEST).is_file():
         if options.model is not None:
             raise ConfigInvalid(
-                f"{options.source} is an artifact, and a model is for images", remedy="leave out --model"
+                f"{options.source} is an artifact, and a model is for images",
+                remedy="leave out --model",
             )
-        return EmbeddingsInput(EmbeddingsArtifact.open(Path(options.source)), part_rows=options.part_rows)
+        return EmbeddingsInput(
+            EmbeddingsArtifact.open(Path(options.source)), part_rows=options.part_rows
+        )
     if options.model is None:
         raise ConfigInvalid(
             f"{options.source} is not a finished artifact of embeddings",
@@ -172,23 +196,22 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
         )
     source = open_source(options.source)
     check_source(source, out)
-    encoder = open_encoder(
-        options.model,
-        precision=options.precision,
-        engine=options.engine,
-        num_threads=num_threads,
-        exif=options.exif,
-        decode=options.decode,
-    )
+    encoder = open_encoder(options.model, replace(options.encoder, num_threads=num_threads))
     return ImagesInput(source, encoder, part_entries=options.part_entries, num_threads=num_threads)
 
 
-def _open_search(options: LabelOptions, rows: LabelInput, centers: Centers, top: int) -> LabelSearch:
+def _open_search(
+    options: LabelOptions, rows: LabelInput, centers: Centers, top: int
+) -> LabelSearch:
     if options.mode == "exact":
         return ExactSearch(centers, top=top, threshold=options.threshold)
     if not isinstance(rows, EmbeddingsInput):
-        raise ConfigInvalid("approximate labels are made of embeddings", remedy="run `mlcd embed` first")
-    return ApproximateSearch(centers, rows, top=top, threshold=options.threshold, probes=options.probes)
+        raise ConfigInvalid(
+            "approximate labels are made of embeddings", remedy="run `mlcd embed` first"
+        )
+    return ApproximateSearch(
+        centers, rows, top=top, threshold=options.threshold, probes=options.probes
+    )
 
 
 def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) -> None:
@@ -200,7 +223,9 @@ def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) ->
         )
 
 
-def make_parts(labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]) -> None:
+def make_parts(
+    labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]
+) -> None:
     """Every part that is missing and that nobody else is at; with `wait` those of the others too, once they are gone.
 
     on_progress: told (part, how much of it is done).

@@ -12,8 +12,8 @@ from mlcd.artifacts.labels import part_name
 from mlcd.artifacts.manifest import GROWN, Artifact, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Conflict
+from mlcd.parts.label_inputs import EmbeddingsInput
 from mlcd.pipelines.label import Labeling, LabelOptions, open_labeling
-from mlcd.pipelines.label_inputs import EmbeddingsInput
 from mlcd.progress import Reporter
 
 
@@ -24,11 +24,15 @@ def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact
     ConfigInvalid for what cannot be added to, Conflict where the labels were made from other input or settings.
     """
     if options.mode != "exact":
-        raise ConfigInvalid("approximate labels are audited as a whole", remedy="label to another output")
+        raise ConfigInvalid(
+            "approximate labels are audited as a whole", remedy="label to another output"
+        )
     labels = open_artifact(out, "labels", verify_files=False)
     with open_labeling(options, out, num_threads=available_cores()) as labeling:
         if not isinstance(labeling.rows, EmbeddingsInput):
-            raise ConfigInvalid("labels of images are made at once", remedy="`mlcd embed --append`, and label that")
+            raise ConfigInvalid(
+                "labels of images are made at once", remedy="`mlcd embed --append`, and label that"
+            )
         embeddings = labeling.rows.embeddings
         if _was_made_from(labels, embeddings, labeling):
             return labels
@@ -39,7 +43,11 @@ def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact
 
 
 def _add(
-    labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling, first: int, reporter: Reporter
+    labels: Artifact,
+    embeddings: EmbeddingsArtifact,
+    labeling: Labeling,
+    first: int,
+    reporter: Reporter,
 ) -> Artifact:
     parts = range(first, len(labeling.sizes))
     with open_addition(labels, labeling.request.parents, first) as addition:
@@ -54,7 +62,9 @@ def _add(
             shutil.copyfile(embeddings.errors_file, path)
         num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in parts)
         found = _added_up(labels.summary, labeling.search.summary(draft, parts))
-        return addition.publish({**found, "images": labels.summary["images"] + num_rows, "added": num_rows})
+        return addition.publish(
+            {**found, "images": labels.summary["images"] + num_rows, "added": num_rows}
+        )
 
 
 def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling) -> bool:
@@ -64,7 +74,9 @@ def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: L
     config = {name: value for name, value in labels.config.items() if name != GROWN}
     alike = config == dict(labeling.request.config) and made.get("centers") == now["centers"]
     is_same = made.get("embeddings") == now["embeddings"]
-    if not alike or not (is_same or first_part_after(embeddings.artifact, made.get("embeddings", "")) is not None):
+    if not alike or not (
+        is_same or first_part_after(embeddings.artifact, made.get("embeddings", "")) is not None
+    ):
         raise Conflict(
             f"{labels.path} holds labels made from other input or settings",
             remedy="give the centers and options that it was made with, or another output directory",

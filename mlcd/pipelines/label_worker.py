@@ -7,16 +7,20 @@ from typing import Any
 from mlcd.artifacts.draft import Draft
 from mlcd.errors import Conflict
 from mlcd.images.quiet import silence_decoders
+from mlcd.parts.workers import serve_as_worker
 from mlcd.pipelines.label import LabelOptions, make_parts, open_labeling
-from mlcd.pipelines.workers import serve_as_worker
 
 
 def work(task: dict[str, Any], on_progress: Callable[[int, int], None]) -> None:
     """Every part that no other worker is at. The draft is not entered: the parent holds its lock, we only write."""
     out = Path(task["out"])
-    with open_labeling(LabelOptions(**task["options"]), out, num_threads=task["num_threads"]) as labeling:
+    with open_labeling(
+        LabelOptions.from_dict(task["options"]), out, num_threads=task["num_threads"]
+    ) as labeling:
         if labeling.identity != task["identity"]:
-            raise Conflict(f"the input of {out} changed meanwhile", remedy="give another output directory")
+            raise Conflict(
+                f"the input of {out} changed meanwhile", remedy="give another output directory"
+            )
         make_parts(labeling, Draft(out, labeling.request), wait=False, on_progress=on_progress)
 
 

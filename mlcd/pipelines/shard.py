@@ -16,12 +16,12 @@ from mlcd.artifacts.manifest import Artifact, draft_path
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
-from mlcd.pipelines import ownership
+from mlcd.parts import ownership
+from mlcd.parts.encoded import PART_ENTRIES, OnDone, check_source
+from mlcd.parts.label_inputs import ImagesInput
+from mlcd.parts.ownership import NotRemoved
 from mlcd.pipelines.embed import Embedding
-from mlcd.pipelines.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.pipelines.label import LabelOptions, labeling_of
-from mlcd.pipelines.label_inputs import ImagesInput
-from mlcd.pipelines.ownership import NotRemoved
 from mlcd.pipelines.shard_collection import EMBEDDINGS, CollectionShards
 from mlcd.pipelines.shard_parts import InputChanged, Making, OtherSettings, OutputGone, PartShards
 

@@ -22,11 +22,10 @@ from mlcd.collections.collection import GENERATIONS, LEDGER
 from mlcd.collections.items import check_new_id, encode_metadata
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.images.source import Source
-from mlcd.pipelines.attempt import Attempt
-from mlcd.pipelines.embed import images_parent
-from mlcd.pipelines.encoded import NoUsableImage, OnDone, num_listed
+from mlcd.parts.attempt import Attempt
+from mlcd.parts.encoded import NoUsableImage, OnDone, images_parent, num_listed
+from mlcd.parts.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
-from mlcd.pipelines.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
 # in the draft of the collection, so that only the draft's name is taken beside the output

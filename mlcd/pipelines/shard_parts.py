@@ -13,8 +13,8 @@ from mlcd.artifacts.manifest import Artifact, Request, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
-from mlcd.pipelines.encoded import NoUsableImage, OnDone, num_errors, num_listed
-from mlcd.pipelines.ownership import OWNER, give_up, owner_of
+from mlcd.parts.encoded import NoUsableImage, OnDone, num_errors, num_listed
+from mlcd.parts.ownership import OWNER, give_up, owner_of
 from mlcd.types import SampleKey
 
 

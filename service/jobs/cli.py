@@ -27,13 +27,18 @@ _json_option = click.option(
 )
 
 
-_url_option = click.option("--url", help=f"Of the server; here or before the command.  [default: {_URL}]")
+_url_option = click.option(
+    "--url", help=f"Of the server; here or before the command.  [default: {_URL}]"
+)
 
 
 @click.group()
 @_url_option
 @click.option(
-    "--api-key", envvar="MLCD_API_KEY", show_envvar=True, help="Better in the environment: all users see command lines."
+    "--api-key",
+    envvar="MLCD_API_KEY",
+    show_envvar=True,
+    help="Better in the environment: all users see command lines.",
 )
 @click.pass_context
 def jobs(context: click.Context, url: str | None, api_key: str | None) -> None:
@@ -47,7 +52,9 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
     @_url_option
     @click.pass_obj
     @wraps(command)
-    def wrapped(server: tuple[str | None, str | None], /, *args: Any, url: str | None, **kwargs: Any) -> None:
+    def wrapped(
+        server: tuple[str | None, str | None], /, *args: Any, url: str | None, **kwargs: Any
+    ) -> None:
         told, api_key = server
         with _opened(url or told or _URL, api_key) as client:
             command(client, *args, **kwargs)
@@ -61,13 +68,22 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--kind", type=click.Choice(get_args(JobKind)), default="label", show_default=True)
 @click.option("--top", type=click.IntRange(1), help="Labels of an image.  [default: 8]")
 @click.option("--threshold", type=click.FloatRange(-1, 1), help="Only labels so similar.")
-@click.option("--embeddings", is_flag=True, default=None, help="Write the embeddings beside the labels.")
+@click.option(
+    "--embeddings", is_flag=True, default=None, help="Write the embeddings beside the labels."
+)
 @click.option("--key", help="Idempotency key: the same command again gives the same job.")
 @click.option("--watch", "follow", is_flag=True, help="Go on as `mlcd jobs watch` does.")
 @_json_option
 @_with_client
 def submit(
-    client: "JobsClient", images: str, out: str, *, key: str | None, follow: bool, as_json: bool, **asked: Any
+    client: "JobsClient",
+    images: str,
+    out: str,
+    *,
+    key: str | None,
+    follow: bool,
+    as_json: bool,
+    **asked: Any,
 ) -> None:
     """Have all IMAGES (a folder, a glob of tar shards or parquet files) worked on, into the new directory OUT.
 
@@ -75,7 +91,9 @@ def submit(
     """
     given = {name: value for name, value in asked.items() if value is not None}
     reporter = _reporter(as_json=as_json)
-    job = client.submit({"input": os.path.abspath(images), "output": os.path.abspath(out), **given}, key=key)  # noqa: PTH100 - links are the server's to follow
+    job = client.submit(
+        {"input": os.path.abspath(images), "output": os.path.abspath(out), **given}, key=key
+    )
     if follow:
         _follow(client, job["id"], reporter)
     else:
@@ -96,7 +114,9 @@ def list_jobs(client: "JobsClient", state: str | None, *, as_json: bool) -> None
     table = [_COLUMNS, *map(_row, found)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+        click.echo(
+            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        )
 
 
 @jobs.command()
@@ -160,7 +180,11 @@ def _follow(client: "JobsClient", job_id: str, reporter: Reporter) -> None:
         while True:
             progress = job["progress"]
             speed = progress["images_per_s"] or 0.0
-            meter.advance(progress["done"] - done, failed=progress["failed_items"], images_per_s=round(speed, 1))
+            meter.advance(
+                progress["done"] - done,
+                failed=progress["failed_items"],
+                images_per_s=round(speed, 1),
+            )
             done = progress["done"]
             if job["ended"] is not None or progress["stage"] == "publish":
                 break
@@ -187,7 +211,9 @@ def _told(changes: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield job
 
 
-def _count(step: str, job: dict[str, Any], changes: Iterator[dict[str, Any]], reporter: Reporter) -> dict[str, Any]:
+def _count(
+    step: str, job: dict[str, Any], changes: Iterator[dict[str, Any]], reporter: Reporter
+) -> dict[str, Any]:
     """Follow this number until it has come to all images, or the job to its end: as it is then."""
     done = 0
     with reporter.stage(step, job["progress"]["images"]) as meter:
@@ -215,7 +241,9 @@ def _failure(failure: dict[str, Any]) -> str:
 
 
 def _problem(problem: dict[str, Any]) -> str:
-    return printable(f"{problem['message']}: {problem['remedy']}" if problem["remedy"] else problem["message"])
+    return printable(
+        f"{problem['message']}: {problem['remedy']}" if problem["remedy"] else problem["message"]
+    )
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
@@ -240,7 +268,9 @@ def _opened(url: str, api_key: str | None) -> Iterator["JobsClient"]:
     try:
         from service.jobs.client import JobsClient
     except ModuleNotFoundError as error:
-        raise ConfigInvalid("`mlcd jobs` needs the package httpx", remedy="pip install 'mlcd[client]'") from error
+        raise ConfigInvalid(
+            "`mlcd jobs` needs the package httpx", remedy="pip install 'mlcd[client]'"
+        ) from error
     with JobsClient(url, api_key) as client:
         try:
             yield client

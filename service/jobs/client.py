@@ -26,14 +26,20 @@ class JobsClient:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self._http = httpx.Client(
-            base_url=checked_url(url), headers=authorization(api_key), timeout=JOBS_CLIENT_S, trust_env=False
+            base_url=checked_url(url),
+            headers=authorization(api_key),
+            timeout=JOBS_CLIENT_S,
+            trust_env=False,
         )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._http.close()
 
@@ -41,9 +47,12 @@ class JobsClient:
         """Raises InvalidInput for a key that no header can hold."""
         if key is not None and not _KEY.fullmatch(key):
             raise InvalidInput(
-                "the idempotency key cannot be sent", remedy="give 1 to 255 printable characters of ASCII, no spaces"
+                "the idempotency key cannot be sent",
+                remedy="give 1 to 255 printable characters of ASCII, no spaces",
             )
-        return self._ask("POST", "", json=dict(asked), headers={} if key is None else {"Idempotency-Key": key})
+        return self._ask(
+            "POST", "", json=dict(asked), headers={} if key is None else {"Idempotency-Key": key}
+        )
 
     def show(self, job_id: str) -> dict[str, Any]:
         return self._ask("GET", _path(job_id))
@@ -88,11 +97,18 @@ class JobsClient:
                     raise
             time.sleep(JOBS_WATCH_PAUSE_S)
 
-    def _changes(self, job_id: str, last: str | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    def _changes(
+        self, job_id: str, last: str | None
+    ) -> Iterator[tuple[str | None, dict[str, Any]]]:
         """Of one stream; where the server has no more, the job as it stands."""
-        headers = {"Accept": "text/event-stream", **({} if last is None else {"Last-Event-ID": last})}
+        headers = {
+            "Accept": "text/event-stream",
+            **({} if last is None else {"Last-Event-ID": last}),
+        }
         try:
-            with self._http.stream("GET", f"/v1/jobs{_path(job_id)}/events", headers=headers) as response:
+            with self._http.stream(
+                "GET", f"/v1/jobs{_path(job_id)}/events", headers=headers
+            ) as response:
                 if not response.is_success:
                     response.read()
                     raise refused(response, request_id="")
@@ -126,7 +142,9 @@ class JobsClient:
         return _job(response.text)
 
     def _unreachable(self) -> Unavailable:
-        return Unavailable("the server cannot be reached", remedy=f"is it at {self._http.base_url}?")
+        return Unavailable(
+            "the server cannot be reached", remedy=f"is it at {self._http.base_url}?"
+        )
 
 
 def _path(job_id: str) -> str:

@@ -13,7 +13,16 @@ from typing import Final, Protocol, Self, TypeVar
 from mlcd.errors import Conflict
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
-from service.jobs.job import FINISHED, Event, Failure, Job, JobSpec, JobState, Record, record_from_json
+from service.jobs.job import (
+    FINISHED,
+    Event,
+    Failure,
+    Job,
+    JobSpec,
+    JobState,
+    Record,
+    record_from_json,
+)
 from service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
 
 Result = TypeVar("Result")
@@ -130,7 +139,9 @@ class Records(Protocol):
         """
         ...
 
-    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+    def pending(
+        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+    ) -> bool:
         """Whether there is a job with something left to be done, now or later."""
         ...
 
@@ -184,7 +195,10 @@ def with_key(transaction: Transaction, key: str | None) -> Record | None:
 def check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None) -> None:
     """Raises Conflict where another job than `of` holds it."""
     if (holder := transaction.holder(_name_of_output(spec))) not in (None, of):
-        raise Conflict(f"the job {holder} writes to this output", remedy="wait for it, cancel it, or name another")
+        raise Conflict(
+            f"the job {holder} writes to this output",
+            remedy="wait for it, cancel it, or name another",
+        )
 
 
 def hold_output(transaction: Transaction, record: Record) -> None:
@@ -229,7 +243,11 @@ class Clock:
             if self._last is not None:
                 last_before_s, last_s, last_after_s = self._last
                 shortest_s, longest_s = before_s - last_after_s, after_s - last_before_s
-                if not shortest_s - CLOCK_TOLERANCE_S <= now_s - last_s <= longest_s + CLOCK_TOLERANCE_S:
+                if (
+                    not shortest_s - CLOCK_TOLERANCE_S
+                    <= now_s - last_s
+                    <= longest_s + CLOCK_TOLERANCE_S
+                ):
                     self._leapt_at_s = after_s
             self._last = before_s, now_s, after_s
         return now_s

@@ -224,7 +224,11 @@ class Record:
             return None
         moments = [lease.until_s for lease in self.leases.values()]
         if self.waiting:
-            moments += [0.0] if self.fresh < self.pieces else [self.rests.get(piece, 0.0) for piece in self.again]
+            moments += (
+                [0.0]
+                if self.fresh < self.pieces
+                else [self.rests.get(piece, 0.0) for piece in self.again]
+            )
         return min(moments, default=None)
 
     def given_next(self, now_s: float) -> int | None:

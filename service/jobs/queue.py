@@ -86,9 +86,13 @@ class Queue:
     def get(self, job_id: str) -> Job:
         return self._read(job_id).job
 
-    def page(self, *, limit: int, cursor: str | None = None, state: JobState | None = None) -> JobPage:
+    def page(
+        self, *, limit: int, cursor: str | None = None, state: JobState | None = None
+    ) -> JobPage:
         if cursor is not None and not _is_id(cursor):
-            raise InvalidInput("the cursor is none of this list", remedy="give the one that the page before had")
+            raise InvalidInput(
+                "the cursor is none of this list", remedy="give the one that the page before had"
+            )
         found = self._records.page(limit=limit + 1, below=cursor, state=state)
         for listed in found[:limit]:
             if listed.damaged:
@@ -104,13 +108,19 @@ class Queue:
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
         record = self._read(job_id)
-        shards = sorted(shard for shard in record.failed if shard > after) if record.stage == "shard" else []
+        shards = (
+            sorted(shard for shard in record.failed if shard > after)
+            if record.stage == "shard"
+            else []
+        )
         cursor = shards[limit - 1] if len(shards) > limit else None
         return FailurePage(self._records.failures(job_id, shards[:limit]), cursor)
 
     def cancel(self, job_id: str) -> Job:
         try:
-            return self._change(job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s))
+            return self._change(
+                job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s)
+            )
         except RecordDamaged:
             self._records.transact(lambda transaction: transaction.wipe(job_id))
             raise NotFound(
@@ -128,9 +138,16 @@ class Queue:
         return self._records.transact(step)
 
     def claim(
-        self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+        self,
+        worker: str,
+        fingerprints: Sequence[Fingerprint],
+        *,
+        lease_s: float,
+        leaving: Collection[str] = (),
     ) -> Work | None:
-        for job_id in self._records.due(fingerprints, lease_s=lease_s, leaving={*leaving, *self._passed_over}):
+        for job_id in self._records.due(
+            fingerprints, lease_s=lease_s, leaving={*leaving, *self._passed_over}
+        ):
             try:
                 work = self._give(job_id, worker, lease_s=lease_s)
             except RecordDamaged:
@@ -145,7 +162,9 @@ class Queue:
         def step(transaction: Transaction) -> bool:
             if (record := transaction.record(work.job_id)) is None:
                 return False
-            after, goes_on = transitions.extend(record, work, now_s=transaction.now_s, lease_s=lease_s, done=done)
+            after, goes_on = transitions.extend(
+                record, work, now_s=transaction.now_s, lease_s=lease_s, done=done
+            )
             self._keep(transaction, record, after)
             return goes_on
 
@@ -166,7 +185,9 @@ class Queue:
             record = transaction.record(work.job_id)
             if record is not None and work.lease in record.leases:
                 transaction.set_sizes(work.job_id, sizes)
-                after = transitions.cut(record, work, sizes, now_s=transaction.now_s, damaged_files=damaged_files)
+                after = transitions.cut(
+                    record, work, sizes, now_s=transaction.now_s, damaged_files=damaged_files
+                )
                 self._keep(transaction, record, after)
             return record is not None
 
@@ -175,7 +196,9 @@ class Queue:
     def completed(self, work: Work, *, failed_items: int = 0) -> None:
         self._report(
             work,
-            lambda record, now_s: transitions.complete(record, work, now_s=now_s, failed_items=failed_items),
+            lambda record, now_s: transitions.complete(
+                record, work, now_s=now_s, failed_items=failed_items
+            ),
         )
 
     def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
@@ -196,10 +219,14 @@ class Queue:
             self._noted[state] = found[-1].job_id if len(found) == _SWEPT else None
             for job in (listed.job for listed in found if listed.job is not None):
                 served = job.spec.fingerprint in models
-                if job.problem == (transitions.UNSERVED if served else None):  # others cannot change by it
+                if job.problem == (
+                    transitions.UNSERVED if served else None
+                ):  # others cannot change by it
                     self._note(job.id, served=served)
 
-    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+    def pending(
+        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+    ) -> bool:
         return self._records.pending(fingerprints, leaving={*leaving, *self._passed_over})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
@@ -212,7 +239,9 @@ class Queue:
         return self._records.waiting()
 
     def census(self) -> Census:
-        return Census(self._records.count(), self._records.waiting(), self._records.oldest_queued_s())
+        return Census(
+            self._records.count(), self._records.waiting(), self._records.oldest_queued_s()
+        )
 
     def close(self) -> None:
         self._records.close()
@@ -241,7 +270,9 @@ class Queue:
     def _forget(self, ended: Ended) -> bool:
         def step(transaction: Transaction) -> bool:
             record = transaction.record(ended.job_id)
-            if record is None or not transitions.is_over(record, now_s=transaction.now_s, ended_s=ended.ended_s):
+            if record is None or not transitions.is_over(
+                record, now_s=transaction.now_s, ended_s=ended.ended_s
+            ):
                 return False
             if record.key is not None:
                 let_go(transaction, record.key, record)
@@ -291,7 +322,9 @@ class Queue:
 
     def _pass_over(self, job_id: str) -> None:
         if job_id not in self._damaged:
-            _log.error("the record of job %s cannot be read: it is passed over; DELETE removes it", job_id)
+            _log.error(
+                "the record of job %s cannot be read: it is passed over; DELETE removes it", job_id
+            )
         self._damaged[job_id] = time.monotonic()
 
     def _change(self, job_id: str, change: Callable[[Record, float], Record]) -> Job:
@@ -333,7 +366,9 @@ def _keep_failures(transaction: Transaction, before: Record | None, after: Recor
     """Of one change: all that have failed by it have done so for the same reason."""
     for shard in set(after.failed).difference(() if before is None else before.failed):
         assert after.problem is not None
-        transaction.set_failure(after.id, Failure(shard, transaction.size_of(after.id, shard), after.problem))
+        transaction.set_failure(
+            after.id, Failure(shard, transaction.size_of(after.id, shard), after.problem)
+        )
 
 
 def _next_id(newest: str | None, now_s: float) -> str:

@@ -63,7 +63,9 @@ def open_redis_records(url: str, prefix: str) -> "RedisRecords":
             retry=Retry(NoBackoff(), 0),  # a write whose answer is lost may have been done
         )
     except ValueError:  # its text may quote the password
-        raise ConfigInvalid("MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database") from None
+        raise ConfigInvalid(
+            "MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database"
+        ) from None
     return RedisRecords(client, Keys(prefix))
 
 
@@ -98,7 +100,9 @@ class RedisRecords:
             found = self._client.get(self._keys.record(job_id))
         return None if found is None else record_from_json(found)
 
-    def due(self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()) -> list[str]:
+    def due(
+        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+    ) -> list[str]:
         num = CANDIDATES + len(leaving)
         with _translated():
             found: set[str] = set()
@@ -108,18 +112,31 @@ class RedisRecords:
                 # Pieces that wait are due from 0 on, the oldest job first; leases and pauses end at their own moments.
                 found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
                 found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
-                far |= set(self._client.zrangebyscore(key, far_s(now_s, lease_s), "+inf", 0, FAR + len(leaving)))
-        return sorted(found.difference(leaving))[:CANDIDATES] + sorted(far.difference(leaving))[:FAR]
+                far |= set(
+                    self._client.zrangebyscore(
+                        key, far_s(now_s, lease_s), "+inf", 0, FAR + len(leaving)
+                    )
+                )
+        return (
+            sorted(found.difference(leaving))[:CANDIDATES] + sorted(far.difference(leaving))[:FAR]
+        )
 
-    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+    def pending(
+        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+    ) -> bool:
         with _translated():
-            found = (self._client.zrange(key, 0, len(leaving)) for key in map(self._keys.due, fingerprints))
+            found = (
+                self._client.zrange(key, 0, len(leaving))
+                for key in map(self._keys.due, fingerprints)
+            )
             return any(set(ids).difference(leaving) for ids in found)
 
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         key = self._keys.all if state is None else self._keys.state(state)
         with _translated():
-            ids = self._client.zrevrangebylex(key, "+" if below is None else f"({below}", "-", 0, limit)
+            ids = self._client.zrevrangebylex(
+                key, "+" if below is None else f"({below}", "-", 0, limit
+            )
             found = self._client.mget(map(self._keys.record, ids)) if ids else []
         return [Listed.of(job_id, record) for job_id, record in zip(ids, found, strict=True)]
 
@@ -127,7 +144,11 @@ class RedisRecords:
         with _translated():
             kept = self._client.lrange(self._keys.events(job_id), 0, -1)
         numbered = (line.partition(" ") for line in kept)
-        return [Event(int(number), job_from_json(view)) for number, _, view in numbered if int(number) > after]
+        return [
+            Event(int(number), job_from_json(view))
+            for number, _, view in numbered
+            if int(number) > after
+        ]
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
         with _translated():
@@ -142,7 +163,11 @@ class RedisRecords:
                 self._client.zcard(self._keys.ended) - more_than,
             )
             num = min(limit, max(old, extra))
-            found = self._client.zrange(self._keys.ended, 0, num - 1, withscores=True) if num > 0 else []
+            found = (
+                self._client.zrange(self._keys.ended, 0, num - 1, withscores=True)
+                if num > 0
+                else []
+            )
         return [Ended(job_id, ended_s) for job_id, ended_s in found]
 
     def count(self) -> dict[JobState, int]:
@@ -164,7 +189,9 @@ class RedisRecords:
     def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         with _translated():
             now_s = self._clock.now_s()
-            self._client.hset(self._keys.beats, worker, f"{now_s!r} {now_s + lease_s!r} {fingerprint}")
+            self._client.hset(
+                self._keys.beats, worker, f"{now_s!r} {now_s + lease_s!r} {fingerprint}"
+            )
             beats = self._client.hgetall(self._keys.beats)
             if over := [name for name, beat in beats.items() if not _lives(beat, now_s)]:
                 self._client.hdel(self._keys.beats, *over)
@@ -173,7 +200,9 @@ class RedisRecords:
         with _translated():
             now_s = self._clock.now_s()
             beats = self._client.hgetall(self._keys.beats)
-        return {name: beats[name].split()[-1] for name in sorted(beats) if _lives(beats[name], now_s)}
+        return {
+            name: beats[name].split()[-1] for name in sorted(beats) if _lives(beats[name], now_s)
+        }
 
     def close(self) -> None:
         self._client.close()
@@ -195,7 +224,9 @@ class RedisRecords:
                 remedy="set noeviction or volatile-lru there, or name another Redis",
             )
         if not self._client.info("persistence").get("aof_enabled"):
-            _log.warning("the Redis of the jobs keeps nothing over a restart: set appendonly yes, appendfsync always")
+            _log.warning(
+                "the Redis of the jobs keeps nothing over a restart: set appendonly yes, appendfsync always"
+            )
         self._client.set(self._keys.schema, _SCHEMA, nx=True)
         if self._client.get(self._keys.schema) != _SCHEMA:
             raise ArtifactInvalid(
@@ -267,7 +298,10 @@ class _Transaction:
         for key_of in (self._keys.record, self._keys.events, self._keys.sizes, self._keys.failures):
             self._do("DEL", key_of(job_id))
         indexes = [self._keys.all, self._keys.ended, *map(self._keys.state, _STATES)]
-        for key in (*indexes, *self._client.scan_iter(self._keys.due("*"))):  # what is in the record cannot be known
+        for key in (
+            *indexes,
+            *self._client.scan_iter(self._keys.due("*")),
+        ):  # what is in the record cannot be known
             self._do("ZREM", key, job_id)
         self._do("HDEL", self._keys.waiting, job_id)
         for key in self._client.scan_iter(self._keys.name("*")):
@@ -301,7 +335,12 @@ class _Transaction:
             self._do("RPUSH", key, *sizes[start : start + _ARGUMENTS])
 
     def set_failure(self, job_id: str, failure: Failure) -> None:
-        self._do("HSET", self._keys.failures(job_id), str(failure.shard), failure_to_json(failure).decode())
+        self._do(
+            "HSET",
+            self._keys.failures(job_id),
+            str(failure.shard),
+            failure_to_json(failure).decode(),
+        )
 
     def _get(self, key: str) -> str | None:
         if key not in self.read:
@@ -323,5 +362,6 @@ def _translated() -> Iterator[None]:
         yield
     except (RedisError, OSError) as error:
         raise Unavailable(
-            "the job queue's Redis does not answer, or takes no writes", remedy="come back soon; what it has is kept"
+            "the job queue's Redis does not answer, or takes no writes",
+            remedy="come back soon; what it has is kept",
         ) from error

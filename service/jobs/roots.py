@@ -55,7 +55,9 @@ class Roots:
         """Raises ConfigInvalid for a folder that is not there."""
         for folder in folders:
             if not Path(folder).is_dir():
-                raise ConfigInvalid(f"MLCD_JOBS__ROOTS: {folder} is not a folder", remedy="make it, or leave it out")
+                raise ConfigInvalid(
+                    f"MLCD_JOBS__ROOTS: {folder} is not a folder", remedy="make it, or leave it out"
+                )
         self._real = [Path(os.path.realpath(folder)) for folder in folders]
         self._named = [*map(Path, folders), *self._real]
 
@@ -85,7 +87,8 @@ class Roots:
         for path in source.paths if isinstance(source, FilesSource) else []:
             if not Path(path).is_file():  # one that waits for a writer would keep whoever opens it
                 raise InvalidInput(
-                    "a folder or a pipe has the name of an archive of the input", remedy="leave these out"
+                    "a folder or a pipe has the name of an archive of the input",
+                    remedy="leave these out",
                 )
         if next(_readable(source.paths or _walk(Path(real))), None) is None:
             remedy = "is it empty, or closed to the server? name tables as FOLDER/*.parquet"
@@ -99,7 +102,9 @@ class Roots:
         out = Path(real)
         folder, draft = out.parent, draft_path(out)
         if os.path.lexists(out):
-            raise Conflict("the output exists already", remedy="name another: nothing is overwritten")
+            raise Conflict(
+                "the output exists already", remedy="name another: nothing is overwritten"
+            )
         if os.path.lexists(draft):
             raise Conflict(
                 f"unfinished work stands at the output, as {draft.name}",
@@ -107,18 +112,31 @@ class Roots:
                 f" otherwise finish it with `mlcd label` or `mlcd embed`, or remove {draft.name}",
             )
         if out.suffix == _DRAFT:
-            raise InvalidInput(f"the output ends with {_DRAFT}", remedy="that is what unfinished outputs are called")
+            raise InvalidInput(
+                f"the output ends with {_DRAFT}",
+                remedy="that is what unfinished outputs are called",
+            )
         if len(os.fsencode(out.name)) > _NAME_BYTES:
-            raise InvalidInput(f"the output's name has more than {_NAME_BYTES} bytes", remedy="give a shorter one")
-        if folder.is_relative_to(input_of_job) or any(_finds(input_of_job, path) for path in (out, draft)):
+            raise InvalidInput(
+                f"the output's name has more than {_NAME_BYTES} bytes", remedy="give a shorter one"
+            )
+        if folder.is_relative_to(input_of_job) or any(
+            _finds(input_of_job, path) for path in (out, draft)
+        ):
             raise InvalidInput("the output is in the input", remedy="name a place beside it")
         if any(each.suffix == _DRAFT or _mode(each / MANIFEST) for each in out.parents):
-            raise InvalidInput("the output is in what another step makes", remedy="name a place beside it")
+            raise InvalidInput(
+                "the output is in what another step makes", remedy="name a place beside it"
+            )
         if not stat.S_ISDIR(_mode(folder)):
             remedy = "make it first, where the server may enter"
-            raise InvalidInput("the folder of the output does not exist, or is closed to the server", remedy=remedy)
+            raise InvalidInput(
+                "the folder of the output does not exist, or is closed to the server", remedy=remedy
+            )
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise InvalidInput("the folder of the output cannot be written", remedy="give the server the right to")
+            raise InvalidInput(
+                "the folder of the output cannot be written", remedy="give the server the right to"
+            )
 
     def check_places(self, source: str, out: str) -> None:
         """The resolved input and output of a job that was accepted before: they still are where they were.
@@ -141,9 +159,16 @@ class Roots:
             self._real_path(Path(path), "input")
 
     def _named_path(self, location: str, param: Param) -> Path:
-        if "\0" in location or "://" in location or "::" in location or not location.startswith("/"):
+        if (
+            "\0" in location
+            or "://" in location
+            or "::" in location
+            or not location.startswith("/")
+        ):
             raise BadRequest(f"{param} must be an absolute path", param=param)
-        if param == "output" and any(unicodedata.category(character) == "Cc" for character in location):
+        if param == "output" and any(
+            unicodedata.category(character) == "Cc" for character in location
+        ):
             raise BadRequest("output must have no control characters", param=param)
         path = Path(location)
         if ".." in path.parts or not any(path.is_relative_to(root) for root in self._named):
@@ -176,12 +201,18 @@ def _divided(path: Path) -> tuple[Path, tuple[str, ...]]:
     parts = path.parts
     if os.path.lexists(path):  # whatever its name looks like
         return path, ()
-    first = next((place for place, part in enumerate(parts) if any(c in part for c in _WILDCARDS)), len(parts))
+    first = next(
+        (place for place, part in enumerate(parts) if any(c in part for c in _WILDCARDS)),
+        len(parts),
+    )
     return Path(*parts[:first]), parts[first:]
 
 
 def _finds(pattern: str, path: Path) -> bool:
-    return any(c in pattern for c in _WILDCARDS) and re.match(glob_translate(pattern), str(path)) is not None
+    return (
+        any(c in pattern for c in _WILDCARDS)
+        and re.match(glob_translate(pattern), str(path)) is not None
+    )
 
 
 def _readable(files: Iterable[str]) -> Iterator[str]:

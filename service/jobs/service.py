@@ -39,7 +39,9 @@ class JobDesk:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.get_running_loop().run_in_executor(self.threads, call)
         except TimeoutError as error:
-            raise DeadlineExceeded("the job queue did not answer in time", remedy="ask again") from error
+            raise DeadlineExceeded(
+                "the job queue did not answer in time", remedy="ask again"
+            ) from error
 
     async def count(self, metrics: Metrics) -> None:
         """Forget what has ended long ago and tell the queue's numbers, until cancelled.
@@ -48,7 +50,9 @@ class JobDesk:
         """
         while True:
             try:
-                census, workers = await asyncio.get_running_loop().run_in_executor(self.threads, self._count)
+                census, workers = await asyncio.get_running_loop().run_in_executor(
+                    self.threads, self._count
+                )
             except MlcdError:
                 metrics.job_queue_up(up=False)
             else:
@@ -77,7 +81,9 @@ async def open_desk(settings: Settings) -> AsyncIterator[JobDesk | None]:
     store = open_queue(settings)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
     try:
-        yield JobDesk(store, roots, threads, settings.jobs.keep_days * DAY_S, settings.jobs.keep_jobs)
+        yield JobDesk(
+            store, roots, threads, settings.jobs.keep_days * DAY_S, settings.jobs.keep_jobs
+        )
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         store.close()
@@ -88,7 +94,11 @@ def open_queue(settings: Settings) -> Queue:
     if settings.redis_url is not None:
         from service.jobs.redis import open_redis_records
 
-        return Queue(open_redis_records(settings.redis_url.get_secret_value(), settings.jobs.redis_prefix))
+        return Queue(
+            open_redis_records(settings.redis_url.get_secret_value(), settings.jobs.redis_prefix)
+        )
     if settings.state_dir is None:
-        raise ConfigInvalid("jobs have no place to be kept", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL")
+        raise ConfigInvalid(
+            "jobs have no place to be kept", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL"
+        )
     return Queue(EmbeddedRecords(Path(settings.state_dir) / _FILE))

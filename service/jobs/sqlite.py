@@ -87,16 +87,26 @@ class EmbeddedRecords:
         found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
         return record_from_json(found[0][0]) if found else None
 
-    def due(self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()) -> list[str]:
+    def due(
+        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+    ) -> list[str]:
         now_s = self._clock.now_s()
         due = self._live(fingerprints, leaving, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
-        return due + self._live(fingerprints, leaving, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s))
+        return due + self._live(
+            fingerprints, leaving, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s)
+        )
 
-    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+    def pending(
+        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+    ) -> bool:
         return bool(self._live(fingerprints, leaving, "1 LIMIT 1"))
 
     def _live(
-        self, fingerprints: Sequence[Fingerprint], leaving: Collection[str], rest: str, *values: float
+        self,
+        fingerprints: Sequence[Fingerprint],
+        leaving: Collection[str],
+        rest: str,
+        *values: float,
     ) -> list[str]:
         """Ids of jobs with something left to be done."""
         found = self._file.rows(
@@ -118,7 +128,9 @@ class EmbeddedRecords:
         return [Listed.of(job_id, record) for job_id, record in found]
 
     def events(self, job_id: str, after: int) -> list[Event]:
-        found = self._file.rows("SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after)
+        found = self._file.rows(
+            "SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after
+        )
         return [Event(number, job_from_json(view)) for number, view in found]
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
@@ -140,7 +152,9 @@ class EmbeddedRecords:
         return dict(self._file.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
     def waiting(self) -> int:
-        found: int = self._file.rows("SELECT coalesce(sum(waiting), 0) FROM jobs WHERE due_s IS NOT NULL")[0][0]
+        found: int = self._file.rows(
+            "SELECT coalesce(sum(waiting), 0) FROM jobs WHERE due_s IS NOT NULL"
+        )[0][0]
         return found
 
     def oldest_queued_s(self) -> float:
@@ -156,7 +170,9 @@ class EmbeddedRecords:
 
     def beating(self) -> dict[str, Fingerprint]:
         now_s = self._clock.now_s()
-        living = "SELECT worker, fingerprint FROM beats WHERE until_s > ? AND at_s <= ? ORDER BY worker"
+        living = (
+            "SELECT worker, fingerprint FROM beats WHERE until_s > ? AND at_s <= ? ORDER BY worker"
+        )
         return dict(self._file.rows(living, now_s, now_s))
 
     def close(self) -> None:
@@ -164,8 +180,13 @@ class EmbeddedRecords:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if connection.execute("PRAGMA application_id").fetchone()[0] not in (0, _APPLICATION) or version > SCHEMA:
-            raise ArtifactInvalid(f"{self._path} is not a job queue of this version", remedy="name another folder")
+        if (
+            connection.execute("PRAGMA application_id").fetchone()[0] not in (0, _APPLICATION)
+            or version > SCHEMA
+        ):
+            raise ArtifactInvalid(
+                f"{self._path} is not a job queue of this version", remedy="name another folder"
+            )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         if version < SCHEMA:
@@ -218,7 +239,9 @@ class _Transaction:
         job_id = event.job.id
         view = job_to_json(event.job).decode()
         self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (job_id, event.id, view))
-        self._connection.execute("DELETE FROM events WHERE job = ? AND id <= ?", (job_id, event.id - KEPT_EVENTS))
+        self._connection.execute(
+            "DELETE FROM events WHERE job = ? AND id <= ?", (job_id, event.id - KEPT_EVENTS)
+        )
 
     def holder(self, name: str) -> str | None:
         found: str | None = self._value("SELECT job FROM names WHERE name = ?", name)
@@ -231,7 +254,9 @@ class _Transaction:
         self._connection.execute("DELETE FROM names WHERE name = ?", (name,))
 
     def size_of(self, job_id: str, shard: int) -> int:
-        found: int | None = self._value("SELECT images FROM sizes WHERE job = ? AND shard = ?", job_id, shard)
+        found: int | None = self._value(
+            "SELECT images FROM sizes WHERE job = ? AND shard = ?", job_id, shard
+        )
         if found is None:
             raise RecordDamaged
         return found
@@ -243,7 +268,9 @@ class _Transaction:
 
     def set_failure(self, job_id: str, failure: Failure) -> None:
         view = failure_to_json(failure).decode()
-        self._connection.execute("INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (job_id, failure.shard, view))
+        self._connection.execute(
+            "INSERT OR REPLACE INTO failures VALUES (?, ?, ?)", (job_id, failure.shard, view)
+        )
 
     def _value(self, query: str, *values: object) -> Any:
         found = self._connection.execute(query, values).fetchone()
@@ -303,7 +330,9 @@ class EmbeddedFile:
             ) from None
         except (sqlite3.Error, OSError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
-                raise ArtifactInvalid(f"{self._path} is damaged", remedy="restore it, or move it away") from error
+                raise ArtifactInvalid(
+                    f"{self._path} is damaged", remedy="restore it, or move it away"
+                ) from error
             self._tell(error)
             raise Unavailable(
                 "the job queue cannot be read or written now",
@@ -341,7 +370,9 @@ class _Connection:
             self._connection.close()
 
     def _open(self) -> None:
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=SQLITE_WAIT_S)
+        connection = sqlite3.connect(
+            self._path, isolation_level=None, check_same_thread=False, timeout=SQLITE_WAIT_S
+        )
         try:
             _patiently(lambda: self._prepare(connection))
             self._file = _identity(self._path)

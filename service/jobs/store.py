@@ -4,7 +4,17 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mlcd.types import Fingerprint
-from service.jobs.job import Census, Event, FailurePage, Job, JobPage, JobSpec, JobState, Problem, Work
+from service.jobs.job import (
+    Census,
+    Event,
+    FailurePage,
+    Job,
+    JobPage,
+    JobSpec,
+    JobState,
+    Problem,
+    Work,
+)
 
 
 class JobStore(Protocol):
@@ -34,7 +44,9 @@ class JobStore(Protocol):
         """Raises NotFound."""
         ...
 
-    def page(self, *, limit: int, cursor: str | None = None, state: JobState | None = None) -> JobPage:
+    def page(
+        self, *, limit: int, cursor: str | None = None, state: JobState | None = None
+    ) -> JobPage:
         """Raises InvalidInput for a cursor that is none."""
         ...
 
@@ -60,7 +72,12 @@ class JobStore(Protocol):
         ...
 
     def claim(
-        self, worker: str, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+        self,
+        worker: str,
+        fingerprints: Sequence[Fingerprint],
+        *,
+        lease_s: float,
+        leaving: Collection[str] = (),
     ) -> Work | None:
         """The next piece, of the oldest job of these models that has one; None where there is none now.
 
@@ -102,7 +119,9 @@ class JobStore(Protocol):
         """
         ...
 
-    def pending(self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()) -> bool:
+    def pending(
+        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+    ) -> bool:
         """Whether anything is left to be done of jobs of these models, now or later, and be it `discard`."""
         ...
 

@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mlcd.errors import Conflict
-from service.jobs.job import FINISHED, MAX_ATTEMPTS, PAUSE_GROWTH, Lease, Problem, Record, Stage, Work
+from service.jobs.job import (
+    FINISHED,
+    MAX_ATTEMPTS,
+    PAUSE_GROWTH,
+    Lease,
+    Problem,
+    Record,
+    Stage,
+    Work,
+)
 from service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
 
 _LOST = Problem(
@@ -47,7 +56,9 @@ def give(
     is_fresh = piece == record.fresh
     attempt = record.attempts.get(piece, 0) + 1
     is_shard = record.stage == "shard"
-    images = images_of(piece) if is_shard else record.publish_steps if record.stage == "publish" else 0
+    images = (
+        images_of(piece) if is_shard else record.publish_steps if record.stage == "publish" else 0
+    )
     idle_s = max(0.0, now_s - record.heard_s) if is_shard and not record.leases else 0.0
     given = Lease(worker, record.stage, piece, attempt, now_s + lease_s, images, lease_s=lease_s)
     record = replace(
@@ -63,15 +74,24 @@ def give(
         busy_since_s=record.busy_since_s + idle_s,
         heard_s=now_s,
     )
-    return record, Work(record.id, record.spec, given.stage, piece if is_shard else None, attempt, lease)
+    return record, Work(
+        record.id, record.spec, given.stage, piece if is_shard else None, attempt, lease
+    )
 
 
-def extend(record: Record, work: Work, *, now_s: float, lease_s: float, done: int) -> tuple[Record, bool]:
+def extend(
+    record: Record, work: Work, *, now_s: float, lease_s: float, done: int
+) -> tuple[Record, bool]:
     """For another lease_s from now; False: the worker has to stop."""
     lease = record.leases.get(work.lease)
     if lease is None or lease.stage != record.stage or record.state == "failed":
         return record, False
-    longer = replace(lease, until_s=now_s + lease_s, lease_s=lease_s, done=min(max(done, lease.done), lease.images))
+    longer = replace(
+        lease,
+        until_s=now_s + lease_s,
+        lease_s=lease_s,
+        done=min(max(done, lease.done), lease.images),
+    )
     return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
 
 
@@ -85,12 +105,16 @@ def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> 
     return _uncounted(record, lease)
 
 
-def cut(record: Record, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0) -> Record:
+def cut(
+    record: Record, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0
+) -> Record:
     """The plan is made: shards of so many images, and so many files that could not be listed to their end."""
     record, lease = _ended(record, work)
     if lease is None:
         return record
-    record = replace(record, shards=len(sizes), images=sum(sizes), damaged_files=damaged_files, refusal=None)
+    record = replace(
+        record, shards=len(sizes), images=sum(sizes), damaged_files=damaged_files, refusal=None
+    )
     record = replace(record, busy_since_s=now_s, heard_s=now_s)
     return _advanced(_entered(record, "shard", len(sizes)), now_s)
 
@@ -99,7 +123,9 @@ def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0)
     record, lease = _ended(record, work)
     if lease is None:
         return record
-    attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece != lease.piece}
+    attempts = {
+        piece: attempt for piece, attempt in record.attempts.items() if piece != lease.piece
+    }
     record = replace(record, attempts=attempts, refusal=None)
     if lease.stage == "shard":
         record = replace(
@@ -112,13 +138,19 @@ def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0)
     return _advanced(record, now_s)
 
 
-def fail(record: Record, work: Work, problem: Problem, *, now_s: float, fatal: bool = False) -> Record:
+def fail(
+    record: Record, work: Work, problem: Problem, *, now_s: float, fatal: bool = False
+) -> Record:
     record, lease = _ended(record, work)
     if lease is None:
         return record
     if fatal and lease.stage != "discard":
         record = replace(record, again=(*record.again, lease.piece))
-        return record if record.state == "failed" else replace(record, state="failed", ended_s=now_s, problem=problem)
+        return (
+            record
+            if record.state == "failed"
+            else replace(record, state="failed", ended_s=now_s, problem=problem)
+        )
     if lease.stage == "discard":
         record = replace(record, problem=problem)
     growth = PAUSE_GROWTH ** min(lease.attempt - 1, MAX_ATTEMPTS)  # far enough for the longest
@@ -131,7 +163,10 @@ def cancel(record: Record, *, now_s: float) -> Record:
     if record.state == "canceled":
         return record
     if record.state in FINISHED:
-        raise Conflict(f"the job has {record.state} already", remedy="only one that has not ended can be canceled")
+        raise Conflict(
+            f"the job has {record.state} already",
+            remedy="only one that has not ended can be canceled",
+        )
     record = replace(record, state="canceled", ended_s=now_s, refusal=None)
     if record.stage == "discard":  # a retry had not got further
         return record
@@ -142,14 +177,18 @@ def cancel(record: Record, *, now_s: float) -> Record:
 def retry(record: Record, *, now_s: float) -> Record:
     """Raises Conflict where there is nothing to do again."""
     if record.state not in ("failed", "canceled"):
-        raise Conflict(f"the job has not failed: it is {record.state}", remedy="only failed and canceled ones")
+        raise Conflict(
+            f"the job has not failed: it is {record.state}", remedy="only failed and canceled ones"
+        )
     was_canceled = record.state == "canceled"
     record = replace(record, state="queued", ended_s=None, problem=None, refusal=None)
     if was_canceled:
         return replace(record, rests={}) if record.stage == "discard" else _anew(record)
     held = {lease.piece for lease in record.leases.values()}
     attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece in held}
-    record = replace(record, again=(*record.again, *record.failed), rests={}, failed=(), attempts=attempts)
+    record = replace(
+        record, again=(*record.again, *record.failed), rests={}, failed=(), attempts=attempts
+    )
     return _advanced(record, now_s)
 
 
@@ -176,7 +215,9 @@ def _cut_back(record: Record, now_s: float, lease_s: float) -> Record:
         name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
         for name, lease in record.leases.items()
     }
-    rests = {piece: min(until_s, now_s + LONGEST_PAUSE_S) for piece, until_s in record.rests.items()}
+    rests = {
+        piece: min(until_s, now_s + LONGEST_PAUSE_S) for piece, until_s in record.rests.items()
+    }
     return replace(record, leases=leases, rests=rests)
 
 
@@ -187,7 +228,9 @@ def _expired(record: Record, now_s: float, *, counted: bool) -> Record:
             left = {other: kept for other, kept in record.leases.items() if other != name}
             record = replace(record, leases=left)
             if lease.stage == record.stage and counted:
-                record = _struck(record, lease, _LOST, rest_until_s=None)  # the lease was pause enough
+                record = _struck(
+                    record, lease, _LOST, rest_until_s=None
+                )  # the lease was pause enough
             elif lease.stage == record.stage:
                 record = _uncounted(record, lease)
     return _advanced(record, now_s)
@@ -202,10 +245,14 @@ def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
     return replace(record, leases=left), lease if lease.stage == record.stage else None
 
 
-def _struck(record: Record, lease: Lease, problem: Problem, *, rest_until_s: float | None) -> Record:
+def _struck(
+    record: Record, lease: Lease, problem: Problem, *, rest_until_s: float | None
+) -> Record:
     """An attempt came to nothing. To clear away what a canceled job has left is tried as often as it takes."""
     if lease.attempt < MAX_ATTEMPTS or lease.stage == "discard":
-        rests = record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
+        rests = (
+            record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
+        )
         return replace(record, again=(*record.again, lease.piece), rests=rests)
     return replace(record, failed=(*record.failed, lease.piece), problem=problem)
 
@@ -222,7 +269,9 @@ def _advanced(record: Record, now_s: float) -> Record:
     if any(lease.stage == record.stage for lease in record.leases.values()):
         return record
     if record.stage == "discard":
-        return _anew(record) if record.state == "queued" else replace(record, stage=None, problem=None)
+        return (
+            _anew(record) if record.state == "queued" else replace(record, stage=None, problem=None)
+        )
     if record.failed:
         return replace(record, state="failed", ended_s=now_s)
     if record.stage == "shard":
@@ -231,13 +280,17 @@ def _advanced(record: Record, now_s: float) -> Record:
 
 
 def _entered(record: Record, stage: Stage, pieces: int) -> Record:
-    return replace(record, stage=stage, pieces=pieces, fresh=0, again=(), rests={}, attempts={}, failed=())
+    return replace(
+        record, stage=stage, pieces=pieces, fresh=0, again=(), rests={}, attempts={}, failed=()
+    )
 
 
 def _anew(record: Record) -> Record:
     """From the plan on, as if nothing had been done."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
-    record = replace(record, shards=None, shards_done=0, images=None, done=0, failed_items=0, damaged_files=0)
+    record = replace(
+        record, shards=None, shards_done=0, images=None, done=0, failed_items=0, damaged_files=0
+    )
     return _entered(record, "plan", 1)
 
 
@@ -245,4 +298,8 @@ def _paced(record: Record, now_s: float) -> Record:
     if record.stage != "shard":
         return replace(record, heard_s=now_s)
     busy_s, done = now_s - record.busy_since_s, record.images_done
-    return replace(record, heard_s=now_s, images_per_s=done / busy_s if done and busy_s > 0 else record.images_per_s)
+    return replace(
+        record,
+        heard_s=now_s,
+        images_per_s=done / busy_s if done and busy_s > 0 else record.images_per_s,
+    )

@@ -22,18 +22,26 @@ _LONGEST_NAME = 128
 
 
 @click.command()
-@click.option("--model", help="As for `mlcd serve`: jobs are done by the model that they were submitted to.")
+@click.option(
+    "--model", help="As for `mlcd serve`: jobs are done by the model that they were submitted to."
+)
 @click.option("--centers", help="Centers to label with; default: those shipped with the model.")
-@click.option("--state", "state_dir", help="Directory that holds the queue, where it is not in Redis.")
+@click.option(
+    "--state", "state_dir", help="Directory that holds the queue, where it is not in Redis."
+)
 @click.option("--name", help="What the worker is called in the queue.  [default: HOST-PROCESS]")
 @click.option("--drain", is_flag=True, help="End when no job of this model is left.")
-@click.option("--config", type=click.Path(), help="File of lines as `mlcd serve --print-config` writes them.")
+@click.option(
+    "--config", type=click.Path(), help="File of lines as `mlcd serve --print-config` writes them."
+)
 def worker(config: str | None, name: str | None, drain: bool, **options: object) -> None:
     """Do the jobs that servers with the same model and queue accept. Settings as for `mlcd serve`."""
     settings = read_settings(options, file=config)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     if not name.isprintable() or len(name) > _LONGEST_NAME:
-        raise ConfigInvalid(f"--name has more than {_LONGEST_NAME} characters, or some that cannot be printed")
+        raise ConfigInvalid(
+            f"--name has more than {_LONGEST_NAME} characters, or some that cannot be printed"
+        )
     if not settings.jobs.roots:
         raise ConfigInvalid("jobs are off", remedy="set MLCD_JOBS__ROOTS as for the server")
     return_large_blocks()

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder, EngineName
+from mlcd.encoders.base import Encoder
 from mlcd.errors import Overloaded
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.shard import CenterSet, Equipment
@@ -46,22 +46,19 @@ def open_equipment(settings: Settings, announce: Callable[[str], None]) -> Itera
             centers = _open_centers(settings, settings.model, encoder)
             yield Equipment(encoder, centers, num_threads=threads.decode, in_flight=IN_FLIGHT)
         return
-    folder = settings.model if settings.engine == "fake" else resolve_model(settings.model, announce)
+    folder = (
+        settings.model if settings.engine == "fake" else resolve_model(settings.model, announce)
+    )
     with closing(_open_encoder(settings, folder, threads)) as encoder:
-        yield Equipment(encoder, _open_centers(settings, folder, encoder), num_threads=threads.decode)
+        yield Equipment(
+            encoder, _open_centers(settings, folder, encoder), num_threads=threads.decode
+        )
 
 
 def _open_encoder(settings: Settings, folder: str, threads: ThreadBudget) -> Encoder:
     if settings.engine == "fake":
         return FakeEncoder(folder)
-    return open_encoder(
-        folder,
-        precision=settings.precision,
-        engine=cast(EngineName, settings.engine),
-        num_threads=threads.engine,
-        exif=settings.exif,
-        decode=settings.decode,
-    )
+    return open_encoder(folder, settings.encoder_options(threads.engine))
 
 
 def _open_centers(settings: Settings, folder: str, encoder: Encoder) -> CenterSet | None:
@@ -86,7 +83,9 @@ def opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
         opened = asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
         try:
             busy_s = _BUSY_SHARE * settings.jobs.stall_s
-            yield TritonBatches(opened.encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s)
+            yield TritonBatches(
+                opened.encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s
+            )
         finally:
             asyncio.run_coroutine_threadsafe(engine.__aexit__(None, None, None), loop).result()
     finally:
@@ -101,9 +100,18 @@ class TritonBatches:
     engine = "triton"
 
     def __init__(
-        self, encoder: "TritonEncoder", loop: asyncio.AbstractEventLoop, *, timeout_s: float, busy_s: float
+        self,
+        encoder: "TritonEncoder",
+        loop: asyncio.AbstractEventLoop,
+        *,
+        timeout_s: float,
+        busy_s: float,
     ) -> None:
-        self.name, self.fingerprint, self.dimension = encoder.name, encoder.fingerprint, encoder.dimension
+        self.name, self.fingerprint, self.dimension = (
+            encoder.name,
+            encoder.fingerprint,
+            encoder.dimension,
+        )
         self.preprocess, self.precision = encoder.preprocess, encoder.precision
         self._encoder, self._loop, self._timeout_s = encoder, loop, timeout_s
         self._busy_s = busy_s

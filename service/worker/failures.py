@@ -29,7 +29,15 @@ class OtherCenters(ConfigInvalid):
     name = "other-centers"
 
 
-_ABOUT_THE_JOB: Final = (InputChanged, NotRemoved, OtherCenters, OtherRoots, PlaceMoved, OtherSettings, OutputGone)
+_ABOUT_THE_JOB: Final = (
+    InputChanged,
+    NotRemoved,
+    OtherCenters,
+    OtherRoots,
+    PlaceMoved,
+    OtherSettings,
+    OutputGone,
+)
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -38,7 +46,9 @@ def problem_of(error: BaseException) -> Problem:
     Printable, whatever the files are called.
     """
     problem = _problem_of(error)
-    return Problem(problem.code, printable(problem.message), problem.remedy and printable(problem.remedy))
+    return Problem(
+        problem.code, printable(problem.message), problem.remedy and printable(problem.remedy)
+    )
 
 
 def reason_of(error: BaseException) -> str:
@@ -52,7 +62,9 @@ def _problem_of(error: BaseException) -> Problem:
     if isinstance(error, _ABOUT_THE_JOB):
         return Problem(error.name, error.message, error.remedy)
     if isinstance(error, ConfigInvalid | ArtifactInvalid):
-        return Problem("worker-misconfigured", "a worker cannot do this job; its log says why", _AGAIN)
+        return Problem(
+            "worker-misconfigured", "a worker cannot do this job; its log says why", _AGAIN
+        )
     if isinstance(error, MlcdError):
         return Problem(error.name, error.message, error.remedy or _AGAIN)
     return Problem("internal-error", "a worker failed on this piece; its log says where", _AGAIN)
@@ -60,7 +72,11 @@ def _problem_of(error: BaseException) -> Problem:
 
 def stalled(seconds: float) -> Problem:
     """A worker has got no further for so long."""
-    return Problem("stalled", f"a worker hung on this shard for {seconds:g} s and ended; its log says where", _AGAIN)
+    return Problem(
+        "stalled",
+        f"a worker hung on this shard for {seconds:g} s and ended; its log says where",
+        _AGAIN,
+    )
 
 
 def is_misfit(error: BaseException) -> bool:

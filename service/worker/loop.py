@@ -37,7 +37,16 @@ from service.timings import (
     WORKER_POLL_S,
     WORKER_STOP_S,
 )
-from service.worker.failures import EngineDown, Stopped, is_fatal, is_misfit, place_of, problem_of, reason_of, stalled
+from service.worker.failures import (
+    EngineDown,
+    Stopped,
+    is_fatal,
+    is_misfit,
+    place_of,
+    problem_of,
+    reason_of,
+    stalled,
+)
 from service.worker.task import Outcome, Pieces, Watch
 
 _OTHERS: Final = 100
@@ -104,13 +113,19 @@ class Worker:
 
     def _claim(self) -> Work | None:
         self._look_at_left()
-        return self._store.claim(self._name, [self._pieces.fingerprint], lease_s=self._lease_s, leaving=self._left)
+        return self._store.claim(
+            self._name, [self._pieces.fingerprint], lease_s=self._lease_s, leaving=self._left
+        )
 
     def _look_at_left(self) -> None:
         """One that was canceled is for everybody to clear away who can; and then it may begin anew."""
         if self._left and time.monotonic() >= self._look_due_s:
             self._look_due_s = time.monotonic() + LEFT_JOBS_POLL_S
-            self._left = {job_id: stage for job_id, stage in self._left.items() if self._stays_left(job_id, stage)}
+            self._left = {
+                job_id: stage
+                for job_id, stage in self._left.items()
+                if self._stays_left(job_id, stage)
+            }
 
     def _stays_left(self, job_id: str, stage: Stage) -> bool:
         try:
@@ -127,7 +142,9 @@ class Worker:
         if time.monotonic() < self._others_due_s:
             return
         self._others_due_s = time.monotonic() + FOREIGN_JOBS_POLL_S
-        if (page := self._link.once(lambda: self._store.page(limit=_OTHERS, state="queued"))) is None:
+        if (
+            page := self._link.once(lambda: self._store.page(limit=_OTHERS, state="queued"))
+        ) is None:
             return
         num = sum(job.spec.fingerprint != self._pieces.fingerprint for job in page.jobs)
         if num and not self._told_of_others:
@@ -140,7 +157,11 @@ class Worker:
         if self._stopping or time.monotonic() < self._beat_due_s:
             return
         self._beat_due_s = time.monotonic() + self._lease_s / 3
-        self._link.once(lambda: self._store.heartbeat(self._name, self._pieces.fingerprint, lease_s=self._lease_s))
+        self._link.once(
+            lambda: self._store.heartbeat(
+                self._name, self._pieces.fingerprint, lease_s=self._lease_s
+            )
+        )
 
     def _pause(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
@@ -195,7 +216,9 @@ class Worker:
 
     def _renew(self, work: Work, watch: Watch) -> None:
         asked_s = time.monotonic()
-        goes_on = self._link.once(lambda: self._store.renew(work, lease_s=self._lease_s, done=watch.done))
+        goes_on = self._link.once(
+            lambda: self._store.renew(work, lease_s=self._lease_s, done=watch.done)
+        )
         if goes_on:
             watch.until_s = asked_s + self._lease_s
         elif goes_on is False:
@@ -221,7 +244,12 @@ class Worker:
     def _leave(self, work: Work, error: BaseException) -> None:
         problem = problem_of(error)
         facts = {"job": work.job_id, "code": problem.code}
-        _log.warning("a job is left to other workers: %s: %s", problem.message, problem.remedy, extra={"fields": facts})
+        _log.warning(
+            "a job is left to other workers: %s: %s",
+            problem.message,
+            problem.remedy,
+            extra={"fields": facts},
+        )
         self._left[work.job_id] = work.stage
         self._report(lambda: self._store.refused(work, problem))
 
@@ -241,7 +269,13 @@ class Worker:
     def _tell_failed(self, work: Work, error: Exception) -> None:
         problem = problem_of(error)
         facts = {"job": work.job_id, "attempt": work.attempt, "code": problem.code}
-        _log.error("%s failed: %s (%s)", _name(work), reason_of(error), places(error), extra={"fields": facts})
+        _log.error(
+            "%s failed: %s (%s)",
+            _name(work),
+            reason_of(error),
+            places(error),
+            extra={"fields": facts},
+        )
         fatal = is_fatal(error, work.stage)
         if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
             self._left[work.job_id] = work.stage  # there is no end to it

@@ -105,7 +105,9 @@ class Pieces:
         assert work.shard is not None
         with watch.images(shards.sizes[work.shard]):
             is_last_try = work.attempt >= MAX_ATTEMPTS
-            return Outcome(failed_items=shards.make(work.shard, watch.told, is_last_try=is_last_try))
+            return Outcome(
+                failed_items=shards.make(work.shard, watch.told, is_last_try=is_last_try)
+            )
 
     def _recipe(self, work: Work) -> Recipe:
         spec = work.spec
@@ -134,7 +136,9 @@ class Pieces:
 
     def _check_centers(self, work: Work) -> None:
         centers = self._equipment.centers
-        if work.spec.kind == "label" and (centers is None or centers.centers.digest != work.spec.centers):
+        if work.spec.kind == "label" and (
+            centers is None or centers.centers.digest != work.spec.centers
+        ):
             raise OtherCenters(
                 "this worker has other centers than the job's ids refer to",
                 remedy="start one with those centers, or submit the job again",

@@ -14,13 +14,17 @@ LINTER = Path(sysconfig.get_path("scripts")) / "lint-imports"
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([LINTER, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [LINTER, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture
 def copy(tmp_path):
     for package in ("mlcd", "training", "service"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -93,18 +97,30 @@ def test_every_duration_of_the_service_is_in_timings():
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Assign | ast.AnnAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and target.id.endswith(("_S", "_MS")) and not target.id.endswith("_PER_S")
+        if isinstance(target, ast.Name)
+        and target.id.endswith(("_S", "_MS"))
+        and not target.id.endswith("_PER_S")
     ]
     assert hidden == []
 
 
 @pytest.mark.parametrize(
     "package",
-    ["mlcd", "mlcd.errors", "mlcd.types", "mlcd.artifacts.manifest", "mlcd.cli", "mlcd.images.sources", "mlcd.client"],
+    [
+        "mlcd",
+        "mlcd.errors",
+        "mlcd.types",
+        "mlcd.artifacts.manifest",
+        "mlcd.cli",
+        "mlcd.images.sources",
+        "mlcd.client",
+    ],
 )
 def test_the_vocabulary_imports_nothing_heavy(package):
     code = f"import {package}, sys; print([m for m in ('torch', 'redis', 'fastapi', 'faiss', 'openvino') if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
@@ -123,5 +139,7 @@ async def main():
         print(len(resources.centers.vectors) > 0, list(resources.collections))
 asyncio.run(main())
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.stdout.strip() == "True ['demo']", result.stderr

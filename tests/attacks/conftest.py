@@ -19,14 +19,19 @@ def tokens(tmp_path_factory):
     """(path of the keys file, token of the attacker, token of somebody else)."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     scopes = ("embed", "search", "write", "jobs")
-    return path, *(create_key(path, name, scopes=scopes, now=datetime.now(UTC))[1] for name in ("attacker", "other"))
+    return path, *(
+        create_key(path, name, scopes=scopes, now=datetime.now(UTC))[1]
+        for name in ("attacker", "other")
+    )
 
 
 @pytest.fixture(scope="module")
 def attacked(tokens, tmp_path_factory):
     """A server with keys, the fake engine and an empty collection, `some`."""
     state = tmp_path_factory.mktemp("state")
-    with serving("fake:latency_ms=1", engine="fake", state_dir=state, auth__keys_file=tokens[0]) as server:
+    with serving(
+        "fake:latency_ms=1", engine="fake", state_dir=state, auth__keys_file=tokens[0]
+    ) as server:
         headers = {"Authorization": f"Bearer {tokens[2]}"}
         assert httpx.put(f"{server.url}/v1/collections/some", headers=headers).status_code == 201
         server.model = httpx.get(f"{server.url}/v1/models", headers=headers).json()["data"][0]["id"]
@@ -85,7 +90,9 @@ def connections(server, num, sent):
     with contextlib.ExitStack() as stack:
         made = []
         for _ in range(num):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            client = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            )
             client.sendall(sent)
             made.append(client)
         yield made

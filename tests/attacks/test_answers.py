@@ -30,7 +30,9 @@ def heavy(attacked, tokens):
                 }
                 for index in range(start, start + 50)
             ]
-            assert client.post("/v1/collections/heavy/items", json={"items": items}).status_code == 200
+            assert (
+                client.post("/v1/collections/heavy/items", json={"items": items}).status_code == 200
+            )
         yield client, np.resize(rows[0], dimension).tolist()
 
 

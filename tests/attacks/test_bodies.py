@@ -24,9 +24,16 @@ def test_bodies_that_are_only_announced_keep_nobody_out(attacked, tokens, photo)
     """Four connections, a kilobyte in all, held all of the memory for bodies for half a minute."""
     _, attacker, other = tokens
     head = request_head(
-        "POST", "/v1/images/embed", "Content-Type: image/jpeg", f"Content-Length: {STATED}", token=attacker
+        "POST",
+        "/v1/images/embed",
+        "Content-Type: image/jpeg",
+        f"Content-Length: {STATED}",
+        token=attacker,
     )
-    with connections(attacked, 20, head), watched(attacked, "/v1/images/embed", **embed(photo, other)) as watch:
+    with (
+        connections(attacked, 20, head),
+        watched(attacked, "/v1/images/embed", **embed(photo, other)) as watch,
+    ):
         time.sleep(2)
     assert set(watch.statuses) == {200}
 
@@ -35,7 +42,11 @@ def test_one_key_holds_no_more_than_its_share_of_the_memory_for_bodies(attacked,
     """Bodies that come all but their last byte: the key is refused, and another one is not."""
     _, attacker, other = tokens
     head = request_head(
-        "POST", "/v1/images/embed", "Content-Type: image/jpeg", f"Content-Length: {STATED}", token=attacker
+        "POST",
+        "/v1/images/embed",
+        "Content-Type: image/jpeg",
+        f"Content-Length: {STATED}",
+        token=attacker,
     )
     with connections(attacked, 6, head + bytes(STATED - 1)) as clients:
         until(lambda: attacked.metric('mlcd_held{of="bytes"}') > 0, 5)
@@ -44,13 +55,19 @@ def test_one_key_holds_no_more_than_its_share_of_the_memory_for_bodies(attacked,
         answers = [client.recv(2**16) for client in clients]
     assert set(watch.statuses) == {200}
     statuses = [int(answer.split()[1]) for answer in answers]
-    assert statuses.count(429) >= 2  # two fit into half of the whole, and no more than four anywhere
+    assert (
+        statuses.count(429) >= 2
+    )  # two fit into half of the whole, and no more than four anywhere
     assert set(statuses) <= {408, 429}
 
 
 def test_a_body_that_trickles_is_given_up_within_seconds(attacked, tokens):
     head = request_head(
-        "POST", "/v1/images/embed", "Content-Type: image/jpeg", "Content-Length: 1000000", token=tokens[1]
+        "POST",
+        "/v1/images/embed",
+        "Content-Type: image/jpeg",
+        "Content-Length: 1000000",
+        token=tokens[1],
     )
     started = time.monotonic()
     with connections(attacked, 1, head + b"x" * 500_000) as (client,):
@@ -84,7 +101,14 @@ SEARCH = "/v1/collections/some/search"
 
 
 @pytest.mark.parametrize(
-    "path", [SEARCH, "/v1/embeddings", "/v2/embed", "/v2/models/{model}/infer", "/v1/collections/some/items"]
+    "path",
+    [
+        SEARCH,
+        "/v1/embeddings",
+        "/v2/embed",
+        "/v2/models/{model}/infer",
+        "/v1/collections/some/items",
+    ],
 )
 def test_no_json_stops_the_others(attacked, tokens, path):
     """Four at a time of each kind. One of 60 MB took 2 to 10 seconds of everybody, and 1.9 GiB.
@@ -107,7 +131,11 @@ def test_no_json_stops_the_others(attacked, tokens, path):
 
 
 def peak_mib(server):
-    found = [line for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines() if "VmHWM" in line]
+    found = [
+        line
+        for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+        if "VmHWM" in line
+    ]
     return int(found[0].split()[1]) / 1024
 
 
@@ -126,7 +154,9 @@ def test_json_takes_no_more_than_three_times_its_bytes(attacked, tokens, name):
 def test_multipart_forms_do_not_stop_the_others(attacked, tokens):
     """What makes a parser look twice: line ends, almost boundaries, very many parts."""
     boundary = b"b" * 70
-    part = b'\r\n--%b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' % boundary
+    part = (
+        b'\r\n--%b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' % boundary
+    )
     bodies = [
         part[2:] + fill * (16 * 2**20 // len(fill)) + b"\r\n--%b--\r\n" % boundary
         for fill in (b"\r", b"\n", b"\r\n", b"\r\n--" + boundary[:-1], b"-", part)
@@ -137,7 +167,9 @@ def test_multipart_forms_do_not_stop_the_others(attacked, tokens):
     }
     for body in bodies:
         with watched(attacked) as watch:
-            answer = httpx.post(f"{attacked.url}/v1/images/embed", content=body, headers=headers, timeout=60)
+            answer = httpx.post(
+                f"{attacked.url}/v1/images/embed", content=body, headers=headers, timeout=60
+            )
         assert answer.status_code < 500
         assert max(watch.seconds) < 1.0
 

@@ -45,7 +45,9 @@ def trickle(clients):
 
 def test_bodies_that_are_refused_and_trickle_keep_no_probe_out(crowded):
     """No key at all: the answer is 401 at once, and the body goes on for ever."""
-    head = request_head("POST", "/v1/images/embed", "Content-Type: image/jpeg", "Content-Length: 1000000")
+    head = request_head(
+        "POST", "/v1/images/embed", "Content-Type: image/jpeg", "Content-Length: 1000000"
+    )
     with connections(crowded, NUM, head + b"x") as clients:
         for _ in range(3):
             trickle(clients)
@@ -62,10 +64,16 @@ def test_clients_that_do_not_read_their_answers_keep_no_probe_out(crowded):
 def test_bodies_that_are_read_and_trickle_keep_no_probe_out(crowded, tokens):
     """With a key: they are at work, as far as the server can tell, until their patience is over."""
     head = request_head(
-        "POST", "/v1/images/embed", "Content-Type: image/jpeg", "Content-Length: 1000000", token=tokens[1]
+        "POST",
+        "/v1/images/embed",
+        "Content-Type: image/jpeg",
+        "Content-Length: 1000000",
+        token=tokens[1],
     )
     with connections(crowded, NUM, head + b"x"):
-        until(lambda: httpx.get(f"{crowded.url}/v1/info", timeout=2).status_code == 503, 4)  # all are at work
+        until(
+            lambda: httpx.get(f"{crowded.url}/v1/info", timeout=2).status_code == 503, 4
+        )  # all are at work
         assert probes(crowded) == 20
         until(lambda: httpx.get(f"{crowded.url}/v1/info", timeout=2).status_code == 401, 10)
 
@@ -86,7 +94,10 @@ def test_streams_of_events_keep_no_probe_out_and_are_bounded(crowded, tokens):
 
 def test_connections_leave_descriptors_for_all_else(photo):
     """With a low limit on open files, idle connections took every one of them."""
-    with serving("fake:latency_ms=1", engine="fake", files=128) as server, connections(server, 200, b"G"):
+    with (
+        serving("fake:latency_ms=1", engine="fake", files=128) as server,
+        connections(server, 200, b"G"),
+    ):
         assert probes(server) == 20
         answer = httpx.post(f"{server.url}/v1/images/embed", files={"files": photo}, timeout=10)
         assert answer.status_code == 200

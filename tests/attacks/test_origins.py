@@ -77,19 +77,31 @@ def test_a_name_that_the_server_does_not_have_is_refused(keyless, host, status):
 def test_a_page_of_another_origin_changes_nothing(keyless, headers, status):
     given = {name: value.format(port=keyless.port) for name, value in headers.items()}
     given["Host"] = f"localhost:{keyless.port}"
-    answer = httpx.post(f"{keyless.url}/v1/collections/some/search", json={"embeddings": [keyless.row]}, headers=given)
+    answer = httpx.post(
+        f"{keyless.url}/v1/collections/some/search",
+        json={"embeddings": [keyless.row]},
+        headers=given,
+    )
     assert answer.status_code == status
     assert status == 200 or "forbidden" in answer.text
 
 
 def test_a_link_from_another_page_may_be_followed(keyless):
     assert httpx.get(f"{keyless.url}/", headers=LINK).status_code == 200
-    assert httpx.get(f"{keyless.url}/", headers=LINK | {"Sec-Fetch-Dest": "iframe"}).status_code == 403
+    assert (
+        httpx.get(f"{keyless.url}/", headers=LINK | {"Sec-Fetch-Dest": "iframe"}).status_code == 403
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "items"), ("POST", "search"), ("POST", "duplicates"), ("PATCH", "items/planted"), ("PUT", "")],
+    [
+        ("POST", "items"),
+        ("POST", "search"),
+        ("POST", "duplicates"),
+        ("PATCH", "items/planted"),
+        ("PUT", ""),
+    ],
 )
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
 def test_json_is_taken_only_where_the_request_says_that_it_is_json(keyless, method, path, kind):
@@ -102,12 +114,17 @@ def test_json_is_taken_only_where_the_request_says_that_it_is_json(keyless, meth
 
 def test_with_keys_the_name_does_not_matter_unless_it_is_stated(attacked, tokens):
     """A page has no key, whatever it is called."""
-    headers = {"Authorization": f"Bearer {tokens[2]}", "Host": "models.example", "Origin": "https://shop.example"}
+    headers = {
+        "Authorization": f"Bearer {tokens[2]}",
+        "Host": "models.example",
+        "Origin": "https://shop.example",
+    }
     assert httpx.get(f"{attacked.url}/v1/info", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("host", "status"), [("models.example", 200), ("a.b.example", 200), ("b.example", 421), ("c.example", 421)]
+    ("host", "status"),
+    [("models.example", 200), ("a.b.example", 200), ("b.example", 421), ("c.example", 421)],
 )
 def test_names_that_are_stated_are_known(named, host, status):
     assert httpx.get(f"{named.url}/health/live", headers={"Host": host}).status_code == status
@@ -120,7 +137,8 @@ def named():
 
 
 @pytest.mark.parametrize(
-    ("host", "status"), [("api:8000", 200), ("10.1.2.3:8000", 200), ("[fd00::1]", 200), ("evil.example", 421)]
+    ("host", "status"),
+    [("api:8000", 200), ("10.1.2.3:8000", 200), ("[fd00::1]", 200), ("evil.example", 421)],
 )
 def test_an_open_server_answers_to_addresses_and_to_names_of_its_own_network(host, status):
     with serving("fake:latency_ms=1", engine="fake", auth__mode="open") as server:
@@ -152,7 +170,9 @@ def evil():
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_in_a_real_browser_a_page_of_another_origin_adds_nothing_and_reads_nothing(keyless, evil, tmp_path):
+def test_in_a_real_browser_a_page_of_another_origin_adds_nothing_and_reads_nothing(
+    keyless, evil, tmp_path
+):
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("chromium is not installed")

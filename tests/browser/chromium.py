@@ -47,7 +47,9 @@ def _address(browser: "subprocess.Popen[bytes]", port_file: Path) -> str:
         assert time.monotonic() < deadline, "the browser did not start"
         assert browser.poll() is None, "the browser ended"
         if port_file.is_file() and (port := port_file.read_text().partition("\n")[0]):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=_LOAD_S) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}/json/list", timeout=_LOAD_S
+            ) as answer:
                 pages = [target for target in json.load(answer) if target["type"] == "page"]
             if pages:
                 return pages[0]["webSocketDebuggerUrl"]
@@ -85,14 +87,18 @@ class Page:
 
     def value(self, expression: str):
         """Of JavaScript; a promise's is waited for."""
-        found = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        found = self.ask(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def until(self, expression: str):
         deadline = time.monotonic() + _LOAD_S
         while not (found := self.value(expression)):
-            assert time.monotonic() < deadline, f"{expression} never came; problems: {self.problems}"
+            assert time.monotonic() < deadline, (
+                f"{expression} never came; problems: {self.problems}"
+            )
             time.sleep(0.05)
         return found
 

@@ -22,7 +22,9 @@ def page(tmp_path_factory):
 
 
 def foreign(page, server):
-    return [url for url in page.urls if not url.startswith((f"{server}/", "data:", f"blob:{server}/"))]
+    return [
+        url for url in page.urls if not url.startswith((f"{server}/", "data:", f"blob:{server}/"))
+    ]
 
 
 def test_what_the_browser_refuses_is_noticed(page, server):

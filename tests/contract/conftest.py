@@ -11,7 +11,9 @@ from tests.unit.service.cached import redis_server
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory):
-    with redis_server(tmp_path_factory.mktemp("redis"), "--appendonly", "yes", "--appendfsync", "always") as running:
+    with redis_server(
+        tmp_path_factory.mktemp("redis"), "--appendonly", "yes", "--appendfsync", "always"
+    ) as running:
         yield running
 
 
@@ -29,7 +31,9 @@ def where(request, tmp_path):
 @pytest.fixture
 def opened(where, monkeypatch):
     """Opens a store on it, as another process would."""
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.0)  # a test that is about them sets its own
+    monkeypatch.setattr(
+        "service.jobs.transitions.FIRST_PAUSE_S", 0.0
+    )  # a test that is about them sets its own
     with contextlib.ExitStack() as stack:
 
         def open_store():

@@ -11,7 +11,10 @@ NO_JOB = "0" * 20
 
 
 def spec(number=0, **changes):
-    return JobSpec(**{"kind": "label", "input": "/in", "output": f"/out/{number}", "fingerprint": MODEL} | changes)
+    return JobSpec(
+        **{"kind": "label", "input": "/in", "output": f"/out/{number}", "fingerprint": MODEL}
+        | changes
+    )
 
 
 def submitted(store, number=0, **changes):

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mlcd.encoders import open_encoder
 from mlcd.encoders.batches import MAX_BATCH
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound, Unavailable
 from mlcd.images.decode import decode
 
@@ -18,7 +19,9 @@ from mlcd.images.decode import decode
 def external_onnx(folder, **changes):
     """A tiny foreign encoder: 4x4 average pooling of normalized pixels, flattened."""
     nodes = [
-        helper.make_node("AveragePool", ["pixels"], ["pooled"], kernel_shape=[4, 4], strides=[4, 4]),
+        helper.make_node(
+            "AveragePool", ["pixels"], ["pooled"], kernel_shape=[4, 4], strides=[4, 4]
+        ),
         helper.make_node("Flatten", ["pooled"], ["features"]),
         helper.make_node("Neg", ["features"], ["other"]),
     ]
@@ -33,9 +36,17 @@ def external_onnx(folder, **changes):
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     onnx.save(model, folder / "tiny.onnx")
-    card = {"input": "pixels", "output": "features", "resize_shortest": 8, "crop": 8, "dimension": 12}
+    card = {
+        "input": "pixels",
+        "output": "features",
+        "resize_shortest": 8,
+        "crop": 8,
+        "dimension": 12,
+    }
     card |= {"mean": [0.5, 0.4, 0.3], "std": [0.5, 0.25, 0.2], "layout": "NCHW", **changes}
-    (folder / "tiny.json").write_text(json.dumps({name: value for name, value in card.items() if value is not None}))
+    (folder / "tiny.json").write_text(
+        json.dumps({name: value for name, value in card.items() if value is not None})
+    )
     return folder / "tiny.onnx"
 
 
@@ -44,7 +55,9 @@ def encoder(request, tmp_path):
     if request.param == "external":
         opened = open_encoder(str(external_onnx(tmp_path)))
     elif request.param in ("openvino", "torch"):
-        opened = open_encoder(str(request.getfixturevalue("journey") / "model"), engine=request.param)
+        opened = open_encoder(
+            str(request.getfixturevalue("journey") / "model"), EncoderOptions(engine=request.param)
+        )
         assert opened.engine == request.param
     else:
         opened = open_encoder(request.param)
@@ -115,7 +128,7 @@ def test_close_may_be_called_twice(encoder):
 
 @pytest.mark.parametrize("engine", ["openvino", "torch"])
 def test_a_closed_engine_says_so(journey, engine):
-    encoder = open_encoder(str(journey / "model"), engine=engine)
+    encoder = open_encoder(str(journey / "model"), EncoderOptions(engine=engine))
     batch = images(encoder, 1)
     encoder.close()
     with pytest.raises(Unavailable, match="closed"):
@@ -123,7 +136,10 @@ def test_a_closed_engine_says_so(journey, engine):
 
 
 def test_both_engines_give_the_same_rows(journey):
-    openvino, torch = (open_encoder(str(journey / "model"), engine=engine) for engine in ("openvino", "torch"))
+    openvino, torch = (
+        open_encoder(str(journey / "model"), EncoderOptions(engine=engine))
+        for engine in ("openvino", "torch")
+    )
     assert openvino.fingerprint == torch.fingerprint
     batch = images(torch, 40)
     assert openvino.encode(batch) == pytest.approx(torch.encode(batch), abs=1e-4)
@@ -136,7 +152,9 @@ def test_an_empty_batch_gives_no_rows(encoder):
 @pytest.mark.parametrize("change", ["dtype", "size", "channels"])
 def test_another_shape_or_type_is_refused(encoder, change):
     batch = images(encoder, 1)
-    wrong = {"dtype": batch.astype(np.float32), "size": batch[..., :-1], "channels": batch[:, :1]}[change]
+    wrong = {"dtype": batch.astype(np.float32), "size": batch[..., :-1], "channels": batch[:, :1]}[
+        change
+    ]
     with pytest.raises(InvalidInput, match="expected uint8 images"):
         encoder.encode(wrong)
 
@@ -157,7 +175,9 @@ def test_the_fingerprint_names_the_model(encoder):
 def test_the_external_graph_normalizes_inside(tmp_path):
     encoder = open_encoder(str(external_onnx(tmp_path)))
     batch = images(encoder, 3)
-    pixels = (batch / 255.0 - np.array([0.5, 0.4, 0.3])[:, None, None]) / np.array([0.5, 0.25, 0.2])[:, None, None]
+    pixels = (batch / 255.0 - np.array([0.5, 0.4, 0.3])[:, None, None]) / np.array(
+        [0.5, 0.25, 0.2]
+    )[:, None, None]
     expected = pixels.reshape(3, 3, 2, 4, 2, 4).mean(axis=(3, 5)).reshape(3, -1)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert encoder.encode(batch) == pytest.approx(expected, abs=1e-5)
@@ -212,7 +232,9 @@ def test_mobilenet_gives_its_reference_features(shared_data):
         # The reference rounds the longer side; CLIP's processor, which we follow, truncates it.
         size = [round(256 * side / min(image.size)) for side in image.size]
         left, top = (size[0] - 224) // 2, (size[1] - 224) // 2
-        resized = image.resize(size, Image.Resampling.BICUBIC).crop((left, top, left + 224, top + 224))
+        resized = image.resize(size, Image.Resampling.BICUBIC).crop(
+            (left, top, left + 224, top + 224)
+        )
         pixels.append(np.asarray(resized).transpose(2, 0, 1))
         ours.append(encoder.preprocess.prepare(data))
     assert (encoder.encode(np.stack(pixels)) * wanted).sum(axis=1).min() > 0.99999

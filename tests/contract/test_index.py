@@ -77,7 +77,9 @@ def test_nothing_allowed_finds_nothing(index, rows):
     assert np.isneginf(found.scores).all()
 
 
-def test_an_approximate_index_finds_only_what_is_allowed_and_survives_disk(approximate, rows, tmp_path):
+def test_an_approximate_index_finds_only_what_is_allowed_and_survives_disk(
+    approximate, rows, tmp_path
+):
     allowed = np.arange(500) % 5 == 2
     approximate.write(tmp_path / "index")
     again = FaissIndex.read(tmp_path / "index")
@@ -85,7 +87,9 @@ def test_an_approximate_index_finds_only_what_is_allowed_and_survives_disk(appro
         ids = index.search(rows[:50], 10, allowed=allowed, effort=64).ids
         assert (ids[ids >= 0] % 5 == 2).all()
         assert (ids >= 0).any()
-    assert (again.search(rows, 5, effort=64).ids == approximate.search(rows, 5, effort=64).ids).all()
+    assert (
+        again.search(rows, 5, effort=64).ids == approximate.search(rows, 5, effort=64).ids
+    ).all()
 
 
 def test_the_effort_of_one_search_is_no_other_searchs(approximate, rows):

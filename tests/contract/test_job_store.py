@@ -24,7 +24,13 @@ from tests.contract.job_stores import (
 def test_a_job_goes_from_plan_over_its_shards_to_the_manifest(store):
     job, new = store.submit(spec(top=3, threshold=0.5))
     assert new
-    assert (job.state, job.spec.top, job.spec.threshold, job.shards, job.images) == ("queued", 3, 0.5, None, None)
+    assert (job.state, job.spec.top, job.spec.threshold, job.shards, job.images) == (
+        "queued",
+        3,
+        0.5,
+        None,
+        None,
+    )
     plan = claim(store)
     assert (plan.stage, plan.spec) == ("plan", job.spec)
     assert store.get(job.id).state == "running"
@@ -155,7 +161,13 @@ def test_a_shard_that_keeps_failing_is_isolated_and_the_others_go_on(store):
             store.completed(work)
     job = store.get(job_id)
     assert attempts == MAX_ATTEMPTS
-    assert (job.state, job.shards_done, job.shards_failed, job.done, job.problem) == ("failed", 2, 1, 20, BROKEN)
+    assert (job.state, job.shards_done, job.shards_failed, job.done, job.problem) == (
+        "failed",
+        2,
+        1,
+        20,
+        BROKEN,
+    )
 
 
 def test_a_shard_that_kills_its_workers_is_isolated(store):
@@ -203,7 +215,12 @@ def test_a_fatal_failure_ends_the_job_at_once_and_a_retry_completes_it(store):
     assert store.depth() == 0
     job = store.retry(job_id)
     assert (job.state, job.problem, job.ended_s) == ("queued", None, None)
-    assert sorted(finish(store, job_id)) == [("publish", None), ("shard", 0), ("shard", 2), ("shard", 3)]
+    assert sorted(finish(store, job_id)) == [
+        ("publish", None),
+        ("shard", 0),
+        ("shard", 2),
+        ("shard", 3),
+    ]
     assert store.get(job_id).state == "succeeded"
 
 
@@ -316,7 +333,9 @@ def test_a_hundred_thousand_shards_are_claimed_one_by_one(store):
     assert store.depth() == 99_950
 
 
-def test_a_piece_that_failed_is_given_again_after_ever_longer_pauses_and_the_others_at_once(store, monkeypatch):
+def test_a_piece_that_failed_is_given_again_after_ever_longer_pauses_and_the_others_at_once(
+    store, monkeypatch
+):
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 1.0)
     monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 1.5)  # less than the next
     job_id = planned(store, [10, 10, 10])

@@ -80,7 +80,9 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
     assert all(any(job_id in line for line in told) for job_id in (ids[0], ids[2]))
 
 
-def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_once(store, damage, caplog, monkeypatch):
+def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_once(
+    store, damage, caplog, monkeypatch
+):
     monkeypatch.setattr("service.jobs.queue.DAMAGED_REST_S", SHORT_S)
     job_id, other = submitted(store), submitted(store, 1)
     kept = {each: store._records.read(each) for each in (job_id, other)}
@@ -102,7 +104,9 @@ def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_onc
     assert len(caplog.records) == 3
 
 
-def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(store, where, request, caplog):
+def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
+    store, where, request, caplog
+):
     planned(store, [10, 10])
     lost, done = claim(store), claim(store)
     if "redis_url" in where:
@@ -320,14 +324,20 @@ def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatc
 
 
 @embedded
-def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(where, store, tmp_path, caplog):
+def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(
+    where, store, tmp_path, caplog
+):
     job_id = submitted(store)
     store.close()
     with contextlib.closing(open_queue(read_settings(where))) as running:
         shutil.copy(file_of(where), tmp_path / "kept")
         submitted(running, 1)
         file_of(where).unlink()
-        for ask in (lambda: running.page(limit=5), lambda: submitted(running, 2), lambda: claim(running)):
+        for ask in (
+            lambda: running.page(limit=5),
+            lambda: submitted(running, 2),
+            lambda: claim(running),
+        ):
             with pytest.raises(Unavailable, match="was removed") as told:
                 ask()
             assert str(tmp_path) not in str(told.value)
@@ -375,5 +385,8 @@ def test_a_queue_of_another_version_is_not_touched(redis):
     redis.ask("FLUSHALL")
     redis.ask("SET", "mlcd:jobs:schema", "2")
     opened = open_queue(read_settings({"model": "hog", "redis_url": redis.url}))
-    with contextlib.closing(opened) as store, pytest.raises(ArtifactInvalid, match="another version"):
+    with (
+        contextlib.closing(opened) as store,
+        pytest.raises(ArtifactInvalid, match="another version"),
+    ):
         submitted(store)

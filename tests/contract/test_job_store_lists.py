@@ -28,7 +28,9 @@ from tests.contract.job_stores import (
 
 
 def test_jobs_are_in_the_order_of_submission_whatever_the_clock_does(tmp_path, monkeypatch):
-    with contextlib.closing(open_queue(read_settings({"model": "hog", "state_dir": str(tmp_path)}))) as store:
+    with contextlib.closing(
+        open_queue(read_settings({"model": "hog", "state_dir": str(tmp_path)}))
+    ) as store:
         ids = []
         for moment in (2e9, 1e9, 1e9, 2e9):
             monkeypatch.setattr("time.time", lambda moment=moment: moment)
@@ -77,7 +79,9 @@ def test_pages_are_newest_first_and_whole_while_jobs_come_and_go(store):
     assert seen == ids[::-1]
     assert [job.id for job in store.page(limit=10, state="canceled").jobs] == [ids[20], ids[3]]
     page = store.page(limit=1, state="canceled")
-    assert [job.id for job in store.page(limit=1, state="canceled", cursor=page.cursor).jobs] == [ids[3]]
+    assert [job.id for job in store.page(limit=1, state="canceled", cursor=page.cursor).jobs] == [
+        ids[3]
+    ]
     assert store.page(limit=25, cursor=ids[0]) == store.page(limit=5, state="succeeded")
     for cursor in ("", "x", "0" * 19, "G" * 20, "é" * 20):
         with pytest.raises(InvalidInput, match="cursor"):
@@ -102,7 +106,10 @@ def test_a_thousand_jobs_are_listed_counted_and_claimed(store):
 
 def test_events_are_every_change_in_order_and_resume_by_id(store):
     job_id = planned(store, [10, 10])
-    assert [(event.id, event.job.state) for event in store.events(job_id)][:2] == [(1, "queued"), (2, "running")]
+    assert [(event.id, event.job.state) for event in store.events(job_id)][:2] == [
+        (1, "queued"),
+        (2, "running"),
+    ]
     last = store.events(job_id)[-1]
     assert last.job == store.get(job_id)
     assert store.events(job_id, last.id) == []
@@ -157,7 +164,9 @@ def test_workers_live_as_long_as_their_heart_beats(store, opened):
 
 
 def test_a_job_keeps_every_field_of_its_spec(store):
-    given = spec(kind="label", input="/in/ä b.tar", centers="c" * 64, top=5, threshold=-0.25, embeddings=True)
+    given = spec(
+        kind="label", input="/in/ä b.tar", centers="c" * 64, top=5, threshold=-0.25, embeddings=True
+    )
     job, _ = store.submit(given)
     assert store.get(job.id).spec == given
     assert claim(store).spec == replace(given)
@@ -168,7 +177,10 @@ def failed_shards(store, sizes, broken):
     job_id = planned(store, sizes)
     while (work := claim(store)) is not None:
         if work.shard in broken:
-            store.failed(work, Problem("undecodable", f"shard {work.shard}, attempt {work.attempt}", "look at it"))
+            store.failed(
+                work,
+                Problem("undecodable", f"shard {work.shard}, attempt {work.attempt}", "look at it"),
+            )
         else:
             store.completed(work)
     return job_id
@@ -179,7 +191,11 @@ def test_the_shards_that_have_failed_are_listed_with_their_reasons(store):
     assert store.get(job_id).state == "failed"
     page = store.failures(job_id, limit=10)
     told = [(failure.shard, failure.images, failure.problem.message) for failure in page.failures]
-    assert told == [(1, 20, "shard 1, attempt 3"), (3, 40, "shard 3, attempt 3"), (4, 5, "shard 4, attempt 3")]
+    assert told == [
+        (1, 20, "shard 1, attempt 3"),
+        (3, 40, "shard 3, attempt 3"),
+        (4, 5, "shard 4, attempt 3"),
+    ]
     assert (page.failures[0].problem.remedy, page.cursor) == ("look at it", None)
     first = store.failures(job_id, limit=2)
     assert (first.failures, first.cursor) == (page.failures[:2], 3)
@@ -193,7 +209,10 @@ def test_the_shards_that_have_failed_are_listed_with_their_reasons(store):
         pass_away()
         while claim(store, lease_s=SHORT_S) is not None:
             pass
-    told = [(failure.shard, failure.problem.code) for failure in store.failures(job_id, limit=10).failures]
+    told = [
+        (failure.shard, failure.problem.code)
+        for failure in store.failures(job_id, limit=10).failures
+    ]
     assert told == [(3, "worker-lost"), (4, "worker-lost")]
 
 
@@ -232,7 +251,12 @@ def test_jobs_that_ended_long_ago_are_forgotten_with_their_keys_and_the_others_s
     assert store.sweep(longer_than_s=SHORT_S, more_than=100) == 2
     assert store.sweep(longer_than_s=SHORT_S, more_than=100) == 0
     for job_id in (old, failed):
-        for act in (store.get, store.events, store.retry, lambda job_id: store.failures(job_id, limit=1)):
+        for act in (
+            store.get,
+            store.events,
+            store.retry,
+            lambda job_id: store.failures(job_id, limit=1),
+        ):
             with pytest.raises(NotFound):
                 act(job_id)
     assert [job.id for job in store.page(limit=10).jobs] == [live, new]
@@ -294,11 +318,22 @@ def test_nothing_is_left_of_what_was_forgotten(store, where, request):
 def content(where, request):
     """All that the database holds but for the last id."""
     if "redis_url" in where:
-        keys = {line for line in request.getfixturevalue("redis").ask("KEYS", "*").split() if b":" in line}
+        keys = {
+            line
+            for line in request.getfixturevalue("redis").ask("KEYS", "*").split()
+            if b":" in line
+        }
         return keys - {b"mlcd:jobs:newest", b"mlcd:jobs:schema"}
-    with contextlib.closing(sqlite3.connect(Path(where["state_dir"]) / "jobs" / "queue.sqlite")) as database:
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: database.execute(f"SELECT count(*) FROM {name}").fetchone() for name in tables}
+    with contextlib.closing(
+        sqlite3.connect(Path(where["state_dir"]) / "jobs" / "queue.sqlite")
+    ) as database:
+        tables = [
+            name
+            for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
+        return {
+            name: database.execute(f"SELECT count(*) FROM {name}").fetchone() for name in tables
+        }
 
 
 def test_a_queue_of_the_version_before_is_brought_up(tmp_path, monkeypatch):
@@ -311,7 +346,9 @@ def test_a_queue_of_the_version_before_is_brought_up(tmp_path, monkeypatch):
             "UPDATE jobs SET record = json_remove(record, '$.key', '$.rests', '$.damaged_files', '$.refusal')"
         )
         database.commit()
-        database.executescript("DROP TABLE failures; DROP TABLE beats; DROP INDEX jobs_ended; PRAGMA user_version = 1")
+        database.executescript(
+            "DROP TABLE failures; DROP TABLE beats; DROP INDEX jobs_ended; PRAGMA user_version = 1"
+        )
     with contextlib.closing(open_queue(settings)) as store:
         assert store.cancel(kept).state == "canceled"
         failed = failed_shards(store, [10, 10], {0})

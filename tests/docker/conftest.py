@@ -44,7 +44,9 @@ def model_dir(engine, journey, tmp_path_factory):
     out = tmp_path_factory.mktemp("served")
     for name in ("model", "embeddings"):
         shutil.copytree(journey / name, out / name)
-    made = run_mlcd("export", out / "model", out / "triton-cpu", "--format", "triton", "--backend", "python")
+    made = run_mlcd(
+        "export", out / "model", out / "triton-cpu", "--format", "triton", "--backend", "python"
+    )
     assert made.returncode == 0, made.stderr
     for path in (out.parent, out, *out.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

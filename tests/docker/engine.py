@@ -22,7 +22,18 @@ def docker(*arguments: object, check: bool = True, **options) -> subprocess.Comp
 
 def build(target: str, log: Path) -> None:
     """Build the image mlcd-TARGET; the log is a file."""
-    command = ["build", "--progress", "plain", "--network", "host", "--target", target, "--tag", f"mlcd-{target}", ROOT]
+    command = [
+        "build",
+        "--progress",
+        "plain",
+        "--network",
+        "host",
+        "--target",
+        target,
+        "--tag",
+        f"mlcd-{target}",
+        ROOT,
+    ]
     result = docker(*command, check=False, timeout=1800)
     log.write_text(result.stdout + result.stderr)
     assert result.returncode == 0, log.read_text()[-3000:]
@@ -36,7 +47,9 @@ def image_size(name: str) -> int:
 class Stack:
     """Services of docker-compose.yml under a project name of their own."""
 
-    def __init__(self, name: str, *files: str, profiles: tuple[str, ...] = (), **environment: object) -> None:
+    def __init__(
+        self, name: str, *files: str, profiles: tuple[str, ...] = (), **environment: object
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         v2 = _run(["docker", "compose", "version"], check=False).returncode == 0
@@ -63,13 +76,20 @@ class Stack:
         self("down", "--volumes", "--remove-orphans")
 
     def __call__(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return _run([*self._compose, *arguments], check=check, cwd=ROOT, env=self._environment, timeout=1800)
+        return _run(
+            [*self._compose, *arguments], check=check, cwd=ROOT, env=self._environment, timeout=1800
+        )
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        self._wait(lambda: httpx.get(f"{self.url}/health/ready", timeout=2).status_code == 200, timeout_s)
+        self._wait(
+            lambda: httpx.get(f"{self.url}/health/ready", timeout=2).status_code == 200, timeout_s
+        )
 
     def wait_healthy(self, service: str, timeout_s: float = START_S) -> None:
-        self._wait(lambda: self.inspect(service)["State"].get("Health", {}).get("Status") == "healthy", timeout_s)
+        self._wait(
+            lambda: self.inspect(service)["State"].get("Health", {}).get("Status") == "healthy",
+            timeout_s,
+        )
 
     def wait_restarted(self, service: str, before: int, timeout_s: float = START_S) -> None:
         self._wait(lambda: self.inspect(service)["RestartCount"] > before, timeout_s)
@@ -81,7 +101,9 @@ class Stack:
         return self("ps", "--quiet", service).stdout.strip()
 
     def execute(self, service: str, *command: str, check: bool = True, **options) -> str:
-        return docker("exec", "--interactive", self.container(service), *command, check=check, **options).stdout
+        return docker(
+            "exec", "--interactive", self.container(service), *command, check=check, **options
+        ).stdout
 
     def kill(self, service: str, name: str) -> None:
         """SIGKILL to the process `name`, from inside: what `docker kill` ends is not started again."""
@@ -106,7 +128,9 @@ def engine_missing() -> str | None:
     """Why nothing here can run, None where it can."""
     if shutil.which("docker") is None or docker("info", check=False).returncode != 0:
         return "no Docker engine answers"
-    compose = shutil.which("docker-compose") or docker("compose", "version", check=False).returncode == 0
+    compose = (
+        shutil.which("docker-compose") or docker("compose", "version", check=False).returncode == 0
+    )
     return None if compose else "neither docker compose nor docker-compose is installed"
 
 
@@ -115,5 +139,7 @@ def _run(command: list[str], *, check: bool, **options) -> subprocess.CompletedP
     if "env" not in options:
         options["env"] = {**os.environ, "DOCKER_BUILDKIT": "1"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert not check or result.returncode == 0, f"{command}: {result.stdout[-2000:]}{result.stderr[-2000:]}"
+    assert not check or result.returncode == 0, (
+        f"{command}: {result.stdout[-2000:]}{result.stderr[-2000:]}"
+    )
     return result

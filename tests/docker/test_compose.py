@@ -48,7 +48,9 @@ def cached(stack, result):
     """Images that Redis was asked for with this result, since the server started."""
     lines = httpx.get(f"{stack.url}/metrics", timeout=10).text.splitlines()
     return next(
-        float(line.split()[-1]) for line in lines if f'requests_total{{result="{result}",tier="redis"}}' in line
+        float(line.split()[-1])
+        for line in lines
+        if f'requests_total{{result="{result}",tier="redis"}}' in line
     )
 
 
@@ -70,7 +72,9 @@ def test_it_embeds_labels_and_searches(stack, photo, digits):
     assert len(labels["results"][0]["labels"]) == 3
     digit = min(digits.rglob("*.png"))
     found = httpx.post(
-        f"{stack.url}/v1/collections/demo/search?top=1", files={"files": digit.read_bytes()}, timeout=30
+        f"{stack.url}/v1/collections/demo/search?top=1",
+        files={"files": digit.read_bytes()},
+        timeout=30,
     ).json()
     assert found["results"][0]["matches"][0]["id"] == str(digit.relative_to(digits))
 
@@ -82,7 +86,9 @@ def test_only_this_machine_reaches_it_and_redis_is_reached_by_nobody(stack):
 
 @pytest.mark.parametrize("service", ["api", "redis"])
 def test_a_container_is_given_nothing_that_it_does_not_need(stack, service):
-    status = stack.execute(service, "sh", "-c", "cat /proc/self/status; touch /etc/here 2>&1", check=False)
+    status = stack.execute(
+        service, "sh", "-c", "cat /proc/self/status; touch /etc/here 2>&1", check=False
+    )
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert int(fields["CapBnd"], 16) == 0
     assert fields["NoNewPrivs"] == "1"
@@ -103,7 +109,10 @@ def test_a_killed_server_comes_back(stack, photo):
     vector = remembered(stack, photo)
     path = f"{stack.url}/v1/collections/kept"
     assert httpx.put(path, timeout=10).status_code in (200, 201)
-    form = {"files": {"files": photo}, "data": {"items": '[{"id": "photo", "metadata": {"year": 2024}}]'}}
+    form = {
+        "files": {"files": photo},
+        "data": {"items": '[{"id": "photo", "metadata": {"year": 2024}}]'},
+    }
     assert httpx.post(f"{path}/items", **form, timeout=30).json()["errors"] == []
     stack.kill("api", "/opt/mlcd/bin/python /opt/mlcd/bin/mlcd")
     stack.wait_ready()
@@ -118,7 +127,9 @@ def test_a_job_is_done_though_its_worker_is_killed(stack, data_dir, digits):
     assert answer.status_code == 202, answer.text
     stack.kill("worker", "/opt/mlcd/bin/python /opt/mlcd/bin/mlcd")
     deadline = time.monotonic() + 120
-    while (job := httpx.get(f"{stack.url}{answer.headers['location']}", timeout=10).json())["state"] != "succeeded":
+    while (job := httpx.get(f"{stack.url}{answer.headers['location']}", timeout=10).json())[
+        "state"
+    ] != "succeeded":
         assert job["state"] in ("queued", "running"), job
         assert time.monotonic() < deadline, job
         time.sleep(0.5)
@@ -148,7 +159,9 @@ def test_down_leaves_nothing(image, model_dir):
         stack("up", "--detach")
         stack.wait_ready()
     for kind in ("container", "volume", "network"):
-        found = docker(kind, "ls", "--quiet", "--filter", f"label=com.docker.compose.project={NAME}-down")
+        found = docker(
+            kind, "ls", "--quiet", "--filter", f"label=com.docker.compose.project={NAME}-down"
+        )
         assert found.stdout == ""
 
 
@@ -158,14 +171,24 @@ def test_production_asks_for_keys_and_redis_for_a_password(image, model_dir, pho
     (secrets / "settings").write_text("MLCD_REDIS_URL=redis://:a-password@redis:6379/0\n")
     (secrets / "redis.conf").write_text("requirepass a-password\n")
     image("api")
-    with Stack(f"{NAME}-keys", "deploy/compose/production.yml", MODEL_DIR=model_dir, SECRETS_DIR=secrets) as stack:
+    with Stack(
+        f"{NAME}-keys", "deploy/compose/production.yml", MODEL_DIR=model_dir, SECRETS_DIR=secrets
+    ) as stack:
         made = stack("run", "--rm", "-T", "--no-deps", "api", "keys", "create", "shop")
         key = made.stdout.strip().splitlines()[-1]
         stack("up", "--detach")
         stack.wait_ready()
-        assert httpx.post(f"{stack.url}/v1/images/embed", files={"files": photo}, timeout=30).status_code == 401
+        assert (
+            httpx.post(
+                f"{stack.url}/v1/images/embed", files={"files": photo}, timeout=30
+            ).status_code
+            == 401
+        )
         answer = httpx.post(
-            f"{stack.url}/v1/images/embed", files={"files": photo}, headers={"X-API-Key": key}, timeout=30
+            f"{stack.url}/v1/images/embed",
+            files={"files": photo},
+            headers={"X-API-Key": key},
+            timeout=30,
         )
         assert answer.status_code == 200
         assert "NOAUTH" in stack.execute("redis", "redis-cli", "get", "anything")
@@ -179,7 +202,8 @@ import sys
 import numpy as np
 import tritonclient.grpc as grpc
 from mlcd.encoders import open_encoder
-encoder = open_encoder("/srv/mlcd/model", engine="openvino")
+from mlcd.encoders.options import EncoderOptions
+encoder = open_encoder("/srv/mlcd/model", EncoderOptions(engine="openvino"))
 crop = encoder.preprocess.crop
 pixels = np.random.default_rng(0).integers(0, 256, (4, 3, crop, crop), dtype=np.uint8)
 given = grpc.InferInput("image_u8", list(pixels.shape), "UINT8")
@@ -203,32 +227,54 @@ def test_triton_in_its_container_agrees_and_comes_back_when_killed(image, model_
         assert docker("port", stack.container("triton-cpu")).stdout == ""
         compare = ("api", "python", "-", model.name)
         assert float(stack.execute(*compare, input=COMPARES)) > 0.9999
-        stack.kill("triton-cpu", "/opt/triton/lib/python3.11/site-packages/pytriton/tritonserver/bin/tritonserver")
+        stack.kill(
+            "triton-cpu",
+            "/opt/triton/lib/python3.11/site-packages/pytriton/tritonserver/bin/tritonserver",
+        )
         stack.wait_healthy("triton-cpu")
         assert float(stack.execute(*compare, input=COMPARES)) > 0.9999
 
 
-def test_the_server_asks_triton_and_both_come_back_when_triton_is_killed(stack, image, model_dir, photo, digits):
+def test_the_server_asks_triton_and_both_come_back_when_triton_is_killed(
+    stack, image, model_dir, photo, digits
+):
     image("triton-cpu")
     environment = {"MODEL_DIR": model_dir, "TRITON_REPOSITORY": model_dir / "triton-cpu"}
-    with Stack(f"{NAME}-asks", "deploy/compose/triton.yml", profiles=("triton-cpu",), **environment) as asks:
+    with Stack(
+        f"{NAME}-asks", "deploy/compose/triton.yml", profiles=("triton-cpu",), **environment
+    ) as asks:
         asks("up", "--detach", "--build")
         asks.wait_ready()
         assert httpx.get(f"{asks.url}/v1/info", timeout=10).json()["engine"] == "triton"
         assert embed(asks, photo) @ embed(stack, photo) > 0.9999
-        labels = httpx.post(f"{asks.url}/v1/labels?top=3", files={"files": photo}, timeout=30).json()
+        labels = httpx.post(
+            f"{asks.url}/v1/labels?top=3", files={"files": photo}, timeout=30
+        ).json()
         assert len(labels["results"][0]["labels"]) == 3
-        asks.kill("triton-cpu", "/opt/triton/lib/python3.11/site-packages/pytriton/tritonserver/bin/tritonserver")
+        asks.kill(
+            "triton-cpu",
+            "/opt/triton/lib/python3.11/site-packages/pytriton/tritonserver/bin/tritonserver",
+        )
         asks.wait_healthy("triton-cpu")
         asks.wait_ready()
         digit = min(digits.rglob("*.png")).read_bytes()
         assert embed(asks, digit) @ embed(stack, digit) > 0.9999
 
 
-def test_the_default_needs_neither_gpu_nor_triton_and_every_profile_is_a_configuration(engine, model_dir):
+def test_the_default_needs_neither_gpu_nor_triton_and_every_profile_is_a_configuration(
+    engine, model_dir
+):
     stack = Stack(f"{NAME}-config", profiles=("triton-cpu", "gpu"), MODEL_DIR=model_dir)
     services = yaml.safe_load(stack("config").stdout)["services"]
     profiles = {name: service.get("profiles") for name, service in services.items()}
-    assert profiles == {"api": None, "worker": None, "redis": None, "triton-cpu": ["triton-cpu"], "triton-gpu": ["gpu"]}
-    assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in services.values())
+    assert profiles == {
+        "api": None,
+        "worker": None,
+        "redis": None,
+        "triton-cpu": ["triton-cpu"],
+        "triton-gpu": ["gpu"],
+    }
+    assert all(
+        service["read_only"] and service["cap_drop"] == ["ALL"] for service in services.values()
+    )
     assert [name for name, service in services.items() if "ports" in service] == ["api"]

@@ -7,18 +7,36 @@ import pytest
 from tests.conftest import write_digits
 from tests.docker.engine import docker, image_size
 
-DENIED = ("run", "--rm", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp")
+DENIED = (
+    "run",
+    "--rm",
+    "--read-only",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+    "--tmpfs",
+    "/tmp",
+)
 MAX_API_BYTES = 950_000_000
 PACKAGES = ("torch", "openvino", "openvino_telemetry", "redis", "tritonclient", "pip")
 
 
 def packages_in(name):
-    script = f"import importlib.util as u; print([name for name in {PACKAGES} if u.find_spec(name)])"
-    return set(json.loads(docker(*DENIED, "--entrypoint", "python", name, "-c", script).stdout.replace("'", '"')))
+    script = (
+        f"import importlib.util as u; print([name for name in {PACKAGES} if u.find_spec(name)])"
+    )
+    return set(
+        json.loads(
+            docker(*DENIED, "--entrypoint", "python", name, "-c", script).stdout.replace("'", '"')
+        )
+    )
 
 
 @pytest.mark.parametrize("target", ["api", "worker"])
-def test_what_serves_is_small_and_holds_no_torch_no_installer_and_nothing_that_reports(image, target):
+def test_what_serves_is_small_and_holds_no_torch_no_installer_and_nothing_that_reports(
+    image, target
+):
     name = image(target)
     assert packages_in(name) == {"openvino", "redis", "tritonclient"}
     assert image_size(name) <= MAX_API_BYTES
@@ -40,9 +58,9 @@ def test_nobody_is_served_by_default(image):
 
 def test_the_worker_has_the_commands_and_no_server(image):
     assert "embed" in docker(*DENIED, image("worker")).stdout
-    assert json.loads(docker("image", "inspect", image("worker")).stdout)[0]["Config"]["Healthcheck"]["Test"] == [
-        "NONE"
-    ]
+    assert json.loads(docker("image", "inspect", image("worker")).stdout)[0]["Config"][
+        "Healthcheck"
+    ]["Test"] == ["NONE"]
 
 
 def test_the_train_image_makes_a_model_that_serves(image, tmp_path, tiny_recipe):
@@ -51,7 +69,16 @@ def test_the_train_image_makes_a_model_that_serves(image, tmp_path, tiny_recipe)
     (work / "tiny.yaml").write_text(tiny_recipe.read_text())
     work.chmod(0o777)
     mounted = (*DENIED, "--volume", f"{work}:/work", "--network", "none")
-    command = ("demo", "--images", "/work/digits", "--recipe", "/work/tiny.yaml", "--out", "/work/demo", "--no-serve")
+    command = (
+        "demo",
+        "--images",
+        "/work/digits",
+        "--recipe",
+        "/work/tiny.yaml",
+        "--out",
+        "/work/demo",
+        "--no-serve",
+    )
     docker(*mounted, image("train"), *command, timeout=900)
     verified = docker(*mounted, image("worker"), "verify", "/work/demo").stdout.splitlines()
     assert any(line.split()[:3] == ["ok", "model", "/work/demo/model:"] for line in verified)

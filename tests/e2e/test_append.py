@@ -50,7 +50,14 @@ def embed(folder, *more):
 
 
 def label(folder, *more):
-    return ["label", folder / "embeddings", folder / "labels", "--centers", folder / "centers", *more]
+    return [
+        "label",
+        folder / "embeddings",
+        folder / "labels",
+        "--centers",
+        folder / "centers",
+        *more,
+    ]
 
 
 def index(folder, *more):
@@ -113,7 +120,12 @@ def test_a_run_knows_what_its_centers_were_made_from_after_images_were_added(fol
     """The rows that were clustered are those of then; the split of the images is taken anew, and that is said."""
     run = folder / "run"
     data = (f"data.images={folder / 'photos'}", f"data.labels={folder / 'labels'}")
-    short = ("schedule.steps=1", "optim.warmup_steps=0", "schedule.batch_size=8", "checkpoint.every_steps=1")
+    short = (
+        "schedule.steps=1",
+        "optim.warmup_steps=0",
+        "schedule.batch_size=8",
+        "checkpoint.every_steps=1",
+    )
     done("train", "demo-digits", *data, *short, f"out={run}")
     clustered = ClusterOptions(num_clusters=8)
     rows = clustered_rows(EmbeddingsArtifact.open(folder / "embeddings"), clustered)
@@ -129,17 +141,25 @@ def test_a_run_knows_what_its_centers_were_made_from_after_images_were_added(fol
 def test_the_rows_and_labels_are_those_of_one_run_over_all(folder, tmp_path):
     done(*embed(folder, "--append"))
     done(*label(folder, "--append"))
-    grown, labels = EmbeddingsArtifact.open(folder / "embeddings"), LabelTable.open(folder / "labels")
+    grown, labels = (
+        EmbeddingsArtifact.open(folder / "embeddings"),
+        LabelTable.open(folder / "labels"),
+    )
     shutil.move(folder / "embeddings", tmp_path / "grown")
     shutil.move(folder / "labels", tmp_path / "more")
     done(*embed(folder))
     shutil.move(folder / "embeddings", tmp_path / "whole")
     done("label", tmp_path / "whole", folder / "labels", "--centers", folder / "centers")
-    grown, whole = EmbeddingsArtifact.open(tmp_path / "grown"), EmbeddingsArtifact.open(tmp_path / "whole")
+    grown, whole = (
+        EmbeddingsArtifact.open(tmp_path / "grown"),
+        EmbeddingsArtifact.open(tmp_path / "whole"),
+    )
     places = [grown.keys.index(key) for key in whole.keys]
     np.testing.assert_array_equal(grown.load()[places], whole.load())
     labels, again = LabelTable.open(tmp_path / "more"), LabelTable.open(folder / "labels")
-    np.testing.assert_array_equal(labels.ids[[labels.keys.index(key) for key in again.keys]], again.ids)
+    np.testing.assert_array_equal(
+        labels.ids[[labels.keys.index(key) for key in again.keys]], again.ids
+    )
     scans = [table.artifact.summary["scan"] for table in (labels, again)]
     assert [sum(n for name, n in scan.items() if name != "products") for scan in scans] == [80, 80]
 
@@ -187,7 +207,9 @@ def test_killed_at_any_moment_there_is_the_old_state_or_the_new(folder, tmp_path
     new = open_artifact(tmp_path / "undisturbed" / place.name).digest
     code = KILLED.format(module=module, name=name, before=is_before)
     killed = subprocess.run(
-        [sys.executable, "-c", code, *map(str, command(folder, "--append"))], capture_output=True, check=False
+        [sys.executable, "-c", code, *map(str, command(folder, "--append"))],
+        capture_output=True,
+        check=False,
     )
     assert killed.returncode == -signal.SIGKILL
     assert open_artifact(place).digest == (new if moment == "the manifest is written" else old)
@@ -201,7 +223,9 @@ def test_killed_at_any_moment_there_is_the_old_state_or_the_new(folder, tmp_path
 def test_what_was_begun_with_fewer_images_is_begun_anew(folder):
     code = KILLED.format(module="pipelines.embed_more", name="write_encoded", before=False)
     killed = subprocess.run(
-        [sys.executable, "-c", code, *map(str, embed(folder, "--append"))], capture_output=True, check=False
+        [sys.executable, "-c", code, *map(str, embed(folder, "--append"))],
+        capture_output=True,
+        check=False,
     )
     assert killed.returncode == -signal.SIGKILL
     write_digits(folder / "photos", 90)

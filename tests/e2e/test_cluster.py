@@ -24,7 +24,18 @@ from tests.conftest import call_mlcd, start_mlcd
 from tests.e2e.test_train import worker_of
 
 NUM_ROWS, DIMENSION, CLUSTERS = 3000, 16, 60
-COMMAND = ["--clusters", CLUSTERS, "--iterations", 5, "--seed", 3, "--subtract-mean", "--names", "--hold-out", 0.1]
+COMMAND = [
+    "--clusters",
+    CLUSTERS,
+    "--iterations",
+    5,
+    "--seed",
+    3,
+    "--subtract-mean",
+    "--names",
+    "--hold-out",
+    0.1,
+]
 
 
 def write_embeddings(out, blocks, num_classes=10):
@@ -54,18 +65,24 @@ def write_embeddings(out, blocks, num_classes=10):
 def rows():
     generator = np.random.default_rng(0)
     means = generator.standard_normal((10, DIMENSION))
-    return unit_rows(means[np.arange(NUM_ROWS) % 10] + 0.7 * generator.standard_normal((NUM_ROWS, DIMENSION)))
+    return unit_rows(
+        means[np.arange(NUM_ROWS) % 10] + 0.7 * generator.standard_normal((NUM_ROWS, DIMENSION))
+    )
 
 
 @pytest.fixture(scope="module")
 def embeddings(tmp_path_factory, rows):
-    return write_embeddings(tmp_path_factory.mktemp("embeddings") / "e", [rows[:1000], rows[1000:1001], rows[1001:]])
+    return write_embeddings(
+        tmp_path_factory.mktemp("embeddings") / "e", [rows[:1000], rows[1000:1001], rows[1001:]]
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, embeddings):
     out = tmp_path_factory.mktemp("whole") / "centers"
-    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
+    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, (
+        result.stderr
+    )
     return out
 
 
@@ -119,7 +136,14 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, embeddings, 
 
 
 def together(size, *arguments):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(size),
+    ]
     return [*launcher, "-m", "mlcd", "cluster", *map(str, arguments)]
 
 
@@ -142,15 +166,23 @@ def test_of_several_processes_one_tells_what_went_wrong_and_in_one_line(tmp_path
     command = together(2, place, tmp_path / "centers", "--clusters", 2, "--hold-out", 0)
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode != 0
-    assert [line for line in result.stderr.splitlines() if "holds NaN or Inf" in line and line.startswith("mlcd: ")]
+    assert [
+        line
+        for line in result.stderr.splitlines()
+        if "holds NaN or Inf" in line and line.startswith("mlcd: ")
+    ]
     assert result.stderr.count("holds NaN or Inf") == 1
     assert "[rank" not in result.stderr  # torch's way to show a traceback of ours
     assert "mlcd/pipelines" not in result.stderr
 
 
 def test_a_process_that_dies_is_told_in_one_line(tmp_path, embeddings):
-    command = together(2, embeddings, tmp_path / "centers", "--clusters", 1500, "--iterations", 100000)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as launcher:
+    command = together(
+        2, embeddings, tmp_path / "centers", "--clusters", 1500, "--iterations", 100000
+    )
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as launcher:
         checkpoint = tmp_path / "centers.partial" / ".checkpoint.npz"
         deadline = time.monotonic() + 100
         while not checkpoint.is_file():
@@ -167,14 +199,23 @@ def test_a_process_that_dies_is_told_in_one_line(tmp_path, embeddings):
 def test_a_damaged_checkpoint_is_worth_nothing(tmp_path, embeddings, whole):
     out = tmp_path / "centers"
     killed = subprocess.run(
-        [sys.executable, "-c", DIES, "1", "after", *map(str, ["cluster", embeddings, out, *COMMAND])],
+        [
+            sys.executable,
+            "-c",
+            DIES,
+            "1",
+            "after",
+            *map(str, ["cluster", embeddings, out, *COMMAND]),
+        ],
         capture_output=True,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
     checkpoint = out.with_name("centers.partial") / ".checkpoint.npz"
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, result.stderr
+    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, (
+        result.stderr
+    )
     assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
@@ -188,7 +229,9 @@ def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):
     assert 0 < report["conflict_rate"] < 0.5
     assert report["near_duplicate_centers"]["asked"] == 10
     assert 0.5 < report["intra_cluster_cosine"]["0.5"] < 1
-    assert manifest(out)["summary"].items() >= {"ari": report["ari"], "sizes": report["sizes"]}.items()
+    assert (
+        manifest(out)["summary"].items() >= {"ari": report["ari"], "sizes": report["sizes"]}.items()
+    )
     with Image.open(out / "sizes.png") as picture:
         assert picture.size[0] > 200
         assert len(picture.convert("RGB").getcolors(100_000)) > 2
@@ -203,7 +246,9 @@ def test_a_plan_tells_what_it_will_take_and_writes_nothing(tmp_path, embeddings)
     assert result.returncode == 0, result.stderr
     assert "2700 rows of 16 into 60 clusters: at most 6 passes" in result.stdout
     assert "GiB" in result.stdout
-    facts = json.loads(call_mlcd("cluster", embeddings, tmp_path / "c", *COMMAND, "--plan", "--json").stdout)
+    facts = json.loads(
+        call_mlcd("cluster", embeddings, tmp_path / "c", *COMMAND, "--plan", "--json").stdout
+    )
     assert facts["flops"] == 2 * 2700 * 60 * 16 * 6
     assert facts["seconds"] > 0
     assert not list(tmp_path.iterdir())
@@ -214,17 +259,26 @@ def test_every_center_comes_with_the_keys_of_its_nearest_members(embeddings, who
     kept = np.flatnonzero(~EmbeddingsArtifact.open(embeddings).held_out(0.1))
     aligned = centers.align(rows[kept])
     nearest = nearest_centers(aligned, centers.vectors, 1).ids[:, 0]
-    cosines = np.einsum("nd,nd->n", aligned.astype(np.float64), centers.vectors[nearest].astype(np.float64))
+    cosines = np.einsum(
+        "nd,nd->n", aligned.astype(np.float64), centers.vectors[nearest].astype(np.float64)
+    )
     for center in range(CLUSTERS):
         members = np.flatnonzero(nearest == center)
         first = members[np.argsort(-cosines[members], kind="stable")][:8]
         examples = centers.examples.of_center(center)
         assert [example.key for example in examples] == [f"{kept[row]:07d}" for row in first]
-        assert np.array([example.similarity for example in examples]) == pytest.approx(cosines[first], abs=1e-6)
+        assert np.array([example.similarity for example in examples]) == pytest.approx(
+            cosines[first], abs=1e-6
+        )
 
 
 def test_no_key_is_kept_where_none_is_wanted(tmp_path, embeddings):
-    assert call_mlcd("cluster", embeddings, tmp_path / "c", "--clusters", 20, "--examples", 0).returncode == 0
+    assert (
+        call_mlcd(
+            "cluster", embeddings, tmp_path / "c", "--clusters", 20, "--examples", 0
+        ).returncode
+        == 0
+    )
     assert Centers.open(tmp_path / "c").examples is None
     assert manifest(tmp_path / "c")["config"]["examples"] == 0
 
@@ -245,13 +299,20 @@ def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, 
 
 def test_a_sample_is_clustered_where_asked(tmp_path, embeddings):
     out = tmp_path / "centers"
-    assert call_mlcd("cluster", embeddings, out, "--clusters", 20, "--sample", 30, "--hold-out", 0.1).returncode == 0
+    assert (
+        call_mlcd(
+            "cluster", embeddings, out, "--clusters", 20, "--sample", 30, "--hold-out", 0.1
+        ).returncode
+        == 0
+    )
     assert manifest(out)["summary"]["rows"] == 600
     assert np.load(out / "sizes.npy").sum() == 600
     assert manifest(out)["config"]["sample"] == 30
 
 
-@pytest.mark.parametrize(("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has no direction")])
+@pytest.mark.parametrize(
+    ("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has no direction")]
+)
 def test_a_row_that_cannot_be_used_is_named_by_its_key(tmp_path, rows, value, why):
     broken = rows.copy()
     broken[1234, :] = value
@@ -282,7 +343,11 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
             np.save(folder / part_name(part), unit_rows(generator.standard_normal((25_000, 64))))
         command = [sys.executable, "-c", PEAK, str(folder)]
         one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-        return int(subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout)
+        return int(
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, env=one_thread
+            ).stdout
+        )
 
     few, many = peak_kib(50_000), peak_kib(250_000)
     # 200,000 rows more are 50,000 KiB; their last assignment is 800.

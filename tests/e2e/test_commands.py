@@ -44,7 +44,9 @@ def test_broken_files_are_skipped_counted_and_listed(mixed, tmp_path):
     result = run_mlcd("embed", mixed, tmp_path / "out", "--model", "hog")
     assert result.returncode == 0, result.stderr
     assert "3 files skipped" in result.stdout or "4 files skipped" in result.stdout
-    errors = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    errors = [
+        json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
+    ]
     reasons = {error["key"]: error["reason"] for error in errors}
     assert reasons["0/broken.png"] == "undecodable"
     assert reasons["1/empty.jpg"] == "empty"
@@ -58,7 +60,9 @@ def test_a_folder_and_its_tar_give_the_same_embeddings(digits, tmp_path):
         for path in sorted(digits.rglob("*.png")):
             archive.add(path, path.relative_to(digits).as_posix())
     assert run_mlcd("embed", digits, tmp_path / "a", "--model", "hog").returncode == 0
-    assert run_mlcd("embed", tmp_path / "shard.tar", tmp_path / "b", "--model", "hog").returncode == 0
+    assert (
+        run_mlcd("embed", tmp_path / "shard.tar", tmp_path / "b", "--model", "hog").returncode == 0
+    )
     folder, shard = (EmbeddingsArtifact.open(tmp_path / name) for name in "ab")
     assert folder.load().tobytes() == shard.load().tobytes()
     assert [f"shard/{key.removesuffix('.png')}" for key in folder.keys] == shard.keys
@@ -93,14 +97,28 @@ def test_labels_are_sorted_distinct_and_of_the_clustering(journey):
     assert table.ids.max() < table.num_centers
 
 
-def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(journey, digits, tiny_recipe, tmp_path):
-    places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={tmp_path / 'run'}"]
+def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(
+    journey, digits, tiny_recipe, tmp_path
+):
+    places = [
+        f"data.images={digits}",
+        f"data.labels={journey / 'labels'}",
+        f"out={tmp_path / 'run'}",
+    ]
     trained = run_mlcd("train", tiny_recipe, *places, "schedule.steps=300", "optim.lr=3e-3")
     assert trained.returncode == 0, trained.stderr
     checkpoints = tmp_path / "run" / "checkpoints"
-    result = run_mlcd("evaluate", "knn", checkpoints / "step_000000", checkpoints / "step_000300", "--json")
+    result = run_mlcd(
+        "evaluate", "knn", checkpoints / "step_000000", checkpoints / "step_000300", "--json"
+    )
     untrained, last = json.loads(result.stdout.splitlines()[-1])["results"]
-    protocol = {"kind": "knn", "features": "embedding", "metric": "accuracy", "hold_out": 0.2, "neighbors": 5}
+    protocol = {
+        "kind": "knn",
+        "features": "embedding",
+        "metric": "accuracy",
+        "hold_out": 0.2,
+        "neighbors": 5,
+    }
     assert untrained["protocol"].items() >= {**protocol, "images": 200, "classes": 10}.items()
     assert untrained["protocol"]["split"] == last["protocol"]["split"]
     assert untrained["metrics"]["test_images"] == 40
@@ -110,7 +128,12 @@ def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(journey, dig
 def test_the_triton_repository_is_complete(journey):
     config = (journey / "triton" / "mlcd-vit" / "config.pbtxt").read_text()
     assert (journey / "triton" / "mlcd-vit" / "1" / "model.onnx").is_file()
-    for line in ('name: "mlcd-vit"', "TYPE_UINT8 dims: [ 3, 16, 16 ]", "TYPE_FP32  dims: [ 16 ]", "REJECT"):
+    for line in (
+        'name: "mlcd-vit"',
+        "TYPE_UINT8 dims: [ 3, 16, 16 ]",
+        "TYPE_FP32  dims: [ 16 ]",
+        "REJECT",
+    ):
         assert line.replace("  ", " ") in config.replace("  ", " ")
     assert config.count("{") == config.count("}")
 
@@ -156,7 +179,14 @@ def test_commands_leave_finished_work_alone(journey, digits):
     before = (journey / "features" / "manifest.json").stat().st_mtime_ns
     assert run_mlcd("embed", digits, journey / "features", "--model", "hog").returncode == 0
     assert (journey / "features" / "manifest.json").stat().st_mtime_ns == before
-    refused("embed", digits, journey / "features", "--model", "pixels", contains="other input or settings")
+    refused(
+        "embed",
+        digits,
+        journey / "features",
+        "--model",
+        "pixels",
+        contains="other input or settings",
+    )
 
 
 def test_json_lines_are_for_machines(digits, tmp_path):
@@ -179,12 +209,23 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("embed", tmp_path / "rubbish", out, "--model", "hog", contains="a.png")
     refused("embed", digits, out, contains="--model")
     refused("embed", digits, out, "--model", "resnet", contains="there is no model resnet")
-    refused("embed", digits, tmp_path / "file" / "out", "--model", "hog", contains="cannot be made a directory")
+    refused(
+        "embed",
+        digits,
+        tmp_path / "file" / "out",
+        "--model",
+        "hog",
+        contains="cannot be made a directory",
+    )
     refused("embed", digits, "/proc/out", "--model", "hog", contains="/proc/out")
     refused("cluster", features, out, "--clusters", 500, contains="at most 160 clusters")
     refused("cluster", features, out, "--clusters", 0, contains="--clusters")
-    refused("cluster", journey / "labels", out, "--clusters", 2, contains="holds labels, not embeddings")
-    refused("label", journey / "pixels", out, "--centers", journey / "centers", contains="two models")
+    refused(
+        "cluster", journey / "labels", out, "--clusters", 2, contains="holds labels, not embeddings"
+    )
+    refused(
+        "label", journey / "pixels", out, "--centers", journey / "centers", contains="two models"
+    )
     refused("train", "demo-digits", contains="not set")
     refused("train", contains="--resume RUN")
     refused("train", "--resume", tmp_path / "empty", contains="is not a run")
@@ -199,7 +240,9 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("index", tmp_path / "absent", out, contains="not a finished artifact")
     refused("nonsense", contains="nonsense")
     # Its steps are processes, which write to its standard error themselves.
-    refused("demo", "--images", tmp_path / "empty", "--out", out, contains="no images", run=run_mlcd)
+    refused(
+        "demo", "--images", tmp_path / "empty", "--out", out, contains="no images", run=run_mlcd
+    )
     assert not out.exists()
     assert not out.with_name("out.partial").exists()
 
@@ -234,7 +277,9 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on_later(digits, tmp_path
     if (
         os.geteuid() != 0
         or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk], check=False, capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk],
+            check=False,
+            capture_output=True,
         ).returncode
     ):
         pytest.skip("a small file system needs the right to mount one")
@@ -261,7 +306,9 @@ def test_a_folder_of_any_name_goes_through_the_whole_journey(digits, tiny_recipe
         shutil.copytree(digits / digit, tmp_path / name / digit)
     recipe = tmp_path / "short.yaml"
     recipe.write_text(
-        tiny_recipe.read_text().replace("steps: 30", "steps: 2").replace("warmup_steps: 5", "warmup_steps: 2")
+        tiny_recipe.read_text()
+        .replace("steps: 30", "steps: 2")
+        .replace("warmup_steps: 5", "warmup_steps: 2")
     )
     labels = tmp_path / "labels"
     for command in (
@@ -283,9 +330,25 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
         shutil.copy(path, few / f"{number}.png")
     for number in range(40):
         shutil.copy(path, same / f"{number}.png")
-    refused("demo", "--images", few, "--out", tmp_path / "a", "--no-serve", contains="too few to cluster", run=run_mlcd)
     refused(
-        "demo", "--images", same, "--out", tmp_path / "b", "--no-serve", contains="too few to cluster", run=run_mlcd
+        "demo",
+        "--images",
+        few,
+        "--out",
+        tmp_path / "a",
+        "--no-serve",
+        contains="too few to cluster",
+        run=run_mlcd,
+    )
+    refused(
+        "demo",
+        "--images",
+        same,
+        "--out",
+        tmp_path / "b",
+        "--no-serve",
+        contains="too few to cluster",
+        run=run_mlcd,
     )
     refused("embed", few, few / "out", "--model", "hog", contains="inside the images")
     refused("evaluate", "knn", tmp_path / "a" / "features", "--images", few, contains="no effect")
@@ -296,6 +359,27 @@ def test_a_cached_evaluation_is_of_the_same_images(journey, digits, tmp_path):
     shutil.copytree(digits, other)
     next((other / "3").iterdir()).unlink()
     out = tmp_path / "evaluation"
-    assert run_mlcd("evaluate", "knn", journey / "run", "--images", digits, "--out", out).returncode == 0
-    refused("evaluate", "knn", journey / "run", "--images", other, "--out", out, contains="other input or settings")
-    refused("evaluate", "knn", journey / "run", "--images", tmp_path / "absent", "--out", out, contains="no images")
+    assert (
+        run_mlcd("evaluate", "knn", journey / "run", "--images", digits, "--out", out).returncode
+        == 0
+    )
+    refused(
+        "evaluate",
+        "knn",
+        journey / "run",
+        "--images",
+        other,
+        "--out",
+        out,
+        contains="other input or settings",
+    )
+    refused(
+        "evaluate",
+        "knn",
+        journey / "run",
+        "--images",
+        tmp_path / "absent",
+        "--out",
+        out,
+        contains="no images",
+    )

@@ -26,12 +26,22 @@ def refused(*arguments, contains):
 
 def test_every_number_comes_with_its_protocol(journey, digits, tmp_path):
     out = tmp_path / "evaluation"
-    probe = ("linear-probe", journey / "run", journey / "features", "--metric", "mean-per-class", "--out", out)
+    probe = (
+        "linear-probe",
+        journey / "run",
+        journey / "features",
+        "--metric",
+        "mean-per-class",
+        "--out",
+        out,
+    )
     run, features = evaluated(*probe)
     for result, name in ((run, "step_000030"), (features, "features")):
         assert result["representation"] == name
         metrics, protocol = result["metrics"], result["protocol"]
-        assert metrics["train_images"] + metrics["validation_images"] + metrics["test_images"] == 200
+        assert (
+            metrics["train_images"] + metrics["validation_images"] + metrics["test_images"] == 200
+        )
         assert metrics["test_images"] == 40
         assert 1e-6 <= metrics["c"] <= 1e6
         assert metrics["objective_gap"] < 1e-6
@@ -50,7 +60,8 @@ def test_every_number_comes_with_its_protocol(journey, digits, tmp_path):
 
 def test_pooled_features_are_others(journey):
     (served,), (pooled,) = (
-        evaluated("linear-probe", journey / "run", "--features", name) for name in ("embedding", "pooled")
+        evaluated("linear-probe", journey / "run", "--features", name)
+        for name in ("embedding", "pooled")
     )
     assert served["protocol"]["features"] == "embedding"
     assert pooled["protocol"]["features"] == "pooled"
@@ -61,9 +72,18 @@ def test_pooled_features_are_others(journey):
 @pytest.mark.parametrize("kind", ["knn", "linear-probe", "clusters"])
 def test_two_processes_tell_the_same_once(kind, journey, tmp_path):
     out = tmp_path / "evaluation"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", f"--master-port={free_port()}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        f"--master-port={free_port()}",
+    ]
     command += ["-m", "mlcd", "evaluate", kind, journey / "run", "--json", "--out", out]
-    together = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=240, check=False)
+    together = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=240, check=False
+    )
     assert together.returncode == 0, together.stderr
     (told,) = [line for line in together.stdout.splitlines() if "results" in line]
     (result,), (alone,) = json.loads(told)["results"], evaluated(kind, journey / "run")
@@ -82,7 +102,14 @@ def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
     (pair / "one").mkdir()
     shutil.copy(digits / "1" / "0001.png", pair / "one")
     shutil.copy(digits / "1" / "0011.png", pair / "one")
-    refused("linear-probe", journey / "run", "--seen", "--images", single, contains="are of one class, zero")
+    refused(
+        "linear-probe",
+        journey / "run",
+        "--seen",
+        "--images",
+        single,
+        contains="are of one class, zero",
+    )
     refused("knn", journey / "run", "--seen", "--images", single, contains="are of one class, zero")
     refused(
         "linear-probe",
@@ -94,7 +121,13 @@ def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
         0.75,
         contains="class one has no image to train on",
     )
-    refused("linear-probe", features, "--features", "pooled", contains="holds embeddings, not pooled features")
+    refused(
+        "linear-probe",
+        features,
+        "--features",
+        "pooled",
+        contains="holds embeddings, not pooled features",
+    )
     refused("linear-probe", features, "--hold-out", 0, contains="none falls into the test part")
     refused("linear-probe", features, "--neighbors", 3, contains="No such option")
     refused("zero-shot", features, contains="No such command")
@@ -109,5 +142,9 @@ def test_the_probe_of_stored_features_is_scikit_learns(journey):
     (result,) = evaluated("linear-probe", journey / "features")
     rows, names = stored.load().astype(np.float64), np.array(stored.class_names)
     test = stored.splits <= 0.2
-    peer = LogisticRegression(C=result["metrics"]["c"], max_iter=10_000, tol=1e-6).fit(rows[~test], names[~test])
-    assert result["metrics"]["linear_probe_accuracy"] == pytest.approx(peer.score(rows[test], names[test]), abs=1e-12)
+    peer = LogisticRegression(C=result["metrics"]["c"], max_iter=10_000, tol=1e-6).fit(
+        rows[~test], names[~test]
+    )
+    assert result["metrics"]["linear_probe_accuracy"] == pytest.approx(
+        peer.score(rows[test], names[test]), abs=1e-12
+    )

@@ -37,7 +37,11 @@ class Setting:
 
     def __init__(self, folder, model, *, redis_url=None, lease_s=2, stall_s=300):
         self.folder, self.model = folder, str(model)
-        self._settings = {"jobs__roots": folder, "jobs__shard_images": SHARD_IMAGES, "jobs__lease_s": lease_s}
+        self._settings = {
+            "jobs__roots": folder,
+            "jobs__shard_images": SHARD_IMAGES,
+            "jobs__lease_s": lease_s,
+        }
         self._settings["jobs__stall_s"] = stall_s
         if self.model.startswith("fake:"):
             self._settings["engine"] = "fake"
@@ -74,10 +78,16 @@ class Setting:
 
     def spec(self, images, name, kind="label"):
         if self.model.startswith("fake:"):
-            return JobSpec("embed", str(images), str(self.folder / name), FakeEncoder(self.model).fingerprint)
-        model, centers = (open_artifact(path) for path in (Path(self.model), Path(self.model) / "centers"))
+            return JobSpec(
+                "embed", str(images), str(self.folder / name), FakeEncoder(self.model).fingerprint
+            )
+        model, centers = (
+            open_artifact(path) for path in (Path(self.model), Path(self.model) / "centers")
+        )
         assert model.fingerprint is not None
-        return JobSpec(kind, str(images), str(self.folder / name), model.fingerprint, centers.digest)
+        return JobSpec(
+            kind, str(images), str(self.folder / name), model.fingerprint, centers.digest
+        )
 
     def parts(self, name):
         return len(list(draft_path(self.folder / name).glob("part-*.parquet")))
@@ -100,7 +110,10 @@ def until(condition, timeout_s=60.0):
 def pictures(shared_data):
     """(name, JPEG) of real photographs, and one that is broken."""
     source = open_source(str(shared_data / "tiny_imagenet_pretrain" / "pretrain-0000.tar"))
-    found = [(f"n{number:08d}", source.read(entry)) for number, entry in enumerate(source.entries[:NUM_IMAGES])]
+    found = [
+        (f"n{number:08d}", source.read(entry))
+        for number, entry in enumerate(source.entries[:NUM_IMAGES])
+    ]
     return [(name, data[:200] if name == BROKEN else data) for name, data in found]
 
 
@@ -120,7 +133,9 @@ def write_images(pictures, folder, layout):
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
         return folder / "images-*.tar"
-    table = pa.table({"key": [name for name, _ in pictures], "image": [data for _, data in pictures]})
+    table = pa.table(
+        {"key": [name for name, _ in pictures], "image": [data for _, data in pictures]}
+    )
     pq.write_table(table, folder / "images.parquet", row_group_size=100)
     return folder / "images.parquet"
 
@@ -147,7 +162,11 @@ def kill_and_finish(setting, images, num_kills, disturb=lambda kill: None):
     generator = random.Random(num_kills)
     for kill in range(1, num_kills + 1):
         process = setting.start()
-        until(lambda kill=kill: setting.parts("out") >= kill * NUM_IMAGES // SHARD_IMAGES // (num_kills + 2))
+        until(
+            lambda kill=kill: (
+                setting.parts("out") >= kill * NUM_IMAGES // SHARD_IMAGES // (num_kills + 2)
+            )
+        )
         disturb(kill)
         time.sleep(generator.uniform(0, 0.03))
         process.kill()
@@ -176,7 +195,9 @@ def test_killed_ten_times_a_job_ends_with_the_same_bytes(journey, pictures, tmp_
 @pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.timeout(600)
-def test_killed_ten_times_and_redis_twice_a_job_ends_with_the_same_bytes(journey, pictures, tmp_path):
+def test_killed_ten_times_and_redis_twice_a_job_ends_with_the_same_bytes(
+    journey, pictures, tmp_path
+):
     with redis_server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as redis:
 
         def disturb(kill):
@@ -212,7 +233,12 @@ def test_two_workers_share_a_job(few, tmp_path):
         job_id = setting.submit(few, "out")
         setting.start("--name", "a")
         setting.start("--name", "b")
-        until(lambda: {worker for worker, stage, _ in setting.held(job_id) if stage == "shard"} == {"a", "b"})
+        until(
+            lambda: (
+                {worker for worker, stage, _ in setting.held(job_id) if stage == "shard"}
+                == {"a", "b"}
+            )
+        )
         assert setting.queue.workers() == ["a", "b"]
         until(lambda: setting.queue.get(job_id).state == "succeeded")
     assert open_artifact(tmp_path / "out").summary["images"] == 4 * SHARD_IMAGES
@@ -232,7 +258,9 @@ def test_a_worker_that_is_told_to_end_does_so_whatever_the_engine_does(few, tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_every_process_and_its_echo_give_the_piece_back_uncounted(few, tmp_path, number):
+def test_a_signal_to_every_process_and_its_echo_give_the_piece_back_uncounted(
+    few, tmp_path, number
+):
     """The worker is one process: its engine is a part of it."""
     with slow(tmp_path, 500) as setting:
         job_id = setting.submit(few, "out")
@@ -289,7 +317,9 @@ def test_a_cancel_is_heard_while_the_engine_hangs(few, tmp_path):
         process = setting.start()
         in_a_shard(setting, job_id)
         setting.queue.cancel(job_id)
-        until(lambda: not any(stage == "shard" for _, stage, _ in setting.held(job_id)), timeout_s=5)
+        until(
+            lambda: not any(stage == "shard" for _, stage, _ in setting.held(job_id)), timeout_s=5
+        )
         until(lambda: not [path for path in tmp_path.iterdir() if "out" in path.name], timeout_s=30)
         assert process.poll() is None
 
@@ -304,9 +334,15 @@ def test_a_worker_whose_engine_hangs_ends_and_another_takes_its_shard(few, tmp_p
         assert line["message"].startswith("shard 0 hangs: no image was done for 1 s (")
         assert "service.inference.engine.fake" in line["message"]
         assert (setting.held(job_id), setting.queue.get(job_id).state) == ([], "running")
-        taken = until(lambda: setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60))
+        taken = until(
+            lambda: setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60)
+        )
         while taken.shard != 0:
-            taken = until(lambda: setting.queue.claim("other", [setting.spec(few, "out").fingerprint], lease_s=60))
+            taken = until(
+                lambda: setting.queue.claim(
+                    "other", [setting.spec(few, "out").fingerprint], lease_s=60
+                )
+            )
         assert taken.attempt == 2
 
 
@@ -352,7 +388,9 @@ def test_an_engine_that_always_hangs_fails_the_job_and_not_for_ever(few, tmp_pat
             statuses.append(process.returncode)
         assert statuses == [1] * 12
         failures = setting.queue.failures(job_id, limit=10).failures
-        assert [(failure.shard, failure.problem.code) for failure in failures] == [(n, "stalled") for n in range(4)]
+        assert [(failure.shard, failure.problem.code) for failure in failures] == [
+            (n, "stalled") for n in range(4)
+        ]
 
 
 @pytest.mark.slow

@@ -36,7 +36,12 @@ def made(tmp_path_factory) -> Path:
         for part in range(NUM_PARTS):
             rows = unit_rows(generator.standard_normal((PART_ROWS, 32)))
             keys = [
-                {"key": f"{part:03d}/{row:03d}.png", "class_name": None, "sha256": bytes([part] * 32), "split": 0.5}
+                {
+                    "key": f"{part:03d}/{row:03d}.png",
+                    "class_name": None,
+                    "sha256": bytes([part] * 32),
+                    "split": 0.5,
+                }
                 for row in range(PART_ROWS)
             ]
             with draft.write(part_name(part)) as path, path.open("wb") as file:
@@ -101,9 +106,16 @@ def descendants(pid):
 
 def test_a_threshold_says_how_many_lists_it_cut_short(made, tmp_path):
     top, threshold = 5, 0.55
-    assert call_mlcd(*command(made, tmp_path / "labels", "--top", top, "--threshold", threshold)).returncode == 0
+    assert (
+        call_mlcd(
+            *command(made, tmp_path / "labels", "--top", top, "--threshold", threshold)
+        ).returncode
+        == 0
+    )
     rows = EmbeddingsArtifact.open(made / "embeddings").load().astype(np.float64)
-    above = (rows @ Centers.open(made / "centers").vectors.astype(np.float64).T >= threshold).sum(axis=1)
+    above = (rows @ Centers.open(made / "centers").vectors.astype(np.float64).T >= threshold).sum(
+        axis=1
+    )
     assert 0 < (above > top).sum() < len(rows)
     assert manifest(tmp_path / "labels")["summary"]["truncated"] == (above > top).sum()
     lengths = (LabelTable.open(tmp_path / "labels").ids >= 0).sum(axis=1)
@@ -118,7 +130,9 @@ def assert_same(out, undisturbed):
     keys = LabelTable.open(out).keys
     assert len(keys) == len(set(keys)) == NUM_PARTS * PART_ROWS
     scan = manifest(out)["summary"]["scan"]
-    assert scan["proven"] + scan["wider"] + scan["float32"] + scan["float64"] == NUM_PARTS * PART_ROWS
+    assert (
+        scan["proven"] + scan["wider"] + scan["float32"] + scan["float64"] == NUM_PARTS * PART_ROWS
+    )
     assert [path.name for path in out.glob(".*")] == []
     assert not out.with_name(out.name + ".partial").exists()
 
@@ -176,8 +190,12 @@ def test_workers_end_with_their_parent(made, tmp_path):
     assert not any(_runs(worker) for worker in workers)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
-def test_a_signal_to_every_process_ends_all_without_a_word_of_the_workers(made, undisturbed, tmp_path, number, status):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)]
+)
+def test_a_signal_to_every_process_ends_all_without_a_word_of_the_workers(
+    made, undisturbed, tmp_path, number, status
+):
     out = tmp_path / "out"
     process = start(*command(made, out, "--workers", 2))
     wait_for_parts(out, 2, process)
@@ -210,9 +228,13 @@ def test_what_a_worker_refuses_is_said_in_one_line(made, tmp_path):
     refused(*arguments, contains=part_name(41))
 
 
-@pytest.mark.parametrize(("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has no direction")])
+@pytest.mark.parametrize(
+    ("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has no direction")]
+)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(made, tmp_path, value, why, workers):
+def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(
+    made, tmp_path, value, why, workers
+):
     with Draft(tmp_path / "embeddings", Request("embeddings", fingerprint="f" * 64)) as draft:
         for part in (0, 1):
             rows = np.load(made / "embeddings" / part_name(part))
@@ -253,7 +275,9 @@ def test_approximate_labels_are_audited_and_survive_a_kill(made, tmp_path, worke
     # What the audit says holds for all rows.
     exact = LabelTable.open(_exact(made, tmp_path)).ids
     found = LabelTable.open(out).ids
-    assert audit["low"] < (exact[:, :, None] == found[:, None, :]).any(axis=2).mean() < audit["high"]
+    assert (
+        audit["low"] < (exact[:, :, None] == found[:, None, :]).any(axis=2).mean() < audit["high"]
+    )
     refused(*command(made, out, "--mode", "approximate"), contains="other input or settings")
 
 
@@ -287,7 +311,10 @@ def label_images(images, centers, out, *more):
 def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, workers):
     out, centers = tmp_path / "out", journey / "centers"
     done = subprocess.run(
-        label_images(images, centers, out, "--workers", workers), check=False, capture_output=True, text=True
+        label_images(images, centers, out, "--workers", workers),
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     for step in (
@@ -296,7 +323,11 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
     ):
         assert call_mlcd(*step).returncode == 0
     direct, indirect = LabelTable.open(out), LabelTable.open(tmp_path / "labels")
-    assert (direct.keys, direct.image_sha256, direct.names) == (indirect.keys, indirect.image_sha256, indirect.names)
+    assert (direct.keys, direct.image_sha256, direct.names) == (
+        indirect.keys,
+        indirect.image_sha256,
+        indirect.names,
+    )
     assert direct.ids.tolist() == indirect.ids.tolist()
     assert (out / ERRORS).read_text() == (tmp_path / "labels" / ERRORS).read_text()
     assert {json.loads(line)["key"] for line in (out / ERRORS).read_text().splitlines()} == {
@@ -314,7 +345,9 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
 @pytest.mark.parametrize("workers", [1, 2])
 def test_labels_of_images_killed_and_resumed_are_the_same(images, journey, tmp_path, workers):
     whole, out = tmp_path / "whole", tmp_path / "out"
-    subprocess.run(label_images(images, journey / "centers", whole), check=True, capture_output=True)
+    subprocess.run(
+        label_images(images, journey / "centers", whole), check=True, capture_output=True
+    )
     for kill in (1, 4):
         process = subprocess.Popen(
             label_images(images, journey / "centers", out, "--workers", workers),
@@ -326,7 +359,9 @@ def test_labels_of_images_killed_and_resumed_are_the_same(images, journey, tmp_p
         process.wait(timeout=60)
         assert not out.exists()
     subprocess.run(
-        label_images(images, journey / "centers", out, "--workers", workers), check=True, capture_output=True
+        label_images(images, journey / "centers", out, "--workers", workers),
+        check=True,
+        capture_output=True,
     )
     assert manifest(out)["digest"] == manifest(whole)["digest"]
 
@@ -337,11 +372,47 @@ def test_what_cannot_be_labeled_gets_one_line(images, journey, tmp_path):
     (tmp_path / "rubbish" / "a.png").write_bytes(b"rubbish")
     refused("label", images, out, "--centers", centers, contains="--model")
     refused("label", images, out, "--centers", centers, "--model", "pixels", contains="two models")
-    refused("label", journey / "features", out, "--centers", centers, "--model", "hog", contains="leave out --model")
-    refused("label", journey / "features", out, "--centers", centers, "--engine", "torch", contains="--engine")
-    refused("label", tmp_path / "rubbish", out, "--centers", centers, "--model", "hog", contains="a.png")
-    refused("label", journey / "labels", out, "--centers", centers, contains="holds labels, not embeddings")
-    refused("label", images, images / "out", "--centers", centers, "--model", "hog", contains="inside the images")
+    refused(
+        "label",
+        journey / "features",
+        out,
+        "--centers",
+        centers,
+        "--model",
+        "hog",
+        contains="leave out --model",
+    )
+    refused(
+        "label",
+        journey / "features",
+        out,
+        "--centers",
+        centers,
+        "--engine",
+        "torch",
+        contains="--engine",
+    )
+    refused(
+        "label", tmp_path / "rubbish", out, "--centers", centers, "--model", "hog", contains="a.png"
+    )
+    refused(
+        "label",
+        journey / "labels",
+        out,
+        "--centers",
+        centers,
+        contains="holds labels, not embeddings",
+    )
+    refused(
+        "label",
+        images,
+        images / "out",
+        "--centers",
+        centers,
+        "--model",
+        "hog",
+        contains="inside the images",
+    )
     features = ["label", journey / "features", out, "--centers", centers]
     refused(*features, "--threshold", 2, contains="no cosine")
     refused(*features, "--probes", 8, contains="leave out --probes")

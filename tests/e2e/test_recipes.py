@@ -28,16 +28,29 @@ def test_smoke_trains_from_tar_shards_in_under_a_minute(digits, tmp_path):
     for step in steps:
         result = call_mlcd(*step)
         assert result.returncode == 0, result.stderr
-    places = [f"data.images={shards}", f"data.labels={tmp_path / 'labels'}", f"out={tmp_path / 'run'}"]
+    places = [
+        f"data.images={shards}",
+        f"data.labels={tmp_path / 'labels'}",
+        f"out={tmp_path / 'run'}",
+    ]
     began = time.perf_counter()
     result = call_mlcd("train", "smoke", *places)
     assert result.returncode == 0, result.stderr
     assert time.perf_counter() - began < 60
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     first, last = lines[0], lines[-1]
     assert last["step"] == 80
     assert last["loss"] < first["loss"] - 1
     assert last["positive_cosine"] > last["negative_cosine"] + 0.1
-    for name in ("images_per_s", "tflops", "mfu", "data_wait", "peak_memory_gib", "unique_positives"):
+    for name in (
+        "images_per_s",
+        "tflops",
+        "mfu",
+        "data_wait",
+        "peak_memory_gib",
+        "unique_positives",
+    ):
         assert last[name] >= 0
     assert last["skipped_samples"] == 0

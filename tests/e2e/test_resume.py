@@ -16,11 +16,21 @@ import pytest
 from mlcd.demo import free_port as free_or_none
 from tests.conftest import call_demo, call_mlcd, free_port, start_mlcd
 
-DIGESTED = ("features", "centers", "labels", "run", "model", "embeddings", "collections/demo/index/00000001")
+DIGESTED = (
+    "features",
+    "centers",
+    "labels",
+    "run",
+    "model",
+    "embeddings",
+    "collections/demo/index/00000001",
+)
 
 
 def digests(out):
-    return {name: json.loads((out / name / "manifest.json").read_text())["digest"] for name in DIGESTED}
+    return {
+        name: json.loads((out / name / "manifest.json").read_text())["digest"] for name in DIGESTED
+    }
 
 
 def demo(digits, tiny_recipe, out):
@@ -41,7 +51,9 @@ SIGNALS = [
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(journey, digits, tiny_recipe, tmp_path, number):
+def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(
+    journey, digits, tiny_recipe, tmp_path, number
+):
     out = tmp_path / "demo"
     generator = random.Random(0)
     # Wait for a step to begin, then strike at a random moment of it.
@@ -66,7 +78,9 @@ def test_the_demo_and_its_step_end_by_one_signal(digits, tiny_recipe, tmp_path, 
     next(line for line in process.stdout if line.startswith("$ mlcd train"))
     time.sleep(2)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=20)  # the step's end too, which has the same standard output
+    output, _ = process.communicate(
+        timeout=20
+    )  # the step's end too, which has the same standard output
     assert (process.returncode, "Traceback" in output) == (130, False)
     assert "trained " not in output  # the step was told, and not waited for
     assert output.endswith("mlcd: interrupted; run the same command again to go on\n")
@@ -84,7 +98,9 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 main()
 """
-    result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
     assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
 
 
@@ -111,17 +127,23 @@ def test_a_port_in_use_is_told_before_the_work_and_the_printed_curl_line_asks_on
             first = process.stdout.readline()
             served = next(line for line in process.stdout if line.startswith("serving"))
             curl = next(line for line in process.stdout if line.strip().startswith("curl"))
-            answer = subprocess.run(curl.strip(), shell=True, capture_output=True, text=True, check=True)
+            answer = subprocess.run(
+                curl.strip(), shell=True, capture_output=True, text=True, check=True
+            )
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
-    assert first == f"mlcd: port {port} is in use: the service will take a free one, and say which\n"
+    assert (
+        first == f"mlcd: port {port} is in use: the service will take a free one, and say which\n"
+    )
     assert int(served.rpartition(":")[2]) not in (0, port)
     assert json.loads(answer.stdout)["results"][0]["labels"]
     assert process.returncode == 0
 
 
-def test_a_crash_inside_a_checkpoint_does_not_stop_the_run_for_ever(journey, digits, tiny_recipe, tmp_path):
+def test_a_crash_inside_a_checkpoint_does_not_stop_the_run_for_ever(
+    journey, digits, tiny_recipe, tmp_path
+):
     """kill -9 after the nested centers are published and before the checkpoint is."""
     code = """
 import os, sys
@@ -135,9 +157,15 @@ CheckpointStore._write_centers = die
 from mlcd.cli import main
 main()
 """
-    places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={tmp_path / 'run'}"]
+    places = [
+        f"data.images={digits}",
+        f"data.labels={journey / 'labels'}",
+        f"out={tmp_path / 'run'}",
+    ]
     arguments = ["train", str(tiny_recipe), *places]
-    died = subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True)
+    died = subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=False, capture_output=True
+    )
     assert died.returncode == -signal.SIGKILL
     assert (tmp_path / "run.partial" / "checkpoints" / "step_000010.partial" / "centers").is_dir()
     # A mistake on resume must not cost the checkpoints: files of the same names and sizes, but no images.

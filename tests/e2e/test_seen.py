@@ -14,14 +14,40 @@ def runs(journey, digits, tiny_recipe, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     for share in (0, 0.2):
         commands = [
-            ("cluster", journey / "features", out / f"centers-{share}", "--clusters", 10, "--hold-out", share),
-            ("label", journey / "features", out / f"labels-{share}", "--centers", out / f"centers-{share}", "--top", 2),
+            (
+                "cluster",
+                journey / "features",
+                out / f"centers-{share}",
+                "--clusters",
+                10,
+                "--hold-out",
+                share,
+            ),
+            (
+                "label",
+                journey / "features",
+                out / f"labels-{share}",
+                "--centers",
+                out / f"centers-{share}",
+                "--top",
+                2,
+            ),
         ]
         for command in commands:
             assert (result := call_mlcd(*command)).returncode == 0, result.stderr
     for clustered, trained in ((0, 0), (0, 0.2), (0.2, 0), (0.2, 0.2)):
-        places = [f"data.images={digits}", f"data.labels={out / f'labels-{clustered}'}", f"data.hold_out={trained}"]
-        command = ("train", tiny_recipe, *places, f"out={out / f'run-{clustered}-{trained}'}", "schedule.steps=10")
+        places = [
+            f"data.images={digits}",
+            f"data.labels={out / f'labels-{clustered}'}",
+            f"data.hold_out={trained}",
+        ]
+        command = (
+            "train",
+            tiny_recipe,
+            *places,
+            f"out={out / f'run-{clustered}-{trained}'}",
+            "schedule.steps=10",
+        )
         assert (result := call_mlcd(*command)).returncode == 0, result.stderr
     return out
 
@@ -34,7 +60,8 @@ def told(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("name", "trained", "clustered"), [("0-0", 40, 40), ("0-0.2", 0, 40), ("0.2-0", 40, 0), ("0.2-0.2", 0, 0)]
+    ("name", "trained", "clustered"),
+    [("0-0", 40, 40), ("0-0.2", 0, 40), ("0.2-0", 40, 0), ("0.2-0.2", 0, 0)],
 )
 def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
     run, seen = runs / f"run-{name}", max(trained, clustered)
@@ -48,7 +75,9 @@ def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
     facts = {"images": seen, "trained_on": trained, "clustered": clustered, "unknown": []}
     assert told("knn", run, "--seen")["seen"] == facts
     line = call_mlcd("evaluate", "knn", run, "--seen").stdout
-    assert (f"seen {seen} ({trained} trained on, {clustered} clustered)" if seen else "seen 0\n") in line
+    assert (
+        f"seen {seen} ({trained} trained on, {clustered} clustered)" if seen else "seen 0\n"
+    ) in line
     assert told("knn", run / "checkpoints" / "step_000000")["seen"]["images"] == 0
 
 

@@ -14,7 +14,14 @@ import pytest
 
 from tests.conftest import call_mlcd, start_mlcd
 
-NUMBERS = ("loss", "grad_norm", "center_grad_norm", "positive_cosine", "effective_negatives", "unique_positives")
+NUMBERS = (
+    "loss",
+    "grad_norm",
+    "center_grad_norm",
+    "positive_cosine",
+    "effective_negatives",
+    "unique_positives",
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +55,14 @@ def arguments(labels, digits, tiny_recipe, tmp_path):
 
 
 def torchrun(size, *arguments, program=("-m", "mlcd")):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(size),
+    ]
     return [*launcher, *program, *map(str, arguments)]
 
 
@@ -102,7 +116,11 @@ def worker_of(launcher, rank):
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-            variables = (stat.parent / "environ").read_bytes().split(b"\0") if parent == launcher.pid else []
+            variables = (
+                (stat.parent / "environ").read_bytes().split(b"\0")
+                if parent == launcher.pid
+                else []
+            )
         except OSError:  # it ended meanwhile
             continue
         if f"RANK={rank}".encode() in variables:
@@ -119,7 +137,9 @@ def alone(labels, digits, tiny_recipe, tmp_path_factory):
         out = folder / name
         if not out.exists():
             places = [f"data.images={digits}", f"data.labels={labels}", f"out={out}"]
-            result = call_mlcd("train", tiny_recipe, *places, "log_every=1", "telemetry.keys=true", *overrides)
+            result = call_mlcd(
+                "train", tiny_recipe, *places, "log_every=1", "telemetry.keys=true", *overrides
+            )
             assert result.returncode == 0, result.stderr
         return out
 
@@ -136,8 +156,12 @@ def test_two_processes_that_share_the_tower_equal_one_in_float64(arguments, alon
 
 def test_two_processes_equal_one_in_float32(arguments, alone, tmp_path):
     assert run_together(2, *arguments("two", "compute.accumulation=2")).returncode == 0
-    ours, one = (read_lines(run / "metrics.jsonl")[:20] for run in (tmp_path / "two", alone("fp32")))
-    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    ours, one = (
+        read_lines(run / "metrics.jsonl")[:20] for run in (tmp_path / "two", alone("fp32"))
+    )
+    assert [line["loss"] for line in ours] == pytest.approx(
+        [line["loss"] for line in one], rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("backbone", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
@@ -152,9 +176,13 @@ def test_two_then_one_then_three_processes_go_on_with_one_run(arguments, alone, 
     run = tmp_path / "run"
     process = start_together(2, *command)
     wait_for_steps(run, 15, process)
-    os.kill(worker_of(process, 1), signal.SIGTERM)  # not the first process: it has to tell the other
+    os.kill(
+        worker_of(process, 1), signal.SIGTERM
+    )  # not the first process: it has to tell the other
     told, errors = process.communicate(timeout=120)
-    assert (process.returncode, run.exists(), told.count("interrupted at step")) == (0, False, 1), errors
+    assert (process.returncode, run.exists(), told.count("interrupted at step")) == (0, False, 1), (
+        errors
+    )
     reached = len(keys_of_steps(tmp_path / "run.partial"))
     process = start_mlcd("train", "--resume", run)
     wait_for_steps(run, reached + 15, process)
@@ -167,7 +195,8 @@ def test_two_then_one_then_three_processes_go_on_with_one_run(arguments, alone, 
     one = alone("long", *options)
     assert_alike(run, one, tolerance=1e-9)
     ours, theirs = (
-        [line["knn"] for line in read_lines(place / "metrics.jsonl") if "knn" in line] for place in (run, one)
+        [line["knn"] for line in read_lines(place / "metrics.jsonl") if "knn" in line]
+        for place in (run, one)
     )
     assert ours == theirs
     assert len(ours) == 6
@@ -205,10 +234,15 @@ def test_images_that_one_process_cannot_read_change_nothing_else(arguments, digi
     result = run_together(2, *arguments("two", *options))
     assert result.returncode == 0, result.stderr
     assert_alike(tmp_path / "two", tmp_path / "one", tolerance=1e-9)
-    skipped = [read_lines(tmp_path / name / "metrics.jsonl")[-1]["skipped_samples"] for name in ("one", "two")]
+    skipped = [
+        read_lines(tmp_path / name / "metrics.jsonl")[-1]["skipped_samples"]
+        for name in ("one", "two")
+    ]
     assert skipped[0] == skipped[1] > 3
     assert sum(len(keys) for keys in keys_of_steps(tmp_path / "two").values()) == 60 - skipped[0]
-    alone_at_work = [line for line in read_lines(tmp_path / "two" / "keys-0.jsonl") if not line["keys"]]
+    alone_at_work = [
+        line for line in read_lines(tmp_path / "two" / "keys-0.jsonl") if not line["keys"]
+    ]
     assert alone_at_work
 
 
@@ -221,7 +255,9 @@ def test_bad_input_is_refused_once_before_the_first_step(arguments, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
     """Instead of a wait without end, in which the others would stay."""
     program = tmp_path / "program.py"
@@ -248,7 +284,9 @@ def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(arguments, tmp_path, rank, number):
+def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(
+    arguments, tmp_path, rank, number
+):
     program = tmp_path / "program.py"
     program.write_text(
         "import os\n"
@@ -279,7 +317,11 @@ def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(arg
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_path, size):
     """A limit on the size of files stands for the disk: the first checkpoint fits, one with moments does not."""
-    command = torchrun(size, *arguments("run")) if size > 1 else [sys.executable, "-m", "mlcd", *arguments("run")]
+    command = (
+        torchrun(size, *arguments("run"))
+        if size > 1
+        else [sys.executable, "-m", "mlcd", *arguments("run")]
+    )
     limited = ["bash", "-c", 'ulimit -f 150; exec "$@"', "bash", *map(str, command)]
     result = subprocess.run(limited, capture_output=True, text=True, timeout=240, check=False)
     told = [line for line in result.stderr.splitlines() if line.startswith("mlcd:")]
@@ -287,7 +329,9 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_pa
     assert len(told) == 1, result.stderr
     assert "the disk is full while writing" in told[0]
     assert "Traceback" not in result.stderr.split("torch/distributed")[0]
-    assert [path.name for path in (tmp_path / "run.partial" / "checkpoints").glob("step_*[0-9]")] == ["step_000000"]
+    assert [
+        path.name for path in (tmp_path / "run.partial" / "checkpoints").glob("step_*[0-9]")
+    ] == ["step_000000"]
     result = call_mlcd(*arguments("run"))
     assert result.returncode == 0, result.stderr
 
@@ -306,10 +350,15 @@ store.write_tensors = die
 from mlcd.cli import main
 main()
 """
-    died = subprocess.run([sys.executable, "-c", code, *map(str, arguments("run"))], check=False, capture_output=True)
+    died = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments("run"))], check=False, capture_output=True
+    )
     assert died.returncode == -signal.SIGKILL
     checkpoints = tmp_path / "run.partial" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.glob("step_*[0-9]")) == ["step_000000", "step_000010"]
+    assert sorted(path.name for path in checkpoints.glob("step_*[0-9]")) == [
+        "step_000000",
+        "step_000010",
+    ]
     assert call_mlcd("verify", checkpoints / "step_000010").returncode == 0
     assert call_mlcd(*arguments("run")).returncode == 0
 
@@ -351,7 +400,13 @@ def test_a_nan_at_step_7_is_caught_by_all_processes_and_replayed_by_one(argument
     assert "step 7: loss nan" in told
     kept = sorted(path.name for path in (tmp_path / "run.partial" / "bad_batches").iterdir())
     assert kept == ["step_000007-rank0", "step_000007-rank1", "step_000007-state"]
-    shown = call_mlcd("train", "--resume", tmp_path / "run", "--replay", tmp_path / "run" / "bad_batches" / kept[0])
+    shown = call_mlcd(
+        "train",
+        "--resume",
+        tmp_path / "run",
+        "--replay",
+        tmp_path / "run" / "bad_batches" / kept[0],
+    )
     assert shown.returncode == 0, shown.stderr
     assert "step 7: loss nan" in shown.stdout
     assert "weights that are not finite: centers.weight\n" in shown.stdout
@@ -387,6 +442,11 @@ sys.meta_path.insert(0, Interrupt())
 main()
 """
     arguments = ["train", "smoke", "data.images=images", "data.labels=labels", "out=run"]
-    result = subprocess.run([sys.executable, "-c", program, *arguments], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program, *arguments], check=False, capture_output=True, text=True
+    )
     told = result.stderr.strip()
-    assert (result.returncode, told) == (130, "mlcd: interrupted; run the same command again to go on")
+    assert (result.returncode, told) == (
+        130,
+        "mlcd: interrupted; run the same command again to go on",
+    )

@@ -22,8 +22,17 @@ SET_UP = {"tiny_imagenet_30", "cifar10_jpg", "caltech101_20", "fashion_products"
 
 
 def study(module, *arguments):
-    command = [sys.executable, "-m", f"benchmarks.validation{module}", "--tier", "toy", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        f"benchmarks.validation{module}",
+        "--tier",
+        "toy",
+        *map(str, arguments),
+    ]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False
+    )
 
 
 def name_of(arm):
@@ -35,7 +44,9 @@ def finished(shared_data, tmp_path_factory):
     """Seed 1 of two arms of clusters, of one of instances and of the untrained tower."""
     folder = tmp_path_factory.mktemp("study")
     only = [word for arm in SETTINGS for word in ("--only", name_of(arm))]
-    result = study("", "--data", shared_data, "--out", folder, "--results", folder / "results", *only)
+    result = study(
+        "", "--data", shared_data, "--out", folder, "--results", folder / "results", *only
+    )
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -56,7 +67,11 @@ def test_every_run_states_what_made_it(finished):
 
 def test_cosines_are_kept(finished):
     points = pq.read_table(finished / "results" / "toy-curves.parquet").to_pylist()
-    assert {point["run"].split("/")[1].partition("-")[0] for point in points} == {"mlc", "mlcd", "instance_sigmoid"}
+    assert {point["run"].split("/")[1].partition("-")[0] for point in points} == {
+        "mlc",
+        "mlcd",
+        "instance_sigmoid",
+    }
     assert all(-1 <= point["positive_cosine"] <= 1 for point in points)
 
 
@@ -71,7 +86,10 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
     name, numbers = f"report/{lost.parent.name}", len(before["measurements"])
     points = len(before["curves"])
     as_before = f"{name}: {numbers} of {numbers} numbers and {points} of {points} points of the curve as before, at "
-    assert result.stdout.splitlines() == [f"finished {name}", f"{as_before}{before['origin']['commit']}"]
+    assert result.stdout.splitlines() == [
+        f"finished {name}",
+        f"{as_before}{before['origin']['commit']}",
+    ]
     assert after["measurements"] == before["measurements"]
     assert after["curves"] == before["curves"]
     assert all(path.read_bytes() == content for path, content in results.items())
@@ -79,27 +97,52 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
 
 def test_report_fills_its_blocks_and_draws(finished, tmp_path):
     page = tmp_path / "page.md"
-    blocks = re.findall("<!-- validation: (.*?) -->", (ROOT / "docs/explanation/validation.md").read_text())
+    blocks = re.findall(
+        "<!-- validation: (.*?) -->", (ROOT / "docs/explanation/validation.md").read_text()
+    )
     page.write_text(
-        "".join(f"before\n<!-- validation: {name} -->\nstale\n<!-- /validation -->\nafter\n" for name in blocks)
+        "".join(
+            f"before\n<!-- validation: {name} -->\nstale\n<!-- /validation -->\nafter\n"
+            for name in blocks
+        )
     )
     places = ("--results", finished / "results", "--page", page, "--assets", tmp_path)
     result = study(".report", *places)
     assert result.returncode == 0, result.stderr
     text = page.read_text()
     assert "stale" not in text
-    left_out = {"own", "tuning", "sweeps", "longer", "longer_untrained", "centers"}  # a toy neither tunes nor sweeps
+    left_out = {
+        "own",
+        "tuning",
+        "sweeps",
+        "longer",
+        "longer_untrained",
+        "centers",
+    }  # a toy neither tunes nor sweeps
     assert text.count("Not run yet.") == len(left_out & set(blocks))
     assert "(n = 1)" in text
     assert text.count("before\n") == text.count("after\n") == len(blocks)
-    assert all((tmp_path / f"validation-{name}.png").stat().st_size > 1000 for name in ("differences", "cosines"))
+    assert all(
+        (tmp_path / f"validation-{name}.png").stat().st_size > 1000
+        for name in ("differences", "cosines")
+    )
     again = study(".report", *places)
     assert again.returncode == 0, again.stderr
     assert page.read_text() == text
 
 
 def test_wrong_name_is_refused_in_one_line(finished, shared_data):
-    result = study("", "--data", shared_data, "--out", finished, "--results", finished / "results", "--only", "mlcd:1")
+    result = study(
+        "",
+        "--data",
+        shared_data,
+        "--out",
+        finished,
+        "--results",
+        finished / "results",
+        "--only",
+        "mlcd:1",
+    )
     assert result.returncode == 2
     assert result.stderr.startswith("no run is called mlcd:1: ")
     assert result.stderr.count("\n") == 1

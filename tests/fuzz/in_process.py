@@ -21,7 +21,9 @@ class Service:
 
     def __enter__(self):
         self._loop, self._stack = asyncio.new_event_loop(), AsyncExitStack()
-        settings = Settings(model="fake:latency_ms=0", engine="fake", limits={"max_pixels": 10**6, "max_images": 8})
+        settings = Settings(
+            model="fake:latency_ms=0", engine="fake", limits={"max_pixels": 10**6, "max_images": 8}
+        )
         self._resources = self._loop.run_until_complete(
             self._stack.enter_async_context(open_resources(settings, find_model(settings)))
         )
@@ -35,7 +37,9 @@ class Service:
 
     def ask(self, path, body, *headers, method="POST"):
         """headers: pairs of bytes. Raises AssertionError where an exchange leaves something held."""
-        answer = self._loop.run_until_complete(asyncio.wait_for(self._exchange(method, path, headers, body), 20))
+        answer = self._loop.run_until_complete(
+            asyncio.wait_for(self._exchange(method, path, headers, body), 20)
+        )
         text = self._resources.metrics.exposition().decode()
         for of in ("images", "pixels", "bytes"):
             assert f'mlcd_held{{of="{of}"}}' not in text or f'mlcd_held{{of="{of}"}} 0.0' in text
@@ -69,4 +73,6 @@ class Service:
         await self._app(scope, receive, send)
         given = dict(sent[0]["headers"])
         media_type = given.get(b"content-type", b"").decode().split(";")[0]
-        return Answer(sent[0]["status"], media_type, b"".join(part.get("body", b"") for part in sent[1:]))
+        return Answer(
+            sent[0]["status"], media_type, b"".join(part.get("body", b"") for part in sent[1:])
+        )

@@ -66,14 +66,19 @@ def _read_url(url):
 def multipart(data):
     """The first line is the Content-Type, the rest the body."""
     kind, _, body = data.partition(b"\n")
-    answer = service().ask("/v1/images/embed", body, (b"content-type", b"multipart/form-data" + kind))
+    answer = service().ask(
+        "/v1/images/embed", body, (b"content-type", b"multipart/form-data" + kind)
+    )
     check("own", answer)
 
 
 def kserve(data):
     """The first line is Inference-Header-Content-Length, the rest the body."""
     length, _, body = data.partition(b"\n")
-    headers = [(b"content-type", b"application/octet-stream"), (b"inference-header-content-length", length)]
+    headers = [
+        (b"content-type", b"application/octet-stream"),
+        (b"inference-header-content-length", length),
+    ]
     check("kserve", service().ask(f"/v2/models/{service().model}/infer", body, *headers))
 
 
@@ -94,7 +99,11 @@ def check(dialect, answer):
         return
     refusal = json.loads(answer.body)
     shape, message, media_type = {
-        "own": ({"type", "title", "status", "detail", "instance", "request_id"}, "detail", "application/problem+json"),
+        "own": (
+            {"type", "title", "status", "detail", "instance", "request_id"},
+            "detail",
+            "application/problem+json",
+        ),
         "openai": ({"error"}, "error", "application/json"),
         "cohere": ({"id", "message"}, "message", "application/json"),
         "kserve": ({"error"}, "error", "application/json"),

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.fuzz import targets
 from tests.fuzz.seeds import seeds
 
-few = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+few = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 many = settings(few, max_examples=300)
 
 
@@ -54,7 +56,9 @@ def test_any_text_is_an_image_or_rejected(data):
 
 
 boundaries = st.one_of(
-    st.just(b"; boundary=x"), st.binary(max_size=80).map(lambda data: b"; boundary=" + data), st.binary()
+    st.just(b"; boundary=x"),
+    st.binary(max_size=80).map(lambda data: b"; boundary=" + data),
+    st.binary(),
 )
 part_headers = st.one_of(
     st.just(b'Content-Disposition: form-data; name="files"; filename="a.png"\r\n'),
@@ -66,8 +70,17 @@ part_headers = st.one_of(
 
 @st.composite
 def forms(draw):
-    parts = draw(st.lists(st.tuples(st.lists(part_headers, max_size=3), st.binary(max_size=100)), max_size=12))
-    body = b"".join(b"--x\r\n" + b"".join(head) + b"\r\n" + content + b"\r\n" for head, content in parts) + b"--x--\r\n"
+    parts = draw(
+        st.lists(
+            st.tuples(st.lists(part_headers, max_size=3), st.binary(max_size=100)), max_size=12
+        )
+    )
+    body = (
+        b"".join(
+            b"--x\r\n" + b"".join(head) + b"\r\n" + content + b"\r\n" for head, content in parts
+        )
+        + b"--x--\r\n"
+    )
     return draw(boundaries).replace(b"\n", b"") + b"\n" + body[: draw(st.integers(0, len(body)))]
 
 
@@ -84,8 +97,12 @@ sizes = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 2**32 - 1, 2**63,
 def infer_requests(draw):
     """Any numbers wherever a size is stated: the header, the shape, the tensor's, the elements'."""
     elements = draw(st.lists(st.binary(max_size=20), max_size=3))
-    stated = [draw(st.one_of(st.just(len(element)), st.integers(0, 2**32 - 1))) for element in elements]
-    tensor = b"".join(struct.pack("<I", size) + element for size, element in zip(stated, elements, strict=True))
+    stated = [
+        draw(st.one_of(st.just(len(element)), st.integers(0, 2**32 - 1))) for element in elements
+    ]
+    tensor = b"".join(
+        struct.pack("<I", size) + element for size, element in zip(stated, elements, strict=True)
+    )
     tensor = draw(st.one_of(st.just(tensor), st.binary(max_size=50)))
     description = {
         "name": draw(st.sampled_from(["image", "image_u8"])),
@@ -113,7 +130,15 @@ leaves = st.one_of(
     st.floats(),
     st.text(max_size=20),
     st.sampled_from(
-        [seeds("data-uri")[0].decode(), "fake:latency_ms=0", "image", "image_url", "BYTES", "UINT8", "float"]
+        [
+            seeds("data-uri")[0].decode(),
+            "fake:latency_ms=0",
+            "image",
+            "image_url",
+            "BYTES",
+            "UINT8",
+            "float",
+        ]
     ),
 )
 names = st.sampled_from(
@@ -145,16 +170,26 @@ names = st.sampled_from(
     ]
 )
 values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | st.text(max_size=5), inner, max_size=4)
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(names | st.text(max_size=5), inner, max_size=4)
+    ),
 )
 bodies = st.fixed_dictionaries(
     {"model": st.just("fake:latency_ms=0")},
-    optional=dict.fromkeys(("input", "messages", "images", "inputs", "dimensions", "output_dimension"), values),
+    optional=dict.fromkeys(
+        ("input", "messages", "images", "inputs", "dimensions", "output_dimension"), values
+    ),
 )
 
 
 @few
-@given(st.one_of(st.one_of(values, bodies).map(lambda body: json.dumps(body).encode()), damaged("json")))
+@given(
+    st.one_of(
+        st.one_of(values, bodies).map(lambda body: json.dumps(body).encode()), damaged("json")
+    )
+)
 @example(b"[" * 5000)
 @example(b'{"model": "fake:latency_ms=0", "input": ' + b"[" * 500 + b"]" * 500 + b"}")
 def test_any_json_is_answered_or_refused_as_each_dialect_does(data):

@@ -24,11 +24,19 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # The fake engine is there to be loaded, by the same few images over and over.
-        defaults = {"drain_s": 0} | ({"cache__memory_bytes": 0} if settings.get("engine") == "fake" else {})
-        given = {f"MLCD_{name.upper()}": str(value) for name, value in (defaults | settings).items()}
+        defaults = {"drain_s": 0} | (
+            {"cache__memory_bytes": 0} if settings.get("engine") == "fake" else {}
+        )
+        given = {
+            f"MLCD_{name.upper()}": str(value) for name, value in (defaults | settings).items()
+        }
         arguments = ("serve", "--model", model, "--port", self.port)
-        limited = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)) if files else None
-        self.process = start_mlcd(*arguments, env={**os.environ, **given}, stdout=output, preexec_fn=limited)
+        limited = (
+            partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)) if files else None
+        )
+        self.process = start_mlcd(
+            *arguments, env={**os.environ, **given}, stdout=output, preexec_fn=limited
+        )
 
     def wait_ready(self, timeout_s=60):
         until(self.ready, timeout_s, self)
@@ -41,7 +49,9 @@ class Server:
 
     def metric(self, name):
         """The value of one line of /metrics, 0 where it is not there."""
-        found = re.search(rf"^{re.escape(name)} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
+        found = re.search(
+            rf"^{re.escape(name)} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE
+        )
         return float(found[1]) if found else 0.0
 
     def worker(self):
@@ -49,12 +59,22 @@ class Server:
         for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for child in path.read_text().split():
                 with contextlib.suppress(FileNotFoundError):
-                    if b"service.inference.engine.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    if (
+                        b"service.inference.engine.worker"
+                        in Path(f"/proc/{child}/cmdline").read_bytes()
+                    ):
                         return int(child)
         return None
 
     def resident_mib(self):
-        return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) / 1024
+        return (
+            int(
+                re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[
+                    1
+                ]
+            )
+            / 1024
+        )
 
     def stop(self):
         """Its exit status and all that it said."""

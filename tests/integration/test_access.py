@@ -52,10 +52,14 @@ class Keys:
     def __init__(self, path):
         self.path = path
         self.tokens = {scope: self.create(scope) for scope in SCOPES}
-        self.tokens["expired"] = self.create(*SCOPES, expires=datetime.now(UTC) - timedelta(seconds=1))
+        self.tokens["expired"] = self.create(
+            *SCOPES, expires=datetime.now(UTC) - timedelta(seconds=1)
+        )
         self.tokens["revoked"] = self.create(*SCOPES)
         revoke_key(path, self.tokens["revoked"][5:13], now=datetime.now(UTC))
-        self.tokens["wrong"] = self.tokens["admin"][:-1] + ("0" if self.tokens["admin"][-1] != "0" else "1")
+        self.tokens["wrong"] = self.tokens["admin"][:-1] + (
+            "0" if self.tokens["admin"][-1] != "0" else "1"
+        )
         self.tokens["of another file"] = f"mlcd_00000000_{'0' * 64}"
 
     def create(self, *scopes, **given):
@@ -73,7 +77,11 @@ def running(keys, journey, new_state, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "log"
     with log.open("w") as stderr:
         server = Server(
-            journey / "model", state_dir=new_state(), auth__keys_file=keys.path, log__level="debug", output=stderr
+            journey / "model",
+            state_dir=new_state(),
+            auth__keys_file=keys.path,
+            log__level="debug",
+            output=stderr,
         )
         server.log = log
         try:
@@ -97,7 +105,11 @@ def document(anyone):
 
 @pytest.fixture(scope="module")
 def operations(document):
-    return [(method, path, one) for path, item in document["paths"].items() for method, one in item.items()]
+    return [
+        (method, path, one)
+        for path, item in document["paths"].items()
+        for method, one in item.items()
+    ]
 
 
 def as_bearer(token):
@@ -120,17 +132,25 @@ def needed(operation):
 
 def test_every_route_of_the_document_lets_in_whom_it_says_and_nobody_else(anyone, operations, keys):
     """No key, one of each bad kind, one of each scope; each as bearer and in X-API-Key, with no body at all."""
-    bad = [None, *(keys.tokens[kind] for kind in ("wrong", "revoked", "expired", "of another file")), "x"]
+    bad = [
+        None,
+        *(keys.tokens[kind] for kind in ("wrong", "revoked", "expired", "of another file")),
+        "x",
+    ]
     wrong = []
     for method, path, operation in operations:
         address, scopes = re.sub(r"\{\w+\}", "1", path), needed(operation)
         for place in (as_bearer, as_header):
             for token in bad:
-                status = anyone.request(method, address, headers=place(token) if token is not None else {}).status_code
+                status = anyone.request(
+                    method, address, headers=place(token) if token is not None else {}
+                ).status_code
                 if (status == 401) != (scopes is not None):
                     wrong.append((method, path, "bad key", status))
             for scope in SCOPES:
-                status = anyone.request(method, address, headers=place(keys.tokens[scope])).status_code
+                status = anyone.request(
+                    method, address, headers=place(keys.tokens[scope])
+                ).status_code
                 let_in = not scopes or scope in (*scopes, "admin")
                 if (status not in (401, 403)) != let_in or status in (401, 500):
                     wrong.append((method, path, scope, status))
@@ -143,7 +163,9 @@ def test_the_document_asks_for_keys_everywhere_but_where_it_must_not(operations)
     assert {path for path, scopes in by_path.items() if scopes is None} == OPEN_TO_ALL
     assert {path: by_path[path] for path in NEEDED} == NEEDED
     for place in ("/v1/collections/{name}", "/v1/collections/{name}/items/{id}"):
-        by_method = {method: needed(operation) for method, path, operation in operations if path == place}
+        by_method = {
+            method: needed(operation) for method, path, operation in operations if path == place
+        }
         assert by_method.pop("get") == ["search"]
         assert set(map(tuple, by_method.values())) == {("write",)}
 
@@ -151,7 +173,15 @@ def test_the_document_asks_for_keys_everywhere_but_where_it_must_not(operations)
 def test_no_other_spelling_of_a_route_goes_around_its_key(running):
     """As bytes on the wire: clients tidy up what they are given."""
     for method in ("GET", "HEAD", "POST", "OPTIONS"):
-        for path in ("/v1/info", "/v1/%69nfo", "//v1/info", "/v1/info/", "/V1/INFO", "/docs/../v1/info", "/v1/info;x"):
+        for path in (
+            "/v1/info",
+            "/v1/%69nfo",
+            "//v1/info",
+            "/v1/info/",
+            "/V1/INFO",
+            "/docs/../v1/info",
+            "/v1/info;x",
+        ):
             connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)
             with contextlib.closing(connection):
                 connection.request(method, path)
@@ -174,12 +204,18 @@ def test_refusals_are_in_the_words_of_each_client(anyone, keys):
     wrong, jobs = as_bearer(keys.tokens["wrong"]), as_bearer(keys.tokens["jobs"])
     shapes = {
         "/v1/labels": lambda body: (body["type"], body["status"], body["detail"]),
-        "/v1/embeddings": lambda body: (body["error"]["code"], body["error"]["type"], body["error"]["message"]),
+        "/v1/embeddings": lambda body: (
+            body["error"]["code"],
+            body["error"]["type"],
+            body["error"]["message"],
+        ),
         "/v2/embed": lambda body: (body["message"],),
         "/v2/models/x/infer": lambda body: (body["error"],),
     }
     for path, read in shapes.items():
-        missing, refused, lacking = (anyone.post(path, headers=headers) for headers in ({}, wrong, jobs))
+        missing, refused, lacking = (
+            anyone.post(path, headers=headers) for headers in ({}, wrong, jobs)
+        )
         assert [answer.status_code for answer in (missing, refused, lacking)] == [401, 401, 403]
         assert "an API key is needed" in read(missing.json())[-1]
         assert "is not known here" in read(refused.json())[-1]
@@ -188,7 +224,10 @@ def test_refusals_are_in_the_words_of_each_client(anyone, keys):
         assert refused.headers["www-authenticate"] == 'Bearer realm="mlcd", error="invalid_token"'
         assert 'error="insufficient_scope", scope="embed"' in lacking.headers["www-authenticate"]
     for kind in ("revoked", "expired"):
-        assert f"the API key is {kind}" in anyone.get("/v1/info", headers=as_header(keys.tokens[kind])).json()["detail"]
+        assert (
+            f"the API key is {kind}"
+            in anyone.get("/v1/info", headers=as_header(keys.tokens[kind])).json()["detail"]
+        )
 
 
 def test_the_openai_client_sees_its_own_errors(running, keys, picture):
@@ -197,7 +236,9 @@ def test_the_openai_client_sees_its_own_errors(running, keys, picture):
 
     image = data_uri(picture[1])
     model = client(keys.tokens["jobs"]).models.list().data[0].id
-    assert client(keys.tokens["embed"]).embeddings.create(model=model, input=image).data[0].embedding
+    assert (
+        client(keys.tokens["embed"]).embeddings.create(model=model, input=image).data[0].embedding
+    )
     with pytest.raises(AuthenticationError):
         client(keys.tokens["wrong"]).embeddings.create(model=model, input=image)
     with pytest.raises(PermissionDeniedError):
@@ -220,7 +261,9 @@ def test_which_header_counts(anyone, keys):
     good, bad = keys.tokens["embed"], keys.tokens["wrong"]
 
     def status(**headers):
-        return anyone.get("/v1/info", headers={name.replace("_", "-"): value for name, value in headers.items()})
+        return anyone.get(
+            "/v1/info", headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
 
     for headers in (
         {"Authorization": f"bearer   {good}"},
@@ -287,7 +330,12 @@ def test_a_large_image_that_is_decoded_counts_several_times(anyone, keys):
     until(lambda: anyone.get("/v1/info", headers=headers).status_code == 200, 5)
     assert anyone.get("/v1/info", headers=headers).json()["limits"]["rate_pixels"] == 4_000_000
     first, second = noise(), noise()
-    for data, status in ((first, 200), (first, 200), (second, 200), (noise(), 429)):  # 2, 1 as it is remembered, 2
+    for data, status in (
+        (first, 200),
+        (first, 200),
+        (second, 200),
+        (noise(), 429),
+    ):  # 2, 1 as it is remembered, 2
         answer = anyone.post("/v1/images/embed", files=files(data), headers=headers)
         assert answer.status_code == status, answer.text
     other = as_header(keys.create("embed", rate=2))
@@ -318,8 +366,15 @@ def test_a_key_sends_as_many_images_as_its_rate(anyone, keys, running, picture):
     both += [{"id": str(index), "image": data_uri(data)} for index in range(6, 12)]
     writer = keys.create("write", rate=6)
     until(lambda: anyone.get("/v1/info", headers=as_header(writer)).status_code == 200, 5)
-    for items, status in ((both, 422), (both[4:8], 200), (both[4:8], 429), (both[5:7], 200)):  # 422, 429: not counted
-        answer = anyone.post("/v1/collections/demo/items", json={"items": items}, headers=as_header(writer))
+    for items, status in (
+        (both, 422),
+        (both[4:8], 200),
+        (both[4:8], 429),
+        (both[5:7], 200),
+    ):  # 422, 429: not counted
+        answer = anyone.post(
+            "/v1/collections/demo/items", json={"items": items}, headers=as_header(writer)
+        )
         assert answer.status_code == status, answer.text
     last = anyone.post("/v1/labels", files=files(data), headers=headers)
     assert 1 <= int(last.headers["retry-after"]) <= 120
@@ -356,8 +411,18 @@ def test_keys_are_nowhere_but_in_the_answer_to_create(anyone, keys, running, pic
     secrets = [token[14:] for token in keys.tokens.values() if token]
     seen = []
     for token in keys.tokens.values():
-        for headers in (as_bearer(token), as_header(token), {"X-API-Key": f"{token}\tx"}, {"X-Request-Id": "r"}):
-            for method, path in (("get", "/v1/info"), ("post", "/v1/labels"), ("post", "/v1/embeddings"), ("get", "/")):
+        for headers in (
+            as_bearer(token),
+            as_header(token),
+            {"X-API-Key": f"{token}\tx"},
+            {"X-Request-Id": "r"},
+        ):
+            for method, path in (
+                ("get", "/v1/info"),
+                ("post", "/v1/labels"),
+                ("post", "/v1/embeddings"),
+                ("get", "/"),
+            ):
                 answer = anyone.request(method, path, headers=headers)
                 seen += [answer.text, str(answer.headers)]
     seen += [anyone.get("/metrics").text, running.log.read_text(), keys.path.read_text()]
@@ -369,7 +434,12 @@ def test_keys_are_nowhere_but_in_the_answer_to_create(anyone, keys, running, pic
                 continue
     assert [secret for secret in secrets for text in seen if secret in text] == []
     hashes = [key.sha256 for key in read_keys(keys.path).keys]
-    assert not [digest for digest in hashes for text in seen[:-1] if digest in text and '"sha256"' not in text]
+    assert not [
+        digest
+        for digest in hashes
+        for text in seen[:-1]
+        if digest in text and '"sha256"' not in text
+    ]
 
 
 def test_a_server_that_others_reach_needs_keys_or_a_word():
@@ -385,7 +455,9 @@ def test_a_server_that_says_it_is_open_asks_for_nothing_and_documents_nothing(jo
         assert httpx.get(f"{server.url}/v1/info", headers=as_bearer("whatever")).status_code == 200
         document = httpx.get(f"{server.url}/openapi.json").json()
         assert "securitySchemes" not in document["components"]
-        assert not [one for item in document["paths"].values() for one in item.values() if "security" in one]
+        assert not [
+            one for item in document["paths"].values() for one in item.values() if "security" in one
+        ]
 
 
 @pytest.mark.parametrize(
@@ -400,7 +472,9 @@ def test_a_server_without_a_usable_keys_file_does_not_start(tmp_path, content, m
     path = tmp_path / "keys.json"
     if content is not None:
         path.write_text(content)
-    process = start_mlcd("serve", "--model", "hog", "--port", 0, env={"MLCD_AUTH__KEYS_FILE": str(path), "PATH": ""})
+    process = start_mlcd(
+        "serve", "--model", "hog", "--port", 0, env={"MLCD_AUTH__KEYS_FILE": str(path), "PATH": ""}
+    )
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert message in output
@@ -418,7 +492,10 @@ def test_several_processes_all_hear_of_a_revoked_key(tmp_path):
     def statuses():
         """Each over a connection of its own, at the same time, so that more than one process answers."""
         with ThreadPoolExecutor(16) as threads:
-            asked = [threads.submit(httpx.get, f"{server.url}/v1/info", headers=as_bearer(token)) for _ in range(32)]
+            asked = [
+                threads.submit(httpx.get, f"{server.url}/v1/info", headers=as_bearer(token))
+                for _ in range(32)
+            ]
         return {one.result().status_code for one in asked}
 
     try:

@@ -41,7 +41,9 @@ def stages(answer):
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory):
-    with redis_server(tmp_path_factory.mktemp("redis"), "--maxmemory-policy", "noeviction") as server:
+    with redis_server(
+        tmp_path_factory.mktemp("redis"), "--maxmemory-policy", "noeviction"
+    ) as server:
         yield server
 
 
@@ -69,7 +71,12 @@ def test_servers_share_what_is_the_same_and_nothing_else(redis, photo):
         with serving("pixels", redis_url=redis.url, cache__memory_bytes=0, **variant) as server:
             vector = embed(server.url, photo).content
             found.append((looked_up(server, "redis"), vector))
-            until(lambda server=server: server.metric('mlcd_cache_writes_total{result="written"}') or found[-1][0], 5)
+            until(
+                lambda server=server: (
+                    server.metric('mlcd_cache_writes_total{result="written"}') or found[-1][0]
+                ),
+                5,
+            )
     assert [hits for hits, _ in found] == [0, 0, 0, 1]
     assert found[-1][1] == found[0][1]
 
@@ -91,7 +98,9 @@ class Load:
             while not self._stopped.is_set():
                 chosen = draw.sample(range(len(self.images)), draw.choice((1, 1, 1, 4)))
                 started = time.monotonic()
-                answer = embed(self._url, *[self.images[number] for number in chosen], client=client)
+                answer = embed(
+                    self._url, *[self.images[number] for number in chosen], client=client
+                )
                 self.slowest_s = max(self.slowest_s, time.monotonic() - started)
                 if answer.content != b"".join(self.expected[number] for number in chosen):
                     self.wrong.append(chosen)
@@ -154,7 +163,10 @@ def test_no_request_fails_or_stalls_whatever_becomes_of_redis_and_it_is_used_aga
         assert load.wrong == []
         assert load.slowest_s < 5  # a stall would be the deadline, 30 s
         encoded = server.metric("mlcd_batch_size_sum")
-        looked = {result: looked_up(server, "redis", result) for result in ("hit", "miss", "damaged", "error")}
+        looked = {
+            result: looked_up(server, "redis", result)
+            for result in ("hit", "miss", "damaged", "error")
+        }
         assert looked["damaged"] == 0
         assert encoded <= looked["miss"] + looked["error"] + 20  # and the trials of probes
 

@@ -18,8 +18,22 @@ import pytest
 from PIL import Image
 
 from mlcd.artifacts.centers import Centers
-from mlcd.client import AsyncClient, Client, RefusedAccess, RefusedInput, RefusedNotFound, RefusedOverload
-from mlcd.errors import ConfigInvalid, Conflict, DeadlineExceeded, ImageRejected, InvalidInput, Unavailable
+from mlcd.client import (
+    AsyncClient,
+    Client,
+    RefusedAccess,
+    RefusedInput,
+    RefusedNotFound,
+    RefusedOverload,
+)
+from mlcd.errors import (
+    ConfigInvalid,
+    Conflict,
+    DeadlineExceeded,
+    ImageRejected,
+    InvalidInput,
+    Unavailable,
+)
 from tests.conftest import free_port, run_mlcd, start_mlcd
 from tests.integration.running import serving, until
 
@@ -50,7 +64,9 @@ def centers(journey):
 @contextlib.contextmanager
 def serving_at(port, model, **settings):
     """As `serving`, at a port of one's own choice, and not waiting: the client's repeats are what waits."""
-    given = {f"MLCD_{name.upper()}": str(value) for name, value in ({"drain_s": 0} | settings).items()}
+    given = {
+        f"MLCD_{name.upper()}": str(value) for name, value in ({"drain_s": 0} | settings).items()
+    }
     process = start_mlcd("serve", "--model", model, "--port", port, env={**os.environ, **given})
     try:
         yield process
@@ -66,7 +82,11 @@ def test_vectors_are_those_of_mlcd_embed(mlcd_client, paths, rows):
     assert embedded.errors == {}
     info = mlcd_client.info()
     said = embedded.origin
-    assert (said.model, said.fingerprint, said.preprocess_version) == (info.model, info.fingerprint, 1)
+    assert (said.model, said.fingerprint, said.preprocess_version) == (
+        info.model,
+        info.fingerprint,
+        1,
+    )
     assert mlcd_client.embed([]).vectors.shape == (0, rows.shape[1])
 
 
@@ -75,12 +95,26 @@ def test_every_kind_of_image_gives_the_same_vector(mlcd_client, paths, rows):
     kinds = [str(paths[3]), paths[3].read_bytes(), Image.open(paths[3]), pixels, pixels[..., 0]]
     vectors = mlcd_client.embed(kinds).vectors
     assert vectors == pytest.approx(np.stack([rows[3]] * len(kinds)), abs=1e-5)
-    assert mlcd_client.embed(np.stack([pixels, pixels])).vectors == pytest.approx(rows[[3, 3]], abs=1e-5)
+    assert mlcd_client.embed(np.stack([pixels, pixels])).vectors == pytest.approx(
+        rows[[3, 3]], abs=1e-5
+    )
 
 
 def test_bad_images_fail_alone(mlcd_client, paths, rows, tmp_path):
-    bad = {3: b"no image", 4: b"", 11: paths[0].read_bytes()[:60], 12: tmp_path / "absent.png", 20: None}
-    reasons = {3: "unsupported-format", 4: "empty", 11: "undecodable", 12: "unreadable", 20: "unreadable"}
+    bad = {
+        3: b"no image",
+        4: b"",
+        11: paths[0].read_bytes()[:60],
+        12: tmp_path / "absent.png",
+        20: None,
+    }
+    reasons = {
+        3: "unsupported-format",
+        4: "empty",
+        11: "undecodable",
+        12: "unreadable",
+        20: "unreadable",
+    }
     images = [bad.get(i, path) for i, path in enumerate(paths[:25])]
     embedded = mlcd_client.embed(images)
     assert {index: error.reason for index, error in embedded.errors.items()} == reasons
@@ -88,7 +122,9 @@ def test_bad_images_fail_alone(mlcd_client, paths, rows, tmp_path):
     assert embedded.vectors[good] == pytest.approx(rows[good], abs=1e-5)
     assert np.isnan(embedded.vectors[list(bad)]).all()
     each = list(mlcd_client.embed_each(images))
-    assert {i: error.reason for i, error in enumerate(each) if isinstance(error, ImageRejected)} == reasons
+    assert {
+        i: error.reason for i, error in enumerate(each) if isinstance(error, ImageRejected)
+    } == reasons
     labeled = mlcd_client.labels(images, top=2)
     assert {index: error.reason for index, error in labeled.errors.items()} == reasons
     assert (labeled.ids[list(bad)] == -1).all()
@@ -126,7 +162,11 @@ def test_search_by_image_embedding_and_key(mlcd_client, paths, rows, stored):
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert by_key.matches[0][0].similarity == pytest.approx(1, abs=1e-5)
     assert by_key.matches[0][0].metadata.keys() == {"class_name"}
-    for unknown, kind in (("none", RefusedNotFound), ("../info", RefusedInput), ("a/b?c", RefusedInput)):
+    for unknown, kind in (
+        ("none", RefusedNotFound),
+        ("../info", RefusedInput),
+        ("a/b?c", RefusedInput),
+    ):
         with pytest.raises(kind, match=r"no such|cannot name"):
             mlcd_client.search(unknown, paths[:1])
 
@@ -140,14 +180,20 @@ def test_collections_are_made_filled_searched_changed_and_deleted(mlcd_client, p
         added = mlcd_client.add(name, ids, [*paths[:19], b"no image"], metadata=metadata)
         assert added.outcomes == [*["created"] * 19, None]
         assert added.errors[19].reason == "unsupported-format"
-        assert mlcd_client.add(name, ids[19:], embeddings=rows[19:20], metadata=metadata[19:]).outcomes == ["created"]
+        assert mlcd_client.add(
+            name, ids[19:], embeddings=rows[19:20], metadata=metadata[19:]
+        ).outcomes == ["created"]
         assert mlcd_client.add(name, ids[:2], embeddings=rows[5:7]).outcomes == ["updated"] * 2
         assert mlcd_client.collection(name).items == 20
         assert name in [one.name for one in mlcd_client.collections()]
-        few = mlcd_client.search(name, embeddings=rows[:3], top=5, filter={"field": "n", "lt": 7}, exact=True)
+        few = mlcd_client.search(
+            name, embeddings=rows[:3], top=5, filter={"field": "n", "lt": 7}, exact=True
+        )
         assert [len(matches) for matches in few.matches] == [5] * 3
         assert all(match.metadata["n"] < 7 for matches in few.matches for match in matches)
-        assert mlcd_client.search(name, key=ids[9], threshold=0.99999).matches[0][0].metadata == {"n": 9}
+        assert mlcd_client.search(name, key=ids[9], threshold=0.99999).matches[0][0].metadata == {
+            "n": 9
+        }
         assert mlcd_client.search(name, key=ids[9], metadata=False).matches[0][0].metadata is None
         assert sorted(mlcd_client.duplicates(name, similarity=0.99999)[0])
         assert mlcd_client.item(name, ids[3]).embedding == pytest.approx(rows[3], abs=1e-6)
@@ -174,13 +220,21 @@ def test_collections_with_asyncio(server, paths, rows):
         async with AsyncClient(server) as client:
             await client.create_collection("async")
             added = await client.add("async", ["a", "b"], paths[:2], metadata=[{}, {"x": 1}])
-            found = await client.search("async", embeddings=rows[1:2], filter={"field": "x", "eq": 1})
+            found = await client.search(
+                "async", embeddings=rows[1:2], filter={"field": "x", "eq": 1}
+            )
             item = await client.item("async", "b")
             await client.update_item("async", "b", {"x": 2})
             await client.delete_item("async", "a")
             described = await client.collection("async")
             await client.delete_collection("async")
-            return added.outcomes, found.matches[0][0].id, item.metadata, described.items, await client.collections()
+            return (
+                added.outcomes,
+                found.matches[0][0].id,
+                item.metadata,
+                described.items,
+                await client.collections(),
+            )
 
     outcomes, nearest, metadata, num, rest = asyncio.run(use())
     assert (outcomes, nearest, metadata, num) == (["created"] * 2, "b", {"x": 1}, 1)
@@ -214,11 +268,19 @@ def test_a_center_and_the_server_describe_themselves(mlcd_client, centers, rows)
 def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, rows):
     for wrong, message in (
         (mlcd_client.labels, "exactly one of images, embeddings"),
-        (lambda: mlcd_client.labels(paths[:1], embeddings=rows[:1]), "exactly one of images, embeddings"),
-        (lambda: mlcd_client.search("demo", key="a", embeddings=rows[:1]), "exactly one of images, embeddings, key"),
+        (
+            lambda: mlcd_client.labels(paths[:1], embeddings=rows[:1]),
+            "exactly one of images, embeddings",
+        ),
+        (
+            lambda: mlcd_client.search("demo", key="a", embeddings=rows[:1]),
+            "exactly one of images, embeddings, key",
+        ),
         (lambda: mlcd_client.labels(embeddings=rows[0]), "expected a matrix"),
         (
-            lambda: mlcd_client.labels(embeddings=np.where(np.arange(20)[:, None] == 17, np.nan, rows[:20])),
+            lambda: mlcd_client.labels(
+                embeddings=np.where(np.arange(20)[:, None] == 17, np.nan, rows[:20])
+            ),
             "row 17 has",
         ),
         (lambda: mlcd_client.labels(embeddings=[[1, 2], [3]]), "must be a matrix"),
@@ -247,7 +309,15 @@ def test_the_async_client_gives_the_same(server, mlcd_client, paths, rows, store
             labeled = await client.labels(paths[:9], top=3)
             labels = [labels async for labels in client.labels_each(paths[:9], top=3)]
             found = await client.search("demo", key=stored.keys[7], top=3)
-            return embedded, each, labeled, labels, found, await client.center(1), await client.info()
+            return (
+                embedded,
+                each,
+                labeled,
+                labels,
+                found,
+                await client.center(1),
+                await client.info(),
+            )
 
     embedded, each, labeled, labels, found, center, info = asyncio.run(main())
     assert embedded.vectors[:9] == pytest.approx(rows[:9], abs=1e-5)
@@ -263,11 +333,17 @@ def test_the_async_client_gives_the_same(server, mlcd_client, paths, rows, store
 
 def test_the_two_clients_have_the_same_methods_and_arguments():
     def public(cls):
-        return {name for name, _ in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")}
+        return {
+            name
+            for name, _ in inspect.getmembers(cls, inspect.isfunction)
+            if not name.startswith("_")
+        }
 
     assert public(Client) - {"close"} == public(AsyncClient) - {"aclose"}
     for name in public(Client) - {"close"}:
-        ours, theirs = (inspect.signature(getattr(cls, name)).parameters for cls in (Client, AsyncClient))
+        ours, theirs = (
+            inspect.signature(getattr(cls, name)).parameters for cls in (Client, AsyncClient)
+        )
         assert [(p.name, p.kind, p.default) for p in ours.values()] == [
             (p.name, p.kind, p.default) for p in theirs.values()
         ]
@@ -276,12 +352,17 @@ def test_the_two_clients_have_the_same_methods_and_arguments():
 
 def test_threads_share_a_client(mlcd_client, paths, rows):
     with ThreadPoolExecutor(8) as pool:
-        answers = pool.map(lambda i: mlcd_client.embed(paths[i : i + 20]).vectors, range(0, 160, 20))
+        answers = pool.map(
+            lambda i: mlcd_client.embed(paths[i : i + 20]).vectors, range(0, 160, 20)
+        )
         assert np.concatenate(list(answers)) == pytest.approx(rows[:160], abs=1e-5)
 
 
 def test_a_pinned_fingerprint_refuses_another_model(server, paths):
-    with Client(server, fingerprint="0" * 64) as client, pytest.raises(Conflict, match="and not with 000000000000"):
+    with (
+        Client(server, fingerprint="0" * 64) as client,
+        pytest.raises(Conflict, match="and not with 000000000000"),
+    ):
         client.embed(paths[:1])
     with Client(server) as client:
         fingerprint = client.info().fingerprint
@@ -290,7 +371,14 @@ def test_a_pinned_fingerprint_refuses_another_model(server, paths):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"deadline_s": 0}, {"deadline_s": float("nan")}, {"batch_size": 0}, {"in_flight": -1}, {"retries": -1}]
+    "wrong",
+    [
+        {"deadline_s": 0},
+        {"deadline_s": float("nan")},
+        {"batch_size": 0},
+        {"in_flight": -1},
+        {"retries": -1},
+    ],
 )
 def test_options_that_cannot_work_are_refused(server, wrong):
     with pytest.raises(ConfigInvalid, match=next(iter(wrong))):
@@ -410,9 +498,14 @@ def test_closing_ends_the_calls_of_other_threads(slow, paths):
 def test_limits_are_kept_and_a_large_image_fails_alone(paths, photo):
     size = max(path.stat().st_size for path in paths)
     limits = {"limits__max_images": 3, "limits__max_body_bytes": 2 * (size + 512)}
-    with serving("fake:latency_ms=1", engine="fake", **limits) as server, Client(server.url) as client:
+    with (
+        serving("fake:latency_ms=1", engine="fake", **limits) as server,
+        Client(server.url) as client,
+    ):
         embedded = client.embed([*paths[:10], photo, *paths[10:20]])
-        assert {index: error.reason for index, error in embedded.errors.items()} == {10: "too-many-bytes"}
+        assert {index: error.reason for index, error in embedded.errors.items()} == {
+            10: "too-many-bytes"
+        }
         assert server.metric('mlcd_requests_total{route="/v1/images/embed",status="413"}') == 0
         assert server.metric('mlcd_requests_total{route="/v1/images/embed",status="200"}') >= 10
 
@@ -439,7 +532,10 @@ def test_a_key_opens_what_its_scopes_allow(paths, tmp_path):
             with pytest.raises(RefusedAccess, match="scope search"):
                 client.search("demo", paths[:1])
         for wrong in (None, key[:-1] + "x"):
-            with Client(server.url, api_key=wrong) as client, pytest.raises(RefusedAccess) as caught:
+            with (
+                Client(server.url, api_key=wrong) as client,
+                pytest.raises(RefusedAccess) as caught,
+            ):
                 client.embed(paths[:1])
             assert caught.value.problem.status == 401
             assert key[:-1] not in str(caught.value)
@@ -463,7 +559,9 @@ Client({server!r}).info()
 each = client.embed_each([{str(paths[0])!r}] * 100)
 next(each)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
     assert (result.returncode, result.stdout, result.stderr) == (0, "(1, 16)\n", "")
 
 
@@ -484,7 +582,9 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "this client belongs to another process: make one in each process\n"
 

@@ -20,7 +20,9 @@ MANY = 150
 def add(client, name, item_id):
     row = [0.0] * client.get("/v1/info").json()["dimension"]
     row[len(item_id)] = 1.0
-    return client.post(f"/v1/collections/{name}/items", json={"items": [{"id": item_id, "embedding": row}]})
+    return client.post(
+        f"/v1/collections/{name}/items", json={"items": [{"id": item_id, "embedding": row}]}
+    )
 
 
 def found(client, name, item_id):
@@ -32,11 +34,17 @@ def found(client, name, item_id):
 def test_more_collections_than_descriptors_are_served_and_opened_again(tmp_path):
     names = [f"c{number}" for number in range(MANY)]
     settings = {"state_dir": tmp_path / "state", "files": LIMIT, "log__level": "warning"}
-    with serving(MODEL, **settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with (
+        serving(MODEL, **settings) as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
         assert {client.put(f"/v1/collections/{name}").status_code for name in names} == {201}
         assert {add(client, name, "a").status_code for name in names} == {200}
         assert sum(1 for _ in Path(f"/proc/{server.process.pid}/fd").iterdir()) < LIMIT / 2
-    with serving(MODEL, **settings) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with (
+        serving(MODEL, **settings) as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
         listed = client.get("/v1/collections").json()["collections"]
         assert {one["name"]: one["items"] for one in listed} == dict.fromkeys(names, 1)
         assert {add(client, name, "bb").status_code for name in names} == {200}
@@ -68,7 +76,9 @@ def test_where_no_file_can_be_opened_that_is_said_and_passes_by_itself(tmp_path)
             assert refused.headers["retry-after"]
         assert found(client, "c0", "a") == ["a"]
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
-        assert sorted(one["name"] for one in client.get("/v1/collections").json()["collections"]) == sorted(names)
+        assert sorted(
+            one["name"] for one in client.get("/v1/collections").json()["collections"]
+        ) == sorted(names)
         assert add(client, "c0", "bb").json()["results"][0]["outcome"] == "created"
         assert client.put("/v1/collections/new").status_code == 201
         assert client.delete("/v1/collections/c1").status_code == 200
@@ -97,7 +107,9 @@ def test_no_more_are_made_than_may_be_and_those_that_are_there_stay(tmp_path):
         assert client.get("/v1/info").json()["limits"]["max_collections"] == 2
         assert [client.put(f"/v1/collections/{name}").status_code for name in "ab"] == [201, 201]
         refused = client.put("/v1/collections/c")
-        assert (refused.status_code, refused.json()["limit"]) == (409, "max_collections"), refused.text
+        assert (refused.status_code, refused.json()["limit"]) == (409, "max_collections"), (
+            refused.text
+        )
         assert client.put("/v1/collections/a").status_code == 200
         assert client.delete("/v1/collections/a").status_code == 200
         assert client.put("/v1/collections/c").status_code == 201
@@ -117,11 +129,15 @@ def client(tmp_path_factory):
         yield client
 
 
-@pytest.mark.parametrize("name", ["a%2Fb", "%2F", "a%2Fitems", "a%2Fitems%2Fb", "a%2Fsearch", "..%2Fa"])
+@pytest.mark.parametrize(
+    "name", ["a%2Fb", "%2F", "a%2Fitems", "a%2Fitems%2Fb", "a%2Fsearch", "..%2Fa"]
+)
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE", "PATCH"])
 def test_a_name_with_a_slash_is_called_wrong_and_is_no_item(client, method, name):
     answer = client.request(method, f"/v1/collections/{name}")
-    assert (answer.status_code, "cannot name a collection" in answer.text) == (422, True), answer.text
+    assert (answer.status_code, "cannot name a collection" in answer.text) == (422, True), (
+        answer.text
+    )
     assert client.get("/v1/collections/a/items/b").status_code == 200
 
 
@@ -142,14 +158,19 @@ def test_an_id_that_clients_take_out_of_a_path_is_refused(client, item_id):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_with_keys_names_are_told_to_those_who_may_know_them(tmp_path, processes):
     keys = tmp_path / "keys.json"
-    tokens = {scope: create_key(keys, "x", scopes=[scope], now=datetime.now(UTC))[1] for scope in ("search", "embed")}
+    tokens = {
+        scope: create_key(keys, "x", scopes=[scope], now=datetime.now(UTC))[1]
+        for scope in ("search", "embed")
+    }
     with serving(MODEL, state_dir=tmp_path) as server, httpx.Client(base_url=server.url) as client:
         for name in ("secret", "other"):
             client.put(f"/v1/collections/{name}")
             add(client, name, "a")
         assert 'mlcd_collection_items{collection="secret"} 1.0' in client.get("/metrics").text
     with serving(MODEL, state_dir=tmp_path, auth__keys_file=keys, processes=processes) as server:
-        shown = httpx.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {tokens['search']}"}).text
+        shown = httpx.get(
+            f"{server.url}/metrics", headers={"Authorization": f"Bearer {tokens['search']}"}
+        ).text
         assert 'mlcd_collection_items{collection="secret"} 1.0' in shown
         for headers in ({}, {"X-API-Key": tokens["embed"]}, {"X-API-Key": "wrong"}):
             answer = httpx.get(f"{server.url}/metrics", headers=headers)

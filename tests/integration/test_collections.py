@@ -17,7 +17,17 @@ from mlcd.types import unit_rows
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, children, serving, until
 
-ODD_IDS = ["sea/1.png", "a//b", "ä é/☃?x=1#y&z", "100%", "sp ace", "...", "../../etc/passwd", "x" * 1024, "☃" * 341]
+ODD_IDS = [
+    "sea/1.png",
+    "a//b",
+    "ä é/☃?x=1#y&z",
+    "100%",
+    "sp ace",
+    "...",
+    "../../etc/passwd",
+    "x" * 1024,
+    "☃" * 341,
+]
 
 
 @pytest.fixture
@@ -44,7 +54,10 @@ def random_rows(client, num, seed=0):
 
 
 def put(client, photos, rows, start=0):
-    items = [{"id": f"i{n}", "embedding": row.tolist(), "metadata": {"n": n}} for n, row in enumerate(rows, start)]
+    items = [
+        {"id": f"i{n}", "embedding": row.tolist(), "metadata": {"n": n}}
+        for n, row in enumerate(rows, start)
+    ]
     return client.post(f"{photos}/items", json={"items": items})
 
 
@@ -56,12 +69,19 @@ def found(answer):
 def test_images_are_added_found_described_anew_and_deleted(client, photos, digits, picture):
     paths = sorted(digits.rglob("*.png"))[:6]
     names = [path.name for path in paths]
-    given = json.dumps([{"id": name, "metadata": {"n": n, "odd": n % 2 == 1}} for n, name in enumerate(names)])
+    given = json.dumps(
+        [{"id": name, "metadata": {"n": n, "odd": n % 2 == 1}} for n, name in enumerate(names)]
+    )
     form = {"files": files(*[path.read_bytes() for path in paths]), "data": {"items": given}}
     assert outcomes(client.post(f"{photos}/items", **form)) == dict.fromkeys(names, "created")
     assert outcomes(client.post(f"{photos}/items", **form)) == dict.fromkeys(names, "unchanged")
     _, data, expected = picture
-    body = {"items": [{"id": "p", "image": data_uri(data)}, {"id": "q", "embedding": (3 * expected).tolist()}]}
+    body = {
+        "items": [
+            {"id": "p", "image": data_uri(data)},
+            {"id": "q", "embedding": (3 * expected).tolist()},
+        ]
+    }
     assert outcomes(client.post(f"{photos}/items", json=body)) == {"p": "created", "q": "created"}
     described = client.get(photos).json()
     assert (described["items"], described["fields"], described["usable"]) == (8, ["n", "odd"], True)
@@ -70,13 +90,23 @@ def test_images_are_added_found_described_anew_and_deleted(client, photos, digit
     assert both.json()["results"][0]["matches"][1]["similarity"] == pytest.approx(1, abs=1e-5)
     kept = client.get(item_path(photos, "q"), params={"embedding": True}).json()
     assert kept["embedding"] == pytest.approx(expected.tolist(), abs=1e-6)
-    odd = client.post(f"{photos}/search", json={"ids": names, "top": 9, "filter": {"field": "odd", "eq": True}})
+    odd = client.post(
+        f"{photos}/search", json={"ids": names, "top": 9, "filter": {"field": "odd", "eq": True}}
+    )
     assert [len(ids) for ids in found(odd)] == [3] * 6
     assert odd.json()["matching"] == 3
-    in_query = client.post(f"{photos}/search", params={"filter": '{"field": "n", "lt": 2}'}, files=files(data))
+    in_query = client.post(
+        f"{photos}/search", params={"filter": '{"field": "n", "lt": 2}'}, files=files(data)
+    )
     assert {*found(in_query)[0]} == {*names[:2]}
-    assert client.patch(item_path(photos, "p"), json={"metadata": {"album": "sea"}}).json()["outcome"] == "updated"
-    assert client.patch(item_path(photos, "p"), json={"metadata": {"album": "sea"}}).json()["outcome"] == "unchanged"
+    assert (
+        client.patch(item_path(photos, "p"), json={"metadata": {"album": "sea"}}).json()["outcome"]
+        == "updated"
+    )
+    assert (
+        client.patch(item_path(photos, "p"), json={"metadata": {"album": "sea"}}).json()["outcome"]
+        == "unchanged"
+    )
     assert client.get(item_path(photos, "p")).json()["metadata"] == {"album": "sea"}
     assert client.delete(item_path(photos, "p")).json()["outcome"] == "deleted"
     for gone in (client.get, client.delete):
@@ -107,7 +137,11 @@ def test_what_cannot_be_used_of_a_batch_fails_alone(client, photos, picture):
     assert outcomes(answer) == {"good": "created"}
     errors = answer.json()["errors"]
     assert [error["index"] for error in errors] == list(range(1, len(items)))
-    assert {error["type"] for error in errors} == {"cannot-be-processed", "unreadable", "undecodable"}
+    assert {error["type"] for error in errors} == {
+        "cannot-be-processed",
+        "unreadable",
+        "undecodable",
+    }
     assert "shape" in errors[2]["detail"]
     assert client.get(photos).json()["items"] == 1
 
@@ -170,12 +204,17 @@ def test_a_deep_filter_is_refused_however_deep(client, photos):
     put(client, photos, random_rows(client, 1))
     for levels in (9, 100, 1100, 100_000):
         deep = '{"not":' * levels + '{"field":"n","eq":1}' + "}" * levels
-        answer = client.post(f"{photos}/search", content='{"ids":["i0"],"filter":' + deep + "}", headers=JSON)
+        answer = client.post(
+            f"{photos}/search", content='{"ids":["i0"],"filter":' + deep + "}", headers=JSON
+        )
         assert answer.status_code in (400, 413, 422)
         assert "too deep" in answer.json()["detail"] or answer.json()["limit"] == "max_json_values"
         assert len(answer.content) < 1000
     long = {"or": [{"field": "n", "eq": n} for n in range(129)]}
-    assert "at most 128" in client.post(f"{photos}/search", json={"ids": ["i0"], "filter": long}).json()["detail"]
+    assert (
+        "at most 128"
+        in client.post(f"{photos}/search", json={"ids": ["i0"], "filter": long}).json()["detail"]
+    )
 
 
 def test_an_option_is_given_once(client, photos):
@@ -189,15 +228,24 @@ def test_an_option_is_given_once(client, photos):
 @pytest.mark.parametrize("name", ["..", ".hidden", "a b", "é", "a" * 129, "%00"])
 def test_a_name_that_is_a_path_is_refused(running_anew, name):
     for method in ("PUT", "GET", "DELETE"):
-        answer = httpx.request(method, f"{running_anew.url}/v1/collections/{quote(name, safe='').replace('.', '%2E')}")
-        assert (answer.status_code, "cannot name a collection" in answer.text) == (422, True), answer.text
+        answer = httpx.request(
+            method, f"{running_anew.url}/v1/collections/{quote(name, safe='').replace('.', '%2E')}"
+        )
+        assert (answer.status_code, "cannot name a collection" in answer.text) == (422, True), (
+            answer.text
+        )
     assert sorted(path.name for path in running_anew.state.iterdir()) == ["collections"]
 
 
 def test_a_collection_is_made_once_and_for_one_thing(client, photos):
     assert client.put(photos).status_code == 200
     assert client.put(photos, json={"recall": 0.99}).status_code == 200
-    for body, status in [({"recall": 0.5}, 409), ({"recall": 0}, 400), ({"recall": 1}, 400), ({"dimension": 3}, 422)]:
+    for body, status in [
+        ({"recall": 0.5}, 409),
+        ({"recall": 0}, 400),
+        ({"recall": 1}, 400),
+        ({"dimension": 3}, 422),
+    ]:
         assert client.put(photos, json=body).status_code == status
     assert client.put(photos, json={"dimension": 0, "x": 1}).status_code == 400
     assert client.get("/v1/collections/absent").status_code == 404
@@ -216,7 +264,11 @@ def test_every_id_reaches_its_item(running_anew, item_id):
         path = f"{photos}/items/{quote(item_id, safe='').replace('.', '%2E')}"
         assert client.get(path).json()["metadata"] == {"is": item_id}
         assert found(client.post(f"{photos}/search", json={"id": item_id, "top": 1})) == [[item_id]]
-        assert client.delete(path).json() == {"collection": "odd", "id": item_id, "outcome": "deleted"}
+        assert client.delete(path).json() == {
+            "collection": "odd",
+            "id": item_id,
+            "outcome": "deleted",
+        }
 
 
 def test_near_duplicates_are_grouped(client, photos):
@@ -226,7 +278,10 @@ def test_near_duplicates_are_grouped(client, photos):
     groups = client.post(f"{photos}/duplicates", json={"similarity": 0.99}).json()["groups"]
     assert [sorted(group["ids"]) for group in groups] == [["i20", "i3"]]
     assert groups[0]["similarities"] == pytest.approx([float(rows[3] @ rows[20])] * 2, abs=1e-5)
-    assert len(client.post(f"{photos}/duplicates", json={"similarity": -1}).json()["groups"][0]["ids"]) == 30
+    assert (
+        len(client.post(f"{photos}/duplicates", json={"similarity": -1}).json()["groups"][0]["ids"])
+        == 30
+    )
     assert client.post(f"{photos}/duplicates", json={"similarity": 2}).status_code == 400
 
 
@@ -260,7 +315,9 @@ def test_hundreds_of_collections_are_no_hundreds_of_series(running_anew):
         series = re.findall(r"^mlcd_collection_items\{", client.get("/metrics").text, re.MULTILINE)
         assert len(series) == 100
         assert {answer.status_code for answer in pool.map(client.delete, paths)} == {200}
-    assert not [path for path in (running_anew.state / "collections").iterdir() if "many" in path.name]
+    assert not [
+        path for path in (running_anew.state / "collections").iterdir() if "many" in path.name
+    ]
 
 
 def test_a_server_without_a_place_keeps_none(journey):
@@ -281,7 +338,10 @@ def test_two_servers_cannot_have_one_collection(running_anew, journey):
 
 
 def test_collections_of_another_model_are_listed_refused_and_can_be_deleted(new_state):
-    with serving("hog", state_dir=new_state()) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        serving("hog", state_dir=new_state()) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         (demo,) = client.get("/v1/collections").json()["collections"]
         assert (demo["name"], demo["items"], demo["usable"]) == ("demo", 200, False)
         assert client.get("/v1/info").json()["collections"] == []
@@ -305,7 +365,10 @@ def test_collections_of_another_model_are_listed_refused_and_can_be_deleted(new_
 def test_several_processes_search_and_change_nothing(journey, new_state, picture):
     """Also after a crash, when the ledger's log is still beside it."""
     state = new_state()
-    with serving(journey / "model", state_dir=state) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        serving(journey / "model", state_dir=state) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         put(client, "/v1/collections/demo", random_rows(client, 3))
         server.process.kill()
         server.process.communicate()
@@ -327,7 +390,9 @@ def test_several_processes_search_and_change_nothing(journey, new_state, picture
                 client.patch(f"{path}/items/i2", json={"metadata": {}}),
                 client.delete(f"{path}/items/i2"),
             ):
-                assert (refused.status_code, "for searches only" in refused.text) == (409, True), refused.text
+                assert (refused.status_code, "for searches only" in refused.text) == (409, True), (
+                    refused.text
+                )
             assert server.metric('mlcd_collection_items{collection="demo"}') == 203
     finally:
         status, output = server.stop()
@@ -336,7 +401,10 @@ def test_several_processes_search_and_change_nothing(journey, new_state, picture
 
 def test_a_full_disk_loses_nothing_that_was_acknowledged(journey, tmp_path):
     """The disk is a limit on the size of a file, which SQLite meets as it would meet the end of the disk."""
-    with serving(journey / "model", state_dir=tmp_path) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        serving(journey / "model", state_dir=tmp_path) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         path = "/v1/collections/photos"
         client.put(path)
         rows = random_rows(client, 4000)
@@ -351,12 +419,16 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(journey, tmp_path):
         assert "full" in answer.json()["detail"]
         assert str(tmp_path) not in answer.text
         assert answer.headers["retry-after"]
-        assert found(client.post(f"{path}/search?top=1", json={"ids": ["i0", f"i{start - 1}"]})) == [
+        assert found(
+            client.post(f"{path}/search?top=1", json={"ids": ["i0", f"i{start - 1}"]})
+        ) == [
             ["i0"],
             [f"i{start - 1}"],
         ]
         for pid in pids:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            resource.prlimit(
+                pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
         assert put(client, path, rows[start : start + 64], start).status_code == 200
         assert client.get(path).json()["items"] == start + 64
     with serving(journey / "model", state_dir=tmp_path) as server:
@@ -393,11 +465,16 @@ class Writer(threading.Thread):
         if kind == "put":
             self.about = dict.fromkeys(ids, (version, version))
             row = vector_of(version, self.dimension).tolist()
-            items = [{"id": item_id, "embedding": row, "metadata": {"version": version}} for item_id in ids]
+            items = [
+                {"id": item_id, "embedding": row, "metadata": {"version": version}}
+                for item_id in ids
+            ]
             answer = self.client.post(f"{self.path}/items", json={"items": items})
         elif kind == "patch":
             self.about = {there[0]: (self.known[there[0]][0], version)}
-            answer = self.client.patch(item_path(self.path, there[0]), json={"metadata": {"version": version}})
+            answer = self.client.patch(
+                item_path(self.path, there[0]), json={"metadata": {"version": version}}
+            )
         else:
             self.about = {there[0]: None}
             answer = self.client.delete(item_path(self.path, there[0]))
@@ -426,10 +503,13 @@ def killed(journey, state, times):
             if number == times:
                 break
             writers = [
-                Writer(server.url, path, name, known, (number * 10 + n) * 10**6) for n, name in enumerate("abcd")
+                Writer(server.url, path, name, known, (number * 10 + n) * 10**6)
+                for n, name in enumerate("abcd")
             ]
             for writer in writers:
-                writer.known = {key: value for key, value in known.items() if key.startswith(writer.name)}
+                writer.known = {
+                    key: value for key, value in known.items() if key.startswith(writer.name)
+                }
                 writer.start()
             time.sleep(rng.uniform(0.2, 1.0))
             server.process.kill()
@@ -438,7 +518,8 @@ def killed(journey, state, times):
                 assert writer.wrong == []
                 num_acknowledged += writer.num_acknowledged
                 known |= writer.known | {
-                    key: ("either", writer.known.get(key), value) for key, value in writer.about.items()
+                    key: ("either", writer.known.get(key), value)
+                    for key, value in writer.about.items()
                 }
         finally:
             server.process.kill()
@@ -457,17 +538,25 @@ def check(client, path, known):
             known[item_id] = None
             continue
         item = answer.json()
-        fitting = [one for one in allowed if one is not None and one[1] == item["metadata"]["version"]]
+        fitting = [
+            one for one in allowed if one is not None and one[1] == item["metadata"]["version"]
+        ]
         assert fitting, (item_id, allowed, item["metadata"])
-        assert item["embedding"] == pytest.approx(vector_of(fitting[0][0], len(item["embedding"])).tolist(), abs=1e-6)
+        assert item["embedding"] == pytest.approx(
+            vector_of(fitting[0][0], len(item["embedding"])).tolist(), abs=1e-6
+        )
         known[item_id], present[item_id] = fitting[0], item["embedding"]
     assert client.get(path).json()["items"] == len(present)
     if present:
         queries, rows = random_rows(client, 3, seed=len(present)), np.array(list(present.values()))
-        answer = client.post(f"{path}/search", json={"embeddings": queries.tolist(), "top": 10}).json()
+        answer = client.post(
+            f"{path}/search", json={"embeddings": queries.tolist(), "top": 10}
+        ).json()
         for result, scores in zip(answer["results"], queries @ rows.T, strict=True):
             best = np.sort(scores)[::-1][:10]
-            assert [match["similarity"] for match in result["matches"]] == pytest.approx(best.tolist(), abs=1e-5)
+            assert [match["similarity"] for match in result["matches"]] == pytest.approx(
+                best.tolist(), abs=1e-5
+            )
 
 
 def test_kill_loses_nothing_that_was_acknowledged(journey, tmp_path):

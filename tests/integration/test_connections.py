@@ -71,10 +71,14 @@ def test_the_slow_are_let_go_and_hold_up_nobody(server):
     }
     with contextlib.ExitStack() as stack:
         deaf = stack.enter_context(deaf_client(server))
-        clients = {name: stack.enter_context(connected(server, *sent)) for name, (sent, _) in slow.items()}
+        clients = {
+            name: stack.enter_context(connected(server, *sent)) for name, (sent, _) in slow.items()
+        }
         started, closed, longest = time.monotonic(), {}, 0.0
         while len(closed) < len(slow) + 1:
-            assert time.monotonic() - started < REQUEST_HEADERS_S + DEADLINE_S + 6, set(slow) - set(closed)
+            assert time.monotonic() - started < REQUEST_HEADERS_S + DEADLINE_S + 6, set(slow) - set(
+                closed
+            )
             if "deaf" not in closed and not kept(server, deaf):
                 closed["deaf"] = time.monotonic() - started
             longest = max(longest, answers(server))
@@ -131,7 +135,9 @@ def test_a_trickling_body_is_told_so(server):
     with connected(server, POST, b"Content-Length: 1000\r\n\r\nx") as client:
         answer = whole(client)
     assert statuses(answer) == [504]
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "urn:mlcd:problem:deadline-exceeded"
+    assert (
+        json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "urn:mlcd:problem:deadline-exceeded"
+    )
 
 
 def test_more_connections_than_there_may_be_close_those_that_wait_longest(server):
@@ -152,28 +158,66 @@ HUGE = b"x" * 2**20
         pytest.param([b"GET /health/live HTTP/1.1\r\na: ", HUGE], 431, id="a huge header"),
         pytest.param([b"GET /", HUGE], 431, id="a huge path"),
         pytest.param([b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 2**17], 431, id="many headers"),
-        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 2**17], None, id="chunks of a byte"),
-        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\n1;", HUGE], None, id="a chunk's huge extension"),
         pytest.param(
-            [POST, b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", b"a: b\r\n" * 2**17], None, id="many trailers"
+            [POST, b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 2**17],
+            None,
+            id="chunks of a byte",
+        ),
+        pytest.param(
+            [POST, b"Transfer-Encoding: chunked\r\n\r\n1;", HUGE],
+            None,
+            id="a chunk's huge extension",
+        ),
+        pytest.param(
+            [POST, b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", b"a: b\r\n" * 2**17],
+            None,
+            id="many trailers",
         ),
         pytest.param([GET * 2**12], None, id="pipelined without end"),
         pytest.param([b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\n\r\n"], None, id="connect"),
-        pytest.param([b"GET * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], None, id="star"),
-        pytest.param([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], None, id="http/2"),
-        pytest.param([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 300], 400, id="tls"),
-        pytest.param([b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n"], 400, id="a path that is no ASCII"),
-        pytest.param([b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"], 400, id="a negative length"),
         pytest.param(
-            [b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n"], 400, id="2**100"
+            [b"GET * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], None, id="star"
         ),
-        pytest.param([POST, b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx"], 400, id="two lengths"),
-        pytest.param([POST, b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"], 400, id="smuggling"),
-        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\n-1\r\n"], None, id="a negative chunk"),
-        pytest.param([POST, b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n"], None, id="a chunk of 2**72"),
+        pytest.param([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], None, id="http/2"),
+        pytest.param(
+            [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 300], 400, id="tls"
+        ),
+        pytest.param(
+            [b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n"],
+            400,
+            id="a path that is no ASCII",
+        ),
+        pytest.param(
+            [b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"],
+            400,
+            id="a negative length",
+        ),
+        pytest.param(
+            [b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n"],
+            400,
+            id="2**100",
+        ),
+        pytest.param(
+            [POST, b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx"], 400, id="two lengths"
+        ),
+        pytest.param(
+            [POST, b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+            400,
+            id="smuggling",
+        ),
+        pytest.param(
+            [POST, b"Transfer-Encoding: chunked\r\n\r\n-1\r\n"], None, id="a negative chunk"
+        ),
+        pytest.param(
+            [POST, b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n"],
+            None,
+            id="a chunk of 2**72",
+        ),
         pytest.param([b"GET / HTTP/1.1\r\na\0b: c\r\n\r\n"], 400, id="a header with a zero"),
         pytest.param(
-            [b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"],
+            [
+                b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+            ],
             None,
             id="websocket",
         ),
@@ -207,7 +251,9 @@ def test_a_body_shorter_than_it_says_holds_up_nobody(server, photo):
 
 def test_a_body_longer_than_it_says_is_the_next_request(server, photo):
     with connected(
-        server, POST, f"Content-Length: {len(photo)}\r\n\r\n".encode() + photo + b"\x00no request\r\n\r\n"
+        server,
+        POST,
+        f"Content-Length: {len(photo)}\r\n\r\n".encode() + photo + b"\x00no request\r\n\r\n",
     ) as client:
         assert statuses(whole(client)) in ([200, 400], [400])
 
@@ -234,7 +280,13 @@ def test_an_honest_chunked_body_is_taken(server, photo):
     """In pieces of 100 bytes, which is more framing than there are headers."""
     client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     pieces = [photo[start : start + 100] for start in range(0, len(photo), 100)]
-    client.request("POST", "/v1/images/embed", iter(pieces), {"Content-Type": "image/jpeg"}, encode_chunked=True)
+    client.request(
+        "POST",
+        "/v1/images/embed",
+        iter(pieces),
+        {"Content-Type": "image/jpeg"},
+        encode_chunked=True,
+    )
     assert client.getresponse().status == 200
     client.close()
 
@@ -248,11 +300,16 @@ def test_a_refusal_is_read_by_a_client_that_sends_all_of_its_body_first(server, 
     with connected(server, head) as client:
         for _ in range(num // 1_000_000):
             client.sendall(b"x" * 1_000_000)
-        assert client.recv(2**16).startswith(b"HTTP/1.1 413 " if kind == b"image/jpeg" else b"HTTP/1.1 415 ")
+        assert client.recv(2**16).startswith(
+            b"HTTP/1.1 413 " if kind == b"image/jpeg" else b"HTTP/1.1 415 "
+        )
 
 
 def test_a_client_that_goes_on_after_the_end_is_let_go(server):
-    head = POST.replace(b"image/jpeg", b"text/html") + b"Connection: close\r\nContent-Length: 1000000\r\n\r\n"
+    head = (
+        POST.replace(b"image/jpeg", b"text/html")
+        + b"Connection: close\r\nContent-Length: 1000000\r\n\r\n"
+    )
     with connected(server, head) as client:
         assert statuses(client.recv(2**16)) == [415]
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -262,7 +319,9 @@ def test_a_client_that_goes_on_after_the_end_is_let_go(server):
 
 
 def test_where_a_route_is_does_not_depend_on_what_the_client_calls_the_server(server):
-    with connected(server, b"GET /v1/info/ HTTP/1.1\r\nHost: 127.0.0.9:1\r\nConnection: close\r\n\r\n") as client:
+    with connected(
+        server, b"GET /v1/info/ HTTP/1.1\r\nHost: 127.0.0.9:1\r\nConnection: close\r\n\r\n"
+    ) as client:
         answer = whole(client)
     assert statuses(answer) == [404]
     assert b"127.0.0.9" not in answer
@@ -280,7 +339,9 @@ def test_where_a_route_is_does_not_depend_on_what_the_client_calls_the_server(se
 )
 def test_http_1_1_needs_one_host(server, lines, status):
     """RFC 9112, 3.2."""
-    with connected(server, b"GET /health/live HTTP/1.1\r\n" + lines + b"Connection: close\r\n\r\n") as client:
+    with connected(
+        server, b"GET /health/live HTTP/1.1\r\n" + lines + b"Connection: close\r\n\r\n"
+    ) as client:
         assert statuses(whole(client)) == [status]
 
 
@@ -289,7 +350,10 @@ def test_head_is_get_without_a_body(server):
     for path in ("/health/live", "/health/ready", "/v2/health/ready", "/v1/info", "/metrics", "/"):
         answer = httpx.head(f"{server.url}{path}")
         assert (answer.status_code, answer.content) == (200, b""), path
-        assert answer.headers["content-type"] == httpx.get(f"{server.url}{path}").headers["content-type"]
+        assert (
+            answer.headers["content-type"]
+            == httpx.get(f"{server.url}{path}").headers["content-type"]
+        )
     assert httpx.head(f"{server.url}/v1/labels").status_code == 405
     assert httpx.head(f"{server.url}/nowhere").status_code == 404
     assert server.metric('mlcd_requests_total{route="/v1/info",status="200"}') >= 2

@@ -23,7 +23,9 @@ def test_every_type_is_of_the_same_embedding(ask, picture):
     assert list(answer["embeddings"]) == kinds
     found = {kind: rows[1] for kind, rows in answer["embeddings"].items()}
     assert found["float"] == pytest.approx(expected, abs=1e-5)
-    assert np.frombuffer(base64.b64decode(found["base64"]), "<f4") == pytest.approx(expected, abs=1e-5)
+    assert np.frombuffer(base64.b64decode(found["base64"]), "<f4") == pytest.approx(
+        expected, abs=1e-5
+    )
     assert found["int8"] == np.rint(expected * (127 / np.abs(expected).max())).tolist()
     assert [value - 128 for value in found["uint8"]] == found["int8"]
     assert found["ubinary"] == np.packbits(expected >= 0).tolist()
@@ -59,7 +61,11 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
         ({"images": ["URI"], "embedding_types": []}, 400, "embedding_types"),
         ({"images": ["URI"], "input_type": "poem"}, 400, "input_type"),
         ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension is at most 16"),
-        ({"images": ["URI"], "output_dimension": 4, "embedding_types": ["binary"]}, 400, "divisible by 8"),
+        (
+            {"images": ["URI"], "output_dimension": 4, "embedding_types": ["binary"]},
+            400,
+            "divisible by 8",
+        ),
         ({"images": ["URI"], "model": "absent"}, 404, "no such model"),
         ({"images": ["URI"] * 65}, 400, "max_images"),
         ({"images": ["URI"], "fusion": True}, 400, "fusion"),
@@ -67,7 +73,10 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
 )
 def test_a_refusal_is_in_coheres_shape(ask, picture, body, status, message):
     if "images" in body:
-        body = {**body, "images": [data_uri(picture[1]) if item == "URI" else item for item in body["images"]]}
+        body = {
+            **body,
+            "images": [data_uri(picture[1]) if item == "URI" else item for item in body["images"]],
+        }
     answer = ask(**body)
     assert answer.status_code == status
     assert set(answer.json()) == {"id", "message"}

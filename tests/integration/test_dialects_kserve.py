@@ -28,7 +28,9 @@ def infer(client, model):
     def post(content, binary=b"", headers=None):
         head = json.dumps(content).encode()
         given = {HEADER: str(len(head))} if binary else {"Content-Type": "application/json"}
-        return client.post(f"/v2/models/{model}/infer", content=head + binary, headers=given | (headers or {}))
+        return client.post(
+            f"/v2/models/{model}/infer", content=head + binary, headers=given | (headers or {})
+        )
 
     return post
 
@@ -76,7 +78,11 @@ def test_health_and_metadata(client, model, picture):
     assert set(client.get("/v2").json()["extensions"]) == extensions
     for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/1"):
         described = client.get(path).json()
-        assert described["outputs"][0] == {"name": "embedding", "datatype": "FP32", "shape": [-1, len(picture[2])]}
+        assert described["outputs"][0] == {
+            "name": "embedding",
+            "datatype": "FP32",
+            "shape": [-1, len(picture[2])],
+        }
         assert client.get(f"{path}/ready").json() == {"name": model, "ready": True}
     assert described["parameters"]["fingerprint"] == client.get("/v1/info").json()["fingerprint"]
 
@@ -87,24 +93,39 @@ def test_the_configuration_says_what_a_request_may_be(client, model, infer, pict
     assert client.get(f"/v2/models/{model}/versions/1/config").json() == config
     assert (config["name"], config["max_batch_size"]) == (model, limits["max_images"])
     metadata = client.get(f"/v2/models/{model}").json()
-    types = {"BYTES": "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32", "INT32": "TYPE_INT32"}
+    types = {
+        "BYTES": "TYPE_STRING",
+        "UINT8": "TYPE_UINT8",
+        "FP32": "TYPE_FP32",
+        "INT32": "TYPE_INT32",
+    }
     for told, configured in (("inputs", "input"), ("outputs", "output")):
         pairs = list(zip(metadata[told], config[configured], strict=True))
-        assert all((one["name"], types[one["datatype"]]) == (other["name"], other["data_type"]) for one, other in pairs)
+        assert all(
+            (one["name"], types[one["datatype"]]) == (other["name"], other["data_type"])
+            for one, other in pairs
+        )
         assert all(one["shape"][1:] in (other["dims"], []) for one, other in pairs)
     policy = config["dynamic_batching"]["default_queue_policy"]
     assert policy["default_timeout_microseconds"] == limits["deadline_s"] * 10**6
     assert policy["max_queue_size"] == limits["max_queued_images"]
     assert config["parameters"]["fingerprint"] == {"string_value": info["fingerprint"]}
     # As the configuration alone would have it: the batch, then dims.
-    assert infer({"inputs": [json_input(picture[1], shape=[1, *config["input"][0]["dims"]])]}).status_code == 200
+    assert (
+        infer(
+            {"inputs": [json_input(picture[1], shape=[1, *config["input"][0]["dims"]])]}
+        ).status_code
+        == 200
+    )
 
 
 def test_the_repository_has_the_served_model(client, model):
     served = [{"name": model, "version": "1", "state": "READY"}]
     json_content = {"Content-Type": "application/json"}
     for body in (b"{}", b'{"ready":true}', b'{"ready":false}', b""):
-        answer = client.post("/v2/repository/index", content=body, headers=json_content if body else {})
+        answer = client.post(
+            "/v2/repository/index", content=body, headers=json_content if body else {}
+        )
         assert (answer.status_code, answer.json()) == (200, served)
     for body in (b"[]", b"x", b'{"ready":"yes"}', b'{"ready":1}', b'{"of":"x"}'):
         answer = client.post("/v2/repository/index", content=body, headers=json_content)
@@ -148,7 +169,9 @@ def test_statistics_count_what_clients_have_counted(photo):
         assert post("/v1/embeddings", model=fake, input=data_uri(photo)) == 200
         assert post(f"/v2/models/{fake}/infer", inputs=[json_input(b"no image")]) == 415
         assert post(f"/v2/models/{fake}/infer", inputs=[]) == 400  # it never was an inference
-        until(lambda: (count("success"), count("fail")) == (6, 1), 10)  # a request is counted after its answer
+        until(
+            lambda: (count("success"), count("fail")) == (6, 1), 10
+        )  # a request is counted after its answer
         paths = ("/stats", f"/{fake}/stats", f"/{fake}/versions/1/stats")
         found, *others = (statistics(path) for path in paths * 4)  # whichever process answers
         assert others == [found] * len(others)
@@ -156,7 +179,12 @@ def test_statistics_count_what_clients_have_counted(photo):
         assert found["inference_count"] - before["inference_count"] == 11
         assert 6 <= found["execution_count"] - before["execution_count"] <= 11
         assert before["last_inference"] < found["last_inference"] <= time.time() * 1000
-        least_ns = {"success": 120_000_000, "queue": 0, "compute_input": 1, "compute_infer": 120_000_000}
+        least_ns = {
+            "success": 120_000_000,
+            "queue": 0,
+            "compute_input": 1,
+            "compute_infer": 120_000_000,
+        }
         for kind, least in least_ns.items():
             assert found["inference_stats"][kind]["count"] == 6, kind
             assert least <= found["inference_stats"][kind]["ns"] < 60_000_000_000, kind
@@ -178,15 +206,26 @@ def test_embeddings_and_labels_in_json_and_in_binary(infer, picture, journey):
     described, tensor = binary_input(data, data)
     for answer in (
         infer({"id": "x", "inputs": [json_input(data, data)], "parameters": {"top": 3}}),
-        infer({"id": "x", "inputs": [json_input(data, data, shape=[2, 1])], "parameters": {"top": 3}}),
+        infer(
+            {"id": "x", "inputs": [json_input(data, data, shape=[2, 1])], "parameters": {"top": 3}}
+        ),
         infer({"id": "x", "inputs": [described], "parameters": {"top": 3}}, tensor),
-        infer({"id": "x", "inputs": [described], "parameters": {"top": 3, "binary_data_output": True}}, tensor),
+        infer(
+            {
+                "id": "x",
+                "inputs": [described],
+                "parameters": {"top": 3, "binary_data_output": True},
+            },
+            tensor,
+        ),
     ):
         assert answer.status_code == 200, answer.text
         found = tensors(answer)
         assert found["embedding"][1] == pytest.approx(expected, abs=1e-5)
         assert found["label_ids"].tolist() == [nearest.tolist()] * 2
-        assert found["label_scores"][1] == pytest.approx(centers.vectors[nearest] @ expected, abs=1e-4)
+        assert found["label_scores"][1] == pytest.approx(
+            centers.vectors[nearest] @ expected, abs=1e-4
+        )
         assert b'"id":"x"' in answer.content
         assert answer.headers["x-mlcd-centers"] == centers.digest
 
@@ -222,18 +261,30 @@ def test_parameters_of_triton_are_taken_and_change_no_row(infer, picture, parame
 
 def test_a_timeout_ends_the_wait_of_its_own_request_alone(photo):
     fake = "fake:latency_ms=1500,crop=32"
-    pixels = {"name": "image_u8", "shape": [1, 3, 32, 32], "datatype": "UINT8", "data": [7] * (3 * 32 * 32)}
+    pixels = {
+        "name": "image_u8",
+        "shape": [1, 3, 32, 32],
+        "datatype": "UINT8",
+        "data": [7] * (3 * 32 * 32),
+    }
     given = (json_input(photo), pixels)
     # With a cache, requests for the same image wait for one inference.
-    with serving(fake, engine="fake", cache__memory_bytes=2**20) as server, ThreadPoolExecutor(8) as pool:
+    with (
+        serving(fake, engine="fake", cache__memory_bytes=2**20) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
 
         def ask(tensor, timeout_us):
             asked = {"inputs": [tensor], "parameters": {"timeout": timeout_us}}
             return httpx.post(f"{server.url}/v2/models/{fake}/infer", json=asked, timeout=30)
 
         late = [pool.submit(ask, tensor, 300_000) for tensor in given]
-        others = [pool.submit(ask, tensor, timeout_us) for tensor in given for timeout_us in (0, 10**12)]
-        assert [(one.result().status_code, set(one.result().json())) for one in late] == [(504, {"error"})] * 2
+        others = [
+            pool.submit(ask, tensor, timeout_us) for tensor in given for timeout_us in (0, 10**12)
+        ]
+        assert [(one.result().status_code, set(one.result().json())) for one in late] == [
+            (504, {"error"})
+        ] * 2
         assert [one.result().status_code for one in others] == [200] * 4
 
 
@@ -244,7 +295,11 @@ def test_a_raw_body_is_one_image(client, model, picture):
 
 def test_prepared_pixels_need_no_decoding(infer, client, model, picture):
     size = client.get(f"/v2/models/{model}").json()["inputs"][1]["shape"][-1]
-    square = Image.open(io.BytesIO(picture[1])).convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+    square = (
+        Image.open(io.BytesIO(picture[1]))
+        .convert("RGB")
+        .resize((size, size), Image.Resampling.BICUBIC)
+    )
     pixels = np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))[None]
     described = {"name": "image_u8", "shape": list(pixels.shape), "datatype": "UINT8"}
     binary = described | {"parameters": {"binary_data_size": pixels.nbytes}}
@@ -312,7 +367,9 @@ def test_what_is_not_there_is_in_kserves_shape(client, model, path, status):
 def test_an_input_that_is_not_what_it_says_is_refused(infer, picture, changes):
     answer = infer({"inputs": [json_input(picture[1], **changes)]})
     # A size beyond the limit may be told as such.
-    assert answer.status_code in ((400, 413) if changes == {"shape": [10**30]} else (400,)), answer.text
+    assert answer.status_code in ((400, 413) if changes == {"shape": [10**30]} else (400,)), (
+        answer.text
+    )
     assert set(answer.json()) == {"error"}
 
 
@@ -345,7 +402,11 @@ def test_an_input_that_is_not_what_it_says_is_refused(infer, picture, changes):
     ],
 )
 def test_a_request_that_is_not_of_the_protocol_is_refused(infer, picture, content):
-    given = content if not content or "inputs" in content else {"inputs": [json_input(picture[1])], **content}
+    given = (
+        content
+        if not content or "inputs" in content
+        else {"inputs": [json_input(picture[1])], **content}
+    )
     answer = infer(given)
     assert (answer.status_code, set(answer.json())) == (400, {"error"}), answer.text
 
@@ -354,17 +415,37 @@ def test_a_hostile_length_is_refused(client, model, picture):
     described, tensor = binary_input(picture[1])
     body = json.dumps({"inputs": [described]}).encode() + tensor
     length = len(body) - len(tensor)
-    for stated in ("-1", "x", "", str(length - 1), str(length + 1), str(len(body) + 1), str(2**64), "9" * 400):
+    for stated in (
+        "-1",
+        "x",
+        "",
+        str(length - 1),
+        str(length + 1),
+        str(len(body) + 1),
+        str(2**64),
+        "9" * 400,
+    ):
         answer = client.post(f"/v2/models/{model}/infer", content=body, headers={HEADER: stated})
         assert (answer.status_code, set(answer.json())) == (400, {"error"}), stated
     for size in (0, len(tensor) - 1, len(tensor) + 1, 2**40):
-        wrong = json.dumps({"inputs": [described | {"parameters": {"binary_data_size": size}}]}).encode()
-        answer = client.post(f"/v2/models/{model}/infer", content=wrong + tensor, headers={HEADER: str(len(wrong))})
+        wrong = json.dumps(
+            {"inputs": [described | {"parameters": {"binary_data_size": size}}]}
+        ).encode()
+        answer = client.post(
+            f"/v2/models/{model}/infer", content=wrong + tensor, headers={HEADER: str(len(wrong))}
+        )
         assert answer.status_code == 400, size
-    assert client.post(f"/v2/models/{model}/infer", content=body, headers={HEADER: str(length)}).status_code == 200
+    assert (
+        client.post(
+            f"/v2/models/{model}/infer", content=body, headers={HEADER: str(length)}
+        ).status_code
+        == 200
+    )
 
 
 def test_more_labels_or_images_than_the_limit(infer, picture):
-    assert infer({"inputs": [json_input(picture[1])], "parameters": {"top": 1001}}).status_code == 413
+    assert (
+        infer({"inputs": [json_input(picture[1])], "parameters": {"top": 1001}}).status_code == 413
+    )
     described, tensor = binary_input(*[picture[1]] * 65)
     assert infer({"inputs": [described]}, tensor).status_code == 413

@@ -48,13 +48,20 @@ def test_every_way_to_send_an_image_gives_the_same_embedding(ask, picture):
 def test_embeddings_are_base64_floats_or_bits_as_asked(ask, picture):
     _, data, expected = picture
     uri = data_uri(data)
-    for option in ({"encoding_format": "base64"}, {"embedding_type": "base64"}, {"encoding_type": "base64"}):
+    for option in (
+        {"encoding_format": "base64"},
+        {"embedding_type": "base64"},
+        {"encoding_type": "base64"},
+    ):
         text = ask(input=uri, **option).json()["data"][0]["embedding"]
         assert np.frombuffer(base64.b64decode(text), "<f4") == pytest.approx(expected, abs=1e-5)
     bits = np.packbits(expected >= 0).tolist()
     # openai-python adds its encoding_format: what Jina's field says goes before it.
     for option in ({}, {"encoding_format": "base64"}):
-        assert ask(input=uri, embedding_type="ubinary", **option).json()["data"][0]["embedding"] == bits
+        assert (
+            ask(input=uri, embedding_type="ubinary", **option).json()["data"][0]["embedding"]
+            == bits
+        )
         words = ask(input=uri, embedding_type="binary", **option).json()["data"][0]["embedding"]
         assert words == [byte - 128 for byte in bits]
     short = ask(input=uri, dimensions=5).json()["data"][0]["embedding"]
@@ -64,7 +71,9 @@ def test_embeddings_are_base64_floats_or_bits_as_asked(ask, picture):
 def test_both_paths_and_the_headers(client, model, picture):
     _, data, expected = picture
     for path in ("/v1/embeddings", "/embeddings"):
-        answer = client.post(path, json={"model": model, "input": data_uri(data)}, headers={"X-Request-Id": "mine-1"})
+        answer = client.post(
+            path, json={"model": model, "input": data_uri(data)}, headers={"X-Request-Id": "mine-1"}
+        )
         assert answer.json()["data"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
         info = client.get("/v1/info").json()
         assert answer.headers["x-request-id"] == "mine-1"
@@ -128,7 +137,11 @@ def test_a_refusal_is_in_openais_shape_and_names_the_field(ask, picture, body, s
 
 def test_two_images_in_a_conversation_are_refused(ask, picture):
     part = image_part(picture[1])
-    for messages in (message(part, part), message(part) * 2, message(part, {"type": "text", "text": "describe"})):
+    for messages in (
+        message(part, part),
+        message(part) * 2,
+        message(part, {"type": "text", "text": "describe"}),
+    ):
         answer = ask(messages=messages)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
 
@@ -136,8 +149,16 @@ def test_two_images_in_a_conversation_are_refused(ask, picture):
 def test_what_is_wrong_before_the_route_is_in_openais_shape_too(client):
     for answer, status in (
         (client.get("/v1/embeddings"), 405),
-        (client.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"}), 400),
-        (client.post("/embeddings", content=b"[]", headers={"Content-Type": "application/json"}), 400),
+        (
+            client.post(
+                "/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"}
+            ),
+            400,
+        ),
+        (
+            client.post("/embeddings", content=b"[]", headers={"Content-Type": "application/json"}),
+            400,
+        ),
         (client.post("/v1/embeddings", content=b"{}", headers={"Content-Type": "text/plain"}), 400),
         (client.post("/v1/embeddings", content=b"{}", headers={"Content-Encoding": "gzip"}), 400),
         (client.get("/v1/models/absent"), 404),

@@ -20,7 +20,9 @@ def centers(journey):
 def test_labels_in_binary_are_those_of_json(client, picture):
     sent = files(picture[1], picture[1])
     labels = client.post("/v1/labels?top=3", files=sent).json()["results"][1]["labels"]
-    raw = client.post("/v1/labels?top=3", files=sent, headers={"Accept": "application/octet-stream"})
+    raw = client.post(
+        "/v1/labels?top=3", files=sent, headers={"Accept": "application/octet-stream"}
+    )
     length = int(raw.headers["x-mlcd-top"])
     ids = np.frombuffer(raw.content[: 2 * length * 4], "<i4").reshape(2, length)
     scores = np.frombuffer(raw.content[2 * length * 4 :], "<f4").reshape(2, length)
@@ -35,7 +37,9 @@ def test_a_threshold_leaves_empty_places_in_binary(client, picture):
     labels = client.post("/v1/labels?top=3", files=files(picture[1])).json()["results"][0]["labels"]
     cut = (labels[0]["similarity"] + labels[1]["similarity"]) / 2
     asked = {"Accept": "application/x-npy"}
-    answer = client.post(f"/v1/labels?top=3&threshold={cut}", files=files(picture[1]), headers=asked)
+    answer = client.post(
+        f"/v1/labels?top=3&threshold={cut}", files=files(picture[1]), headers=asked
+    )
     (record,) = np.load(io.BytesIO(answer.content), allow_pickle=False)
     assert record["ids"].tolist() == [labels[0]["id"], -1, -1]
     assert np.isneginf(record["scores"][1:]).all()
@@ -46,7 +50,12 @@ def test_binary_labels_refuse_a_batch_with_a_bad_image(client, picture):
     answer = client.post("/v1/labels", files=files(picture[1], b"no image"), headers=asked)
     assert (answer.status_code, answer.json()["index"]) == (415, 1)
     assert answer.json()["type"] == "urn:mlcd:problem:unsupported-format"
-    assert client.post("/v1/labels", files=files(picture[1]), headers={"Accept": "text/html"}).status_code == 406
+    assert (
+        client.post(
+            "/v1/labels", files=files(picture[1]), headers={"Accept": "text/html"}
+        ).status_code
+        == 406
+    )
 
 
 def test_every_answer_says_where_it_comes_from(client, picture, centers):
@@ -74,7 +83,9 @@ def test_every_answer_says_where_it_comes_from(client, picture, centers):
         assert answer.headers["x-mlcd-preprocess-version"] == "1"
         assert answer.headers["x-mlcd-centers"] == centers.digest
         assert answer.headers["x-request-id"]
-        assert ("inference;dur=" in answer.headers["server-timing"]) == (answer.request.method == "POST")
+        assert ("inference;dur=" in answer.headers["server-timing"]) == (
+            answer.request.method == "POST"
+        )
     answer = client.post("/v1/labels", files=sent)
     assert answer.headers["x-mlcd-centers"] == centers.digest
     assert answer.json()["mode"] == "exact"
@@ -89,12 +100,16 @@ def test_nothing_of_what_was_sent_comes_back_in_an_error(client):
         client.post("/v1/labels", json={"images": [secret], "embeddings": [secret]}),
         client.post("/v1/labels", json={"embeddings": [[secret]]}),
         client.post("/v1/labels", content=secret, headers={"Content-Type": f"text/{secret}"}),
-        client.post("/v1/images/embed", content=secret, headers={"Content-Type": "multipart/form-data"}),
+        client.post(
+            "/v1/images/embed", content=secret, headers={"Content-Type": "multipart/form-data"}
+        ),
         client.get("/v1/centers/1", params={"x": secret}),
         client.post("/v1/collections/demo/search", json={"images": "x", secret: 1}),
     ):
         assert secret.lower() not in answer.text.lower()
-    assert client.post("/v1/labels", content=b"x", headers={"Content-Type": "image/png"}).json()["errors"]
+    assert client.post("/v1/labels", content=b"x", headers={"Content-Type": "image/png"}).json()[
+        "errors"
+    ]
 
 
 def test_a_null_is_a_field_that_is_not_given(client, picture):
@@ -144,5 +159,8 @@ def test_approximate_labels_name_themselves_and_their_audited_recall(tmp_path):
     assert near["audit"] == audit
     assert audit["low"] >= 0.98
     assert audit["source"] == "centers"
-    ids = [[{label["id"] for label in result["labels"]} for result in answer["results"]] for answer in (exact, near)]
+    ids = [
+        [{label["id"] for label in result["labels"]} for result in answer["results"]]
+        for answer in (exact, near)
+    ]
     assert np.mean([len(a & b) / len(a) for a, b in zip(*ids, strict=True)]) > 0.95

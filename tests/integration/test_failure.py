@@ -28,7 +28,12 @@ GRAY, WHITE = png((100, 100, 100)), png((255, 255, 255))
 
 
 def ask(server, image=GRAY):
-    return httpx.post(f"{server.url}/v1/images/embed", content=image, headers={"Content-Type": "image/png"}, timeout=30)
+    return httpx.post(
+        f"{server.url}/v1/images/embed",
+        content=image,
+        headers={"Content-Type": "image/png"},
+        timeout=30,
+    )
 
 
 def request_head(length, path="/v1/images/embed"):
@@ -41,7 +46,10 @@ def connect(server):
 
 
 def test_an_engine_that_is_killed_fails_its_waiters_and_is_back_within_seconds():
-    with serving("fake:latency_ms=400", engine="fake", max_batch=4) as server, ThreadPoolExecutor(10) as pool:
+    with (
+        serving("fake:latency_ms=400", engine="fake", max_batch=4) as server,
+        ThreadPoolExecutor(10) as pool,
+    ):
         killed = server.worker()
         waiting = [pool.submit(ask, server) for _ in range(10)]
         until(lambda: server.metric('mlcd_held{of="images"}') == 10, 5)
@@ -89,7 +97,10 @@ def test_an_engine_that_hangs_is_noticed_without_traffic_and_replaced():
 
 
 def test_requests_at_an_engine_that_hangs_get_an_error_in_time():
-    with serving("fake:latency_ms=5", engine="fake", batch_timeout_s=1) as server, ThreadPoolExecutor(5) as pool:
+    with (
+        serving("fake:latency_ms=5", engine="fake", batch_timeout_s=1) as server,
+        ThreadPoolExecutor(5) as pool,
+    ):
         os.kill(server.worker(), signal.SIGSTOP)
         started = time.monotonic()
         statuses = {answer.status_code for answer in pool.map(lambda _: ask(server), range(5))}
@@ -133,13 +144,19 @@ def leave_while_reading(server, photo):
 
 
 @pytest.mark.parametrize(
-    "leave", [leave_during_upload, leave_during_decoding, leave_during_inference, leave_while_reading]
+    "leave",
+    [leave_during_upload, leave_during_decoding, leave_during_inference, leave_while_reading],
 )
 def test_clients_that_leave_ten_at_once_leave_nothing_behind(leaving_from, photo, leave):
     server = leaving_from
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda _: leave(server, photo), range(10)))
-    until(lambda: server.metric('mlcd_held{of="images"}') == server.metric('mlcd_held{of="bytes"}') == 0, 10)
+    until(
+        lambda: (
+            server.metric('mlcd_held{of="images"}') == server.metric('mlcd_held{of="bytes"}') == 0
+        ),
+        10,
+    )
     started = time.monotonic()
     assert ask(server, photo).status_code == 200
     assert time.monotonic() - started < 5
@@ -166,7 +183,10 @@ def test_who_left_is_not_encoded(leaving_from, photo):
 
 
 def test_a_body_that_trickles_past_the_deadline_is_answered_504_and_the_connection_closed():
-    with serving("fake:latency_ms=5", engine="fake", limits__deadline_s=0.7) as server, connect(server) as client:
+    with (
+        serving("fake:latency_ms=5", engine="fake", limits__deadline_s=0.7) as server,
+        connect(server) as client,
+    ):
         client.sendall(request_head(1000))
         received, started = b"", time.monotonic()
         client.settimeout(0.1)
@@ -184,7 +204,9 @@ def test_a_body_that_trickles_past_the_deadline_is_answered_504_and_the_connecti
 
 
 def test_memory_comes_back_after_large_requests(photo):
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (3000, 4000, 3), dtype=np.uint8))
+    picture = Image.fromarray(
+        np.random.default_rng(0).integers(0, 255, (3000, 4000, 3), dtype=np.uint8)
+    )
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=50)
     large = [("files", (f"{i}.jpg", buffer.getvalue(), "image/jpeg")) for i in range(8)]
@@ -218,8 +240,13 @@ def test_sigterm_serves_on_for_a_while_finishes_what_is_in_flight_and_leaves_no_
 
 
 def test_the_end_is_bounded_and_a_second_signal_ends_at_once():
-    for signals, least, most in (([signal.SIGTERM], 1.0, 7.0), ([signal.SIGTERM, signal.SIGTERM], 0.0, 1.0)):
-        server = Server("fake:latency_ms=1", engine="fake", drain_s=0, grace_s=1, batch_timeout_s=60).wait_ready()
+    for signals, least, most in (
+        ([signal.SIGTERM], 1.0, 7.0),
+        ([signal.SIGTERM, signal.SIGTERM], 0.0, 1.0),
+    ):
+        server = Server(
+            "fake:latency_ms=1", engine="fake", drain_s=0, grace_s=1, batch_timeout_s=60
+        ).wait_ready()
         worker = server.worker()
         os.kill(worker, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as pool:
@@ -252,7 +279,9 @@ def test_sigterm_is_heard_while_weights_are_exported(journey, tmp_path, monkeypa
     server = Server(journey / "run")
     until(lambda: children(server.process.pid), 20, server)
     exporter = children(server.process.pid)
-    time.sleep(0.5)  # in the moment of its start nobody knows it yet: it finishes alone, for the next who asks
+    time.sleep(
+        0.5
+    )  # in the moment of its start nobody knows it yet: it finishes alone, for the next who asks
     started = time.monotonic()
     status, output = server.stop()
     assert (status, output.count("\n"), output.startswith("mlcd: exporting ")) == (0, 1, True)

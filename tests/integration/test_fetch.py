@@ -37,7 +37,12 @@ def host(picture):
 @pytest.fixture(scope="module")
 def fetching(journey, host, new_state):
     """A server that fetches from the host."""
-    settings = {"allow": "127.0.0.1", "networks": "127.0.0.0/8", "ports": f"80,{host.port}", "timeout_s": 2}
+    settings = {
+        "allow": "127.0.0.1",
+        "networks": "127.0.0.0/8",
+        "ports": f"80,{host.port}",
+        "timeout_s": 2,
+    }
     given = {f"fetch__{name}": value for name, value in settings.items()}
     limits = {"limits__max_body_bytes": 2**20, "limits__max_queued_bytes": 2**22}
     with serving(journey / "model", state_dir=new_state(), **given, **limits) as server:
@@ -69,7 +74,10 @@ def test_every_dialect_takes_urls(ask, host, model, picture):
     ):
         (row,) = embeddings(ask("/v1/embeddings", json={"model": model, **body}))
         assert row == pytest.approx(expected, abs=1e-5), body
-    for images in ({"images": [url]}, {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": url}}]}]}):
+    for images in (
+        {"images": [url]},
+        {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": url}}]}]},
+    ):
         (row,) = ask("/v2/embed", json={"model": model, **images}).json()["embeddings"]["float"]
         assert row == pytest.approx(expected, abs=1e-5)
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [url]}
@@ -77,14 +85,18 @@ def test_every_dialect_takes_urls(ask, host, model, picture):
     assert answer["outputs"][0]["data"] == pytest.approx(expected, abs=1e-5)
     by_file = ask("/v1/labels", files=files(picture[1])).json()
     assert ask("/v1/labels", json={"images": [url]}).json() == by_file
-    found = ask("/v1/collections/demo/search", json={"images": [url]}).json()["results"][0]["matches"]
+    found = ask("/v1/collections/demo/search", json={"images": [url]}).json()["results"][0][
+        "matches"
+    ]
     assert found[0]["similarity"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_time_of_fetching_is_told_where_something_was_fetched(ask, host, picture):
     def stages(image):
         timing = ask("/v1/labels", json={"images": [image]}).headers["server-timing"]
-        return {name: float(ms) for name, ms in (stage.split(";dur=") for stage in timing.split(", "))}
+        return {
+            name: float(ms) for name, ms in (stage.split(";dur=") for stage in timing.split(", "))
+        }
 
     fetched = stages(f"{host.url}/a.png")
     assert next(iter(fetched)) == "fetch"
@@ -110,7 +122,13 @@ def test_own_routes_answer_for_each_url(ask, host, picture):
         "/not-an-image": "unsupported-format",
     }
     urls = [host.url + path for path in bad]
-    given = [data_uri(picture[1]), *urls, "http://10.0.0.1/", f"http://{SECRET}@127.0.0.1/", f"{host.url}/a.png"]
+    given = [
+        data_uri(picture[1]),
+        *urls,
+        "http://10.0.0.1/",
+        f"http://{SECRET}@127.0.0.1/",
+        f"{host.url}/a.png",
+    ]
     for route in ("/v1/labels", "/v1/collections/demo/search"):
         answer = ask(route, json={"images": given})
         body = answer.json()
@@ -123,7 +141,9 @@ def test_own_routes_answer_for_each_url(ask, host, picture):
 
 def test_other_routes_name_the_first_that_failed(ask, host, model):
     good, absent = f"{host.url}/a.png", f"{host.url}/absent?token={SECRET}"
-    error = ask("/v1/embeddings", json={"model": model, "input": [good, absent, absent]}).json()["error"]
+    error = ask("/v1/embeddings", json={"model": model, "input": [good, absent, absent]}).json()[
+        "error"
+    ]
     assert (error["param"], error["code"]) == ("input[1]", "fetch-failed")
     answer = ask("/v2/embed", json={"model": model, "images": [good, good, absent]})
     assert (answer.status_code, "image 2" in answer.json()["message"]) == (422, True)
@@ -134,7 +154,10 @@ def test_other_routes_name_the_first_that_failed(ask, host, model):
         "urn:mlcd:problem:fetch-failed",
     )
     error = ask("/v1/embeddings", json={"model": model, "input": [f"{host.url}/large"]})
-    assert (error.status_code, error.json()["error"]["code"]) == (400, "too-many-bytes")  # as OpenAI's clients expect
+    assert (error.status_code, error.json()["error"]["code"]) == (
+        400,
+        "too-many-bytes",
+    )  # as OpenAI's clients expect
 
 
 def test_what_is_refused_anyway_is_not_fetched(ask, host, model):
@@ -149,10 +172,16 @@ def test_a_slow_host_holds_up_nobody_else(fetching, host, model, picture):
     """Its requests wait with nothing admitted; everything else is answered before the first of them ends."""
     body = {"images": [f"{host.url}/slow"] * 8}
     with ThreadPoolExecutor(10) as pool, httpx.Client(base_url=fetching.url, timeout=30) as client:
-        slow = [pool.submit(httpx.post, f"{fetching.url}/v1/labels", json=body, timeout=30) for _ in range(10)]
+        slow = [
+            pool.submit(httpx.post, f"{fetching.url}/v1/labels", json=body, timeout=30)
+            for _ in range(10)
+        ]
         until(lambda: host.most >= 8, 10)
         for number in range(5):
-            image = {"model": model, "input": data_uri(picture[1] + bytes([number]))}  # other bytes: in no cache
+            image = {
+                "model": model,
+                "input": data_uri(picture[1] + bytes([number])),
+            }  # other bytes: in no cache
             assert client.post("/v1/embeddings", json=image).status_code == 200
         assert fetching.metric('mlcd_held{of="images"}') == 0
         assert not any(future.done() for future in slow)
@@ -165,7 +194,9 @@ def test_a_client_that_leaves_ends_its_fetches(fetching, host):
     name = 'mlcd_fetch_duration_seconds_count{outcome="cancelled"}'
     before = fetching.metric(name)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{fetching.url}/v1/labels", json={"images": [f"{host.url}/slow"] * 3}, timeout=0.5)
+        httpx.post(
+            f"{fetching.url}/v1/labels", json={"images": [f"{host.url}/slow"] * 3}, timeout=0.5
+        )
     until(lambda: fetching.metric(name) == before + 3, 5)
 
 
@@ -186,9 +217,16 @@ def test_it_is_off_by_default_and_says_which_setting_turns_it_on(client, host, m
 
 
 def test_nothing_of_a_url_or_of_what_a_host_sent_is_in_the_log(journey, host):
-    settings = {"fetch__allow": "127.0.0.1", "fetch__networks": "127.0.0.0/8", "fetch__ports": host.port}
+    settings = {
+        "fetch__allow": "127.0.0.1",
+        "fetch__networks": "127.0.0.0/8",
+        "fetch__ports": host.port,
+    }
     with serving(journey / "model", fetch__timeout_s=1, **settings) as server:
-        urls = [f"{host.url}{path}" for path in host.answers] + [f"http://{SECRET}.example/", f"http://{SECRET}@x/"]
+        urls = [f"{host.url}{path}" for path in host.answers] + [
+            f"http://{SECRET}.example/",
+            f"http://{SECRET}@x/",
+        ]
         answer = httpx.post(f"{server.url}/v1/labels", json={"images": urls}, timeout=30)
         assert SECRET not in answer.text + httpx.get(f"{server.url}/metrics").text
         _, output = server.stop()
@@ -200,6 +238,8 @@ def test_nothing_of_a_url_or_of_what_a_host_sent_is_in_the_log(journey, host):
 
 def test_binary_labels_come_for_urls_too(ask, host):
     url = {"images": [f"{host.url}/a.png"]}
-    records = np.load(io.BytesIO(ask("/v1/labels", json=url, headers={"Accept": "application/x-npy"}).content))
+    records = np.load(
+        io.BytesIO(ask("/v1/labels", json=url, headers={"Accept": "application/x-npy"}).content)
+    )
     labels = ask("/v1/labels", json=url).json()["results"][0]["labels"]
     assert records["ids"][0].tolist() == [label["id"] for label in labels]

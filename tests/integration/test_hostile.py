@@ -22,7 +22,10 @@ from tests.integration.running import serving
 
 REASONS = set(ImageReason.__args__)
 STATUSES = {200, 400, 413, 415, 422}
-IN_DIALECTS = {413: 400, 415: 400}  # of OpenAI and Cohere, whose clients have no class of error for these
+IN_DIALECTS = {
+    413: 400,
+    415: 400,
+}  # of OpenAI and Cohere, whose clients have no class of error for these
 BATCH = 20
 GROWTH_MIB = 48  # of the process that decodes: fragments, and what libraries set up on the first image of a kind
 
@@ -34,7 +37,9 @@ def running(journey, new_state):
         warm_up(server)
         before = server.resident_mib()
         yield server
-        assert server.metric('mlcd_held{of="images"}') == server.metric('mlcd_held{of="pixels"}') == 0
+        assert (
+            server.metric('mlcd_held{of="images"}') == server.metric('mlcd_held{of="pixels"}') == 0
+        )
         assert server.metric("mlcd_engine_restarts_total") == 0
         assert server.resident_mib() < before + GROWTH_MIB
         status, said = server.stop()
@@ -44,7 +49,12 @@ def running(journey, new_state):
 
 def warm_up(server):
     for _, data in hostile.shapes():
-        httpx.post(f"{server.url}/v1/images/embed", content=data, headers={"Content-Type": "image/png"}, timeout=30)
+        httpx.post(
+            f"{server.url}/v1/images/embed",
+            content=data,
+            headers={"Content-Type": "image/png"},
+            timeout=30,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +78,9 @@ class Api:
         assert answer.status_code == 200, answer.text
         assert_nothing_slipped_out(answer.text)
         body = answer.json()
-        rows = {result["index"]: np.array(result["embedding"], np.float32) for result in body["results"]}
+        rows = {
+            result["index"]: np.array(result["embedding"], np.float32) for result in body["results"]
+        }
         return rows, {error["index"]: error["type"] for error in body["errors"]}
 
     def between(self, image):
@@ -96,7 +108,10 @@ class Api:
         head %= len(element)
         infer = f"/v2/models/{self.model}/infer"
         dialects = [
-            self.client.post("/v1/embeddings", json={"model": self.model, "input": [data_uri(self.photo), encoded]}),
+            self.client.post(
+                "/v1/embeddings",
+                json={"model": self.model, "input": [data_uri(self.photo), encoded]},
+            ),
             self.client.post("/v2/embed", json={"model": self.model, "images": [encoded]}),
         ]
         answers = [
@@ -117,7 +132,10 @@ class Api:
 
     def good_one_is_answered(self):
         started = time.monotonic()
-        assert self.client.post("/v1/labels", files=files(self.photo)).json()["results"][0]["labels"] == self.labels
+        assert (
+            self.client.post("/v1/labels", files=files(self.photo)).json()["results"][0]["labels"]
+            == self.labels
+        )
         assert time.monotonic() - started < 1
 
 
@@ -230,7 +248,10 @@ def test_of_two_kinds_at_once_the_picture_counts_and_nothing_runs(api):
         "HTML in a JPEG's comment",
         *(f"{kind} twice" for kind in hostile.KINDS),
     }
-    assert {outcomes[name] for name in outcomes.keys() - pictures} == {"unsupported-format", "empty"}
+    assert {outcomes[name] for name in outcomes.keys() - pictures} == {
+        "unsupported-format",
+        "empty",
+    }
     for name, data in polyglots[::3]:
         assert api.strictly(data) == {None: 200, "empty": 422}.get(outcomes[name], 415), name
 
@@ -285,9 +306,13 @@ def test_forms_that_are_none_are_refused_and_nothing_is_said_of_them(api, bounda
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_percent_and_many_bits(api, shared_data):
-    assert {reason for reason in through(api, hostile.truncated(step=1)).values() if reason is None} == set()
+    assert {
+        reason for reason in through(api, hostile.truncated(step=1)).values() if reason is None
+    } == set()
     through(api, hostile.flipped(num=500))
     folder = shared_data / "nasty_images"
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in {".csv", ".md"}):
+    for path in sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.suffix not in {".csv", ".md"}
+    ):
         api.strictly(path.read_bytes())
     api.good_one_is_answered()

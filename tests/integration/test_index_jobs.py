@@ -23,24 +23,44 @@ def index(server, environment, model, state, images, output):
 
 
 def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_path):
-    images, state, model = write_digits(tmp_path / "images", 20), tmp_path / "state", journey / "model"
+    images, state, model = (
+        write_digits(tmp_path / "images", 20),
+        tmp_path / "state",
+        journey / "model",
+    )
     home = state / "collections"
     roots = f"{images},{home}"
     environment = {**os.environ, "MLCD_JOBS__ROOTS": roots}
     home.mkdir(parents=True)
-    with serving(model, state_dir=state, jobs__roots=roots) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        serving(model, state_dir=state, jobs__roots=roots) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
         assert client.get("/v1/collections/digits").status_code == 404
-        for name in ("my photos", ".hidden", "x" * 200):  # with one of these among its own the server would not start
+        for name in (
+            "my photos",
+            ".hidden",
+            "x" * 200,
+        ):  # with one of these among its own the server would not start
             asked = {"kind": "index", "input": str(images), "output": str(home / name)}
             assert client.post("/v1/jobs", json=asked).status_code == 422
         job = index(server, environment, model, state, images, home / "digits")
-        assert (job["state"], job["progress"]["collected"], job["progress"]["indexed"]) == ("succeeded", 20, 20)
+        assert (job["state"], job["progress"]["collected"], job["progress"]["indexed"]) == (
+            "succeeded",
+            20,
+            20,
+        )
         assert sorted(path.name for path in home.iterdir()) == [".locks", "digits"]
         picture = sorted(images.rglob("*.png"))[7]
-        found = client.post("/v1/collections/digits/search?top=1", files=files(picture.read_bytes()))
+        found = client.post(
+            "/v1/collections/digits/search?top=1", files=files(picture.read_bytes())
+        )
         assert found.status_code == 200, found.text
         (match,) = found.json()["results"][0]["matches"]
-        assert (match["id"], match["similarity"] > 0.999) == (picture.relative_to(images).as_posix(), True)
+        assert (match["id"], match["similarity"] > 0.999) == (
+            picture.relative_to(images).as_posix(),
+            True,
+        )
         described = client.get("/v1/collections/digits").json()
         assert (described["items"], described["writable"], described["usable"]) == (20, True, True)
         with pytest.raises(Conflict, match="another process has the collection digits open"):
@@ -57,11 +77,16 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
         with _held_elsewhere(home, "held", described):
             refused = client.get("/v1/collections/held")
             assert (refused.status_code, str(home) in refused.text) == (409, False)
-            assert [one["name"] for one in client.get("/v1/collections").json()["collections"]] == names
+            assert [
+                one["name"] for one in client.get("/v1/collections").json()["collections"]
+            ] == names
 
 
 def _held_elsewhere(home, name, described):
     """By this process."""
     return Collection.create(
-        home / name, fingerprint=described["fingerprint"], dimension=described["dimension"], background=False
+        home / name,
+        fingerprint=described["fingerprint"],
+        dimension=described["dimension"],
+        background=False,
     )

@@ -40,7 +40,11 @@ class Place:
     def asked(self, **changes):
         self.number += 1
         output = self.folder / f"out-{self.number}"
-        return {"kind": "label", "input": str(self.folder / "images"), "output": str(output)} | changes
+        return {
+            "kind": "label",
+            "input": str(self.folder / "images"),
+            "output": str(output),
+        } | changes
 
     def submit(self, key=None, **changes):
         headers = {} if key is None else {"Idempotency-Key": key}
@@ -99,8 +103,13 @@ def read_events(place, job_id, last=None, limit=None, **options):
     """(id, job) of each event until the stream ends, or so many."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     found, number = [], None
-    with place.client.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers, **options) as answer:
-        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    with place.client.stream(
+        "GET", f"/v1/jobs/{job_id}/events", headers=headers, **options
+    ) as answer:
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            200,
+            "text/event-stream; charset=utf-8",
+        )
         for line in answer.iter_lines():
             if line.startswith("data: "):
                 job = json.loads(line[6:])
@@ -119,8 +128,16 @@ def test_a_job_is_accepted_for_the_model_and_centers_that_are_served(place):
     job = answer.json()
     assert answer.status_code == 202
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
-    assert (job["state"], job["top"], job["threshold"], job["embeddings"]) == ("queued", 3, 0.25, True)
-    assert (job["fingerprint"], job["centers"]) == (place.models[0], answer.headers["x-mlcd-centers"])
+    assert (job["state"], job["top"], job["threshold"], job["embeddings"]) == (
+        "queued",
+        3,
+        0.25,
+        True,
+    )
+    assert (job["fingerprint"], job["centers"]) == (
+        place.models[0],
+        answer.headers["x-mlcd-centers"],
+    )
     assert place.client.get(answer.headers["location"]).json() == job
     assert place.client.get("/v1/jobs", params={"state": "queued"}).json()["jobs"] == [job]
     spec = place.claim().spec
@@ -171,11 +188,21 @@ def test_progress_is_told_as_workers_tell_it(place):
 def test_places_that_jobs_may_not_use_are_refused_alike(place):
     (place.folder / "out-link").symlink_to("/etc")
     told = set()
-    for location in ("/etc", "/nothing", f"{place.folder}/../x", f"{place.folder}/out-link/x", "/etc/*.tar"):
+    for location in (
+        "/etc",
+        "/nothing",
+        f"{place.folder}/../x",
+        f"{place.folder}/out-link/x",
+        "/etc/*.tar",
+    ):
         for field in ("input", "output"):
             answer = place.submit(**{field: location})
             problem = answer.json()
-            assert (answer.status_code, problem["param"], problem["type"]) == (403, field, "urn:mlcd:problem:forbidden")
+            assert (answer.status_code, problem["param"], problem["type"]) == (
+                403,
+                field,
+                "urn:mlcd:problem:forbidden",
+            )
             told.add(problem["detail"].replace(field, ""))
     assert len(told) == 1
     for location in ("s3://bucket/x", "file:///etc", "images", "", "x\0y"):
@@ -188,12 +215,24 @@ def test_places_that_jobs_may_not_use_are_refused_alike(place):
 
 
 def test_a_request_that_is_no_job_is_refused(place):
-    for changes in ({"kind": "train"}, {"input": 1}, {"top": 0}, {"top": "3"}, {"threshold": 2}, {"more": 1}):
+    for changes in (
+        {"kind": "train"},
+        {"input": 1},
+        {"top": 0},
+        {"top": "3"},
+        {"threshold": 2},
+        {"more": 1},
+    ):
         assert place.submit(**changes).status_code == 400, changes
     assert place.submit(top=1001).status_code == 413
     for body in ({}, {"kind": "label"}):
         assert place.client.post("/v1/jobs", json=body).status_code == 400
-    assert place.client.post("/v1/jobs", content=b"x", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert (
+        place.client.post(
+            "/v1/jobs", content=b"x", headers={"Content-Type": "text/plain"}
+        ).status_code
+        == 415
+    )
 
 
 def test_one_idempotency_key_makes_one_job_for_each_client(place):
@@ -206,7 +245,9 @@ def test_one_idempotency_key_makes_one_job_for_each_client(place):
     assert (first.status_code, post().status_code) == (202, 200)
     assert post().json() == first.json()
     assert post(asked | {"top": 7}).status_code == 409
-    other = place.client.post("/v1/jobs", json=place.asked(), headers={"Idempotency-Key": "k", **place.other})
+    other = place.client.post(
+        "/v1/jobs", json=place.asked(), headers={"Idempotency-Key": "k", **place.other}
+    )
     assert (other.status_code, other.json()["id"] != first.json()["id"]) == (202, True)
     place.work_off()
     Path(asked["output"]).mkdir()  # as a worker does
@@ -260,7 +301,9 @@ def test_a_job_is_canceled_and_retried(place):
 
 def test_a_failed_job_says_why(place):
     job_id = place.submitted()
-    place.store.failed(place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True)
+    place.store.failed(
+        place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True
+    )
     job = place.show(job_id)
     assert (job["state"], job["problem"]) == (
         "failed",
@@ -271,7 +314,13 @@ def test_a_failed_job_says_why(place):
 
 
 def test_an_unknown_job_is_not_found(place):
-    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/failures"), ("GET", "/events"), ("POST", "/retry")):
+    for method, path in (
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/failures"),
+        ("GET", "/events"),
+        ("POST", "/retry"),
+    ):
         for job_id in ("x", "0" * 20, "%2e%2e"):
             assert place.client.request(method, f"/v1/jobs/{job_id}{path}").status_code == 404
 
@@ -300,7 +349,9 @@ def test_a_stream_goes_on_after_the_last_event_that_was_seen(place):
     last = everything[-1][0]
     ended = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
     assert (ended.status_code, ended.content) == (204, b"")
-    assert read_events(place, job_id, last=last + 1) == everything[-1:]  # of a queue that was put back: as of none
+    assert (
+        read_events(place, job_id, last=last + 1) == everything[-1:]
+    )  # of a queue that was put back: as of none
     for bad in ("x", "-1", str(2**60)):
         refused = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": bad})
         assert refused.status_code == 400
@@ -314,29 +365,45 @@ def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
     for method, path in (("GET", ""), ("GET", "/failures"), ("POST", "/retry"), ("GET", "/events")):
         headers = {"Last-Event-ID": "99"} if path == "/events" else {}
         answer = place.client.request(method, f"/v1/jobs/{job_id}{path}", headers=headers)
-        assert (answer.status_code, answer.json()["type"]) == (500, "urn:mlcd:problem:job-damaged"), path
+        assert (answer.status_code, answer.json()["type"]) == (
+            500,
+            "urn:mlcd:problem:job-damaged",
+        ), path
         detail = "the job queue holds something that is no job: DELETE of that job removes it"
         assert answer.json()["detail"] == detail
     told = command(place, "show", job_id)
-    assert (told.returncode, told.stdout, "DELETE of that job removes it" in told.stderr) == (2, "", True)
+    assert (told.returncode, told.stdout, "DELETE of that job removes it" in told.stderr) == (
+        2,
+        "",
+        True,
+    )
     assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 404
     assert place.client.get(f"/v1/jobs/{job_id}").status_code == 404
 
 
 def test_a_watcher_hears_of_a_job_whose_queue_was_put_back_and_clients_never_where_it_is(tmp_path):
     write_digits(tmp_path / "root" / "images", 3)
-    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
+    asked = {
+        "kind": "embed",
+        "input": str(tmp_path / "root" / "images"),
+        "output": str(tmp_path / "root" / "out"),
+    }
     state, kept = tmp_path / "state", tmp_path / "kept"
     file = state / "jobs" / "queue.sqlite"
     given = {"state_dir": state, "jobs__roots": tmp_path / "root"}
     server = Server("pixels", **given).wait_ready()
     with httpx.Client(base_url=server.url, timeout=30) as client:
         job_id = client.post("/v1/jobs", json=asked).json()["id"]
-        with contextlib.closing(sqlite3.connect(file)) as database, contextlib.closing(sqlite3.connect(kept)) as copy:
+        with (
+            contextlib.closing(sqlite3.connect(file)) as database,
+            contextlib.closing(sqlite3.connect(kept)) as copy,
+        ):
             database.backup(copy)
         watcher = start_mlcd("jobs", "--url", server.url, "watch", job_id, "--json")
         model = [client.get("/v1/info").json()["fingerprint"]]
-        with contextlib.closing(open_queue(read_settings({"model": "hog", "state_dir": str(state)}))) as store:
+        with contextlib.closing(
+            open_queue(read_settings({"model": "hog", "state_dir": str(state)}))
+        ) as store:
             store.planned(store.claim("hand", model, lease_s=LEASE_S), [1] * 9)
             for _ in range(5):
                 store.completed(store.claim("hand", model, lease_s=LEASE_S))
@@ -345,7 +412,11 @@ def test_a_watcher_hears_of_a_job_whose_queue_was_put_back_and_clients_never_whe
         for suffix in ("-wal", "-shm"):
             file.with_name(f"{file.name}{suffix}").unlink(missing_ok=True)
         refused = client.get(f"/v1/jobs/{job_id}")
-        assert (refused.status_code, "was removed" in refused.text, str(tmp_path) in refused.text) == (503, True, False)
+        assert (
+            refused.status_code,
+            "was removed" in refused.text,
+            str(tmp_path) in refused.text,
+        ) == (503, True, False)
         kept.replace(file)
         assert client.delete(f"/v1/jobs/{job_id}").json()["state"] == "canceled"
         output, _ = watcher.communicate(timeout=30)
@@ -359,7 +430,9 @@ def test_the_queue_is_in_the_metrics(place):
     place.store.heartbeat("hand", place.models[0], lease_s=LEASE_S)
 
     def told():
-        jobs = {state: server.metric(f'mlcd_jobs{{state="{state}"}}') for state in get_args(JobState)}
+        jobs = {
+            state: server.metric(f'mlcd_jobs{{state="{state}"}}') for state in get_args(JobState)
+        }
         return jobs, server.metric("mlcd_job_depth"), server.metric("mlcd_job_workers")
 
     def counted():
@@ -379,17 +452,31 @@ def command(place, *arguments, **options):
 
 
 def test_the_command_submits_lists_shows_cancels_and_retries(place):
-    made = command(place, "submit", "images", "cli", "--top", "2", "--key", "once", cwd=place.folder)
+    made = command(
+        place, "submit", "images", "cli", "--top", "2", "--key", "once", cwd=place.folder
+    )
     job_id = made.stdout.strip()
     assert (made.returncode, made.stderr) == (0, "")
     job = place.show(job_id)
-    assert (job["top"], job["input"], job["output"]) == (2, str(place.folder / "images"), str(place.folder / "cli"))
-    again = command(place, "submit", "images", "cli", "--top", "2", "--key", "once", "--json", cwd=place.folder)
+    assert (job["top"], job["input"], job["output"]) == (
+        2,
+        str(place.folder / "images"),
+        str(place.folder / "cli"),
+    )
+    again = command(
+        place, "submit", "images", "cli", "--top", "2", "--key", "once", "--json", cwd=place.folder
+    )
     assert json.loads(again.stdout) == job
-    assert json.loads(command(place, "show", job_id).stdout) == {**job, "failures": [], "more_failures": 0}
+    assert json.loads(command(place, "show", job_id).stdout) == {
+        **job,
+        "failures": [],
+        "more_failures": 0,
+    }
     lines = command(place, "list", "--state", "queued").stdout.splitlines()
     assert lines[1].split()[:3] == [job_id, "label", "queued"]
-    assert job in [json.loads(line) for line in command(place, "list", "--json").stdout.splitlines()]
+    assert job in [
+        json.loads(line) for line in command(place, "list", "--json").stdout.splitlines()
+    ]
     assert command(place, "cancel", job_id).stdout == f"{job_id} is canceled\n"
     assert command(place, "retry", job_id).stdout == f"{job_id} is queued again\n"
 
@@ -403,14 +490,20 @@ def broken_job(place, num_shards, monkeypatch):
         if work.shard == num_shards - 1:
             place.store.completed(work)
         else:
-            place.store.failed(work, Problem("undecodable", f"shard {work.shard} is broken", "mend it"))
+            place.store.failed(
+                work, Problem("undecodable", f"shard {work.shard} is broken", "mend it")
+            )
     return job_id
 
 
 def test_failed_shards_are_listed_page_by_page_with_reasons(place, monkeypatch):
     job_id = broken_job(place, 8, monkeypatch)
     job = place.show(job_id)
-    assert (job["state"], job["progress"]["shards_failed"], job["progress"]["damaged_files"]) == ("failed", 7, 2)
+    assert (job["state"], job["progress"]["shards_failed"], job["progress"]["damaged_files"]) == (
+        "failed",
+        7,
+        2,
+    )
     address = f"/v1/jobs/{job_id}/failures"
     everything = place.client.get(address).json()
     assert everything["cursor"] is None
@@ -427,13 +520,22 @@ def test_failed_shards_are_listed_page_by_page_with_reasons(place, monkeypatch):
         params["cursor"] = page["cursor"]
     assert seen == everything["failures"]
     assert [failure["shard"] for failure in seen] == list(range(7))
-    for params in ({"limit": 0}, {"limit": 201}, {"cursor": "x"}, {"cursor": -2}, {"cursor": 2**60}):
+    for params in (
+        {"limit": 0},
+        {"limit": 201},
+        {"cursor": "x"},
+        {"cursor": -2},
+        {"cursor": 2**60},
+    ):
         assert place.client.get(address, params=params).status_code == 400
     shown = json.loads(command(place, "show", job_id).stdout)
     assert (shown["failures"], shown["more_failures"]) == (seen[:5], 2)
     lines = command(place, "failures", job_id).stdout.splitlines()
     assert (len(lines), lines[6]) == (7, "shard 6 (100 images): shard 6 is broken: mend it")
-    assert [json.loads(line) for line in command(place, "failures", job_id, "--json").stdout.splitlines()] == seen
+    assert [
+        json.loads(line)
+        for line in command(place, "failures", job_id, "--json").stdout.splitlines()
+    ] == seen
     assert (
         f"damaged files: 2, shards left aside: 7 (mlcd jobs failures {job_id})"
         in command(place, "watch", job_id).stdout
@@ -445,9 +547,20 @@ def test_failed_shards_are_listed_page_by_page_with_reasons(place, monkeypatch):
 def test_jobs_that_ended_long_ago_are_forgotten_while_the_server_runs(tmp_path):
     """And what they have made stays."""
     write_digits(tmp_path / "root" / "images", 3)
-    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
-    given = {"state_dir": tmp_path / "state", "jobs__roots": tmp_path / "root", "jobs__keep_days": 1 / 86400}
-    with serving("pixels", **given) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    asked = {
+        "kind": "embed",
+        "input": str(tmp_path / "root" / "images"),
+        "output": str(tmp_path / "root" / "out"),
+    }
+    given = {
+        "state_dir": tmp_path / "state",
+        "jobs__roots": tmp_path / "root",
+        "jobs__keep_days": 1 / 86400,
+    }
+    with (
+        serving("pixels", **given) as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
         header = {"Idempotency-Key": "k"}
         kept = client.post("/v1/jobs", json=asked, headers=header).json()["id"]
         Path(asked["output"]).mkdir()  # as a worker does
@@ -455,7 +568,9 @@ def test_jobs_that_ended_long_ago_are_forgotten_while_the_server_runs(tmp_path):
         until(lambda: client.get(f"/v1/jobs/{kept}").status_code == 404, 20)
         assert client.get("/v1/jobs").json()["jobs"] == []
         assert Path(asked["output"]).is_dir()
-        again = client.post("/v1/jobs", json=asked | {"output": f"{tmp_path}/root/2"}, headers=header)
+        again = client.post(
+            "/v1/jobs", json=asked | {"output": f"{tmp_path}/root/2"}, headers=header
+        )
         assert (again.status_code, again.json()["id"] != kept) == (202, True)
         time.sleep(7)
         assert client.get(again.headers["location"]).status_code == 200
@@ -472,7 +587,9 @@ def test_the_command_watches_to_the_end(place):
         place.folder / "watched\u2028here",
     )
     process = start_mlcd(*arguments, "--watch", "--json", env=environment)
-    until(lambda: (work := place.claim()) is not None and not place.store.planned(work, [10, 10]), 30)
+    until(
+        lambda: (work := place.claim()) is not None and not place.store.planned(work, [10, 10]), 30
+    )
     place.store.completed(place.claim(), failed_items=2)
     time.sleep(1.5)
     place.work_off()
@@ -482,20 +599,32 @@ def test_the_command_watches_to_the_end(place):
     assert [line["done"] for line in lines[:-1] if line["stage"] == "label"][-1] == 20
     assert (lines[-1]["state"], lines[-1]["progress"]["failed_items"]) == ("succeeded", 2)
     failed = place.submitted()
-    place.store.failed(place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True)
+    place.store.failed(
+        place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True
+    )
     told = command(place, "watch", failed)
     assert (told.returncode, told.stderr) == (1, "")
-    assert told.stdout.endswith("failed: 0 images, 0 of them without a result; the disk is full: free some\n")
+    assert told.stdout.endswith(
+        "failed: 0 images, 0 of them without a result; the disk is full: free some\n"
+    )
 
 
 def test_the_command_prints_no_escapes_of_a_terminal(place):
     write_digits(place.folder / "other\x1b[31m\nid", 3)
     job_id = place.submitted(input=str(place.folder / "other\x1b[31m\nid"))
     place.store.failed(place.claim(), Problem("x", "broken\x1b[31m\nid"), fatal=True)
-    for arguments in (("list",), ("list", "--json"), ("show", job_id), ("watch", job_id), ("failures", job_id)):
+    for arguments in (
+        ("list",),
+        ("list", "--json"),
+        ("show", job_id),
+        ("watch", job_id),
+        ("failures", job_id),
+    ):
         told = command(place, *arguments)
         assert "\x1b" not in told.stdout + told.stderr
-        assert not any(line.startswith("id") and "created" not in line for line in told.stdout.splitlines())
+        assert not any(
+            line.startswith("id") and "created" not in line for line in told.stdout.splitlines()
+        )
     assert "other\\x1b[31m\\nid" in command(place, "list").stdout
     assert "broken\\x1b[31m\\nid" in command(place, "watch", job_id).stdout
 
@@ -552,8 +681,18 @@ def test_a_server_without_folders_takes_no_jobs(client):
 
 
 def test_jobs_need_a_place_to_be_kept_and_folders_that_are_there(tmp_path):
-    for roots, message in ((tmp_path, "MLCD_STATE_DIR or MLCD_REDIS_URL"), ("/nothing/here", "is not a folder")):
-        result = run_mlcd("serve", "--model", "hog", "--port", 0, env={**os.environ, "MLCD_JOBS__ROOTS": str(roots)})
+    for roots, message in (
+        (tmp_path, "MLCD_STATE_DIR or MLCD_REDIS_URL"),
+        ("/nothing/here", "is not a folder"),
+    ):
+        result = run_mlcd(
+            "serve",
+            "--model",
+            "hog",
+            "--port",
+            0,
+            env={**os.environ, "MLCD_JOBS__ROOTS": str(roots)},
+        )
         assert result.returncode == 2
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
@@ -565,14 +704,27 @@ def test_without_centers_there_are_no_labels_and_still_embeddings(tmp_path):
     with serving("pixels", state_dir=tmp_path / "state", jobs__roots=tmp_path / "root") as server:
         refused = httpx.post(f"{server.url}/v1/jobs", json={"kind": "label", **asked}, timeout=30)
         assert (refused.status_code, "without centers" in refused.json()["detail"]) == (404, True)
-        assert httpx.post(f"{server.url}/v1/jobs", json={"kind": "embed", **asked}, timeout=30).status_code == 202
+        assert (
+            httpx.post(
+                f"{server.url}/v1/jobs", json={"kind": "embed", **asked}, timeout=30
+            ).status_code
+            == 202
+        )
 
 
 def test_streams_end_with_the_deadline_and_with_the_server(tmp_path):
     """Neither a client that listens for ever nor a server that has to end waits for the other."""
     write_digits(tmp_path / "root" / "images", 3)
-    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
-    given = {"state_dir": tmp_path / "state", "jobs__roots": tmp_path / "root", "limits__deadline_s": 3}
+    asked = {
+        "kind": "embed",
+        "input": str(tmp_path / "root" / "images"),
+        "output": str(tmp_path / "root" / "out"),
+    }
+    given = {
+        "state_dir": tmp_path / "state",
+        "jobs__roots": tmp_path / "root",
+        "limits__deadline_s": 3,
+    }
     with serving("pixels", **given) as server:
         job_id = httpx.post(f"{server.url}/v1/jobs", json=asked, timeout=30).json()["id"]
         address, started = f"{server.url}/v1/jobs/{job_id}/events", time.monotonic()
@@ -610,9 +762,15 @@ def test_jobs_outlive_redis_and_all_servers_see_them(tmp_path):
     asked = {"kind": "embed", "input": str(tmp_path / "root" / "images")}
     with redis_server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as redis:
         given = {"redis_url": redis.url, "jobs__roots": tmp_path / "root", "processes": 2}
-        with serving("pixels", **given) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        with (
+            serving("pixels", **given) as server,
+            httpx.Client(base_url=server.url, timeout=30) as client,
+        ):
             ids = [
-                client.post("/v1/jobs", json=asked | {"output": f"{tmp_path}/root/{n}"}).json()["id"] for n in range(5)
+                client.post("/v1/jobs", json=asked | {"output": f"{tmp_path}/root/{n}"}).json()[
+                    "id"
+                ]
+                for n in range(5)
             ]
             redis.stop()
             refused = client.get("/v1/jobs")
@@ -631,7 +789,11 @@ def test_jobs_outlive_redis_and_all_servers_see_them(tmp_path):
 @pytest.mark.redis
 def test_a_redis_that_throws_jobs_away_is_not_used(tmp_path):
     write_digits(tmp_path / "root" / "images", 3)
-    asked = {"kind": "embed", "input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
+    asked = {
+        "kind": "embed",
+        "input": str(tmp_path / "root" / "images"),
+        "output": str(tmp_path / "root" / "out"),
+    }
     with redis_server(tmp_path, "--maxmemory-policy", "allkeys-lru") as redis:
         server = Server("pixels", redis_url=redis.url, jobs__roots=tmp_path / "root").wait_ready()
         assert httpx.post(f"{server.url}/v1/jobs", json=asked, timeout=30).status_code == 500
@@ -642,4 +804,6 @@ def test_a_redis_that_throws_jobs_away_is_not_used(tmp_path):
 @pytest.mark.slow  # without roots the routes are in test_schema.py
 def test_the_document_is_true_of_jobs(place):
     header = f"Authorization: {place.headers['Authorization']}"
-    explore(place.server.url, 10, "--include-path-regex", "^/v1/jobs", "--header", header, timeout_s=280)
+    explore(
+        place.server.url, 10, "--include-path-regex", "^/v1/jobs", "--header", header, timeout_s=280
+    )

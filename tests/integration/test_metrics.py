@@ -48,7 +48,9 @@ def value(samples, name, **labels):
 def total(samples, name, **labels):
     """Over all labels that are not given."""
     return sum(
-        number for (found, of), number in samples.items() if found == name and labels.items() <= dict(of).items()
+        number
+        for (found, of), number in samples.items()
+        if found == name and labels.items() <= dict(of).items()
     )
 
 
@@ -60,7 +62,9 @@ class Clients:
         self.answers, self.embedded, self.rejected = Counter(), 0, Counter()
 
     def ask(self, route, path=None, *, client=httpx, **body):
-        answer = client.request("POST" if body else "GET", self.url + (path or route), timeout=60, **body)
+        answer = client.request(
+            "POST" if body else "GET", self.url + (path or route), timeout=60, **body
+        )
         self.answers[route, str(answer.status_code)] += 1
         if answer.status_code == 200 and body:
             content = answer.json()
@@ -71,10 +75,19 @@ class Clients:
 
 @pytest.fixture(params=[1, 2])
 def server(request):
-    limits = {"limits__max_images": 4, "limits__max_queued_images": 4, "limits__max_body_bytes": 10_000}
+    limits = {
+        "limits__max_images": 4,
+        "limits__max_queued_images": 4,
+        "limits__max_body_bytes": 10_000,
+    }
     limits |= {"cache__memory_bytes": 1_000_000}
     running = Server(
-        "fake:latency_ms=200", engine="fake", max_batch=4, processes=request.param, log__format="json", **limits
+        "fake:latency_ms=200",
+        engine="fake",
+        max_batch=4,
+        processes=request.param,
+        log__format="json",
+        **limits,
     )
     running.num_processes = request.param
     try:
@@ -92,22 +105,33 @@ def test_every_number_is_what_clients_counted(server):
     for number in range(6):  # one after the other: a batch each
         clients.ask("/v1/images/embed", files=files(png(number)))
         batches += 1
-    with httpx.Client() as same:  # one connection is one process: what it has embedded, it remembers
+    with (
+        httpx.Client() as same
+    ):  # one connection is one process: what it has embedded, it remembers
         for _ in range(4):
             clients.ask("/v1/images/embed", client=same, files=files(png(1000)))
     clients.ask("/v1/images/embed", files=files(png(2000), b"no image", b"", cut_off()))
-    clients.ask("/v1/embeddings", json={"model": "fake:latency_ms=200", "input": [data_uri(png(2002))]})
+    clients.ask(
+        "/v1/embeddings", json={"model": "fake:latency_ms=200", "input": [data_uri(png(2002))]}
+    )
     refused = [
         clients.ask("/v1/embeddings", json={"model": "other", "input": "x"}),
         clients.ask("/v1/embeddings", json={"model": "fake:latency_ms=200", "input": [1, 2]}),
-        clients.ask("/v1/images/embed", content=b"x" * 20_000, headers={"Content-Type": "image/png"}),
+        clients.ask(
+            "/v1/images/embed", content=b"x" * 20_000, headers={"Content-Type": "image/png"}
+        ),
         clients.ask("/v1/images/embed", content=b"x", headers={"Content-Type": "text/plain"}),
         clients.ask("/v1/models/{model}", "/v1/models/none"),
         clients.ask("other", "/nowhere?secret=1"),
     ]
     assert [answer.status_code for answer in refused] == [404, 400, 413, 415, 404, 404]
     with ThreadPoolExecutor(24) as pool:  # more than it may hold
-        list(pool.map(lambda number: clients.ask("/v1/images/embed", files=files(png(3000 + number))), range(24)))
+        list(
+            pool.map(
+                lambda number: clients.ask("/v1/images/embed", files=files(png(3000 + number))),
+                range(24),
+            )
+        )
     after = scrape(server.url)
 
     def grown(name, **labels):
@@ -118,7 +142,9 @@ def test_every_number_is_what_clients_counted(server):
         for (name, labels), number in after.items()
         if name == "mlcd_requests_total"
     }
-    assert {key: number for key, number in counted.items() if key[0] not in PROBES and number} == clients.answers
+    assert {
+        key: number for key, number in counted.items() if key[0] not in PROBES and number
+    } == clients.answers
     assert grown("mlcd_request_duration_seconds_count", route="/v1/images/embed") == sum(
         number for (route, _), number in clients.answers.items() if route == "/v1/images/embed"
     )
@@ -149,7 +175,9 @@ def test_every_number_is_what_clients_counted(server):
     server.process.terminate()
     output, _ = server.process.communicate(timeout=30)
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    logged = Counter((line["route"], str(line["status"])) for line in lines if line["message"] == "request")
+    logged = Counter(
+        (line["route"], str(line["status"])) for line in lines if line["message"] == "request"
+    )
     assert logged == clients.answers
     assert len({line["pid"] for line in lines}) == server.num_processes
     assert "secret" not in output
@@ -161,7 +189,12 @@ def test_what_a_process_counted_outlives_it_and_what_it_held_does_not(server):
         return scrape(server.url)
 
     for number in range(8):
-        assert httpx.post(f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30).status_code == 200
+        assert (
+            httpx.post(
+                f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30
+            ).status_code
+            == 200
+        )
     before = value(samples(), "mlcd_images_total", outcome="embedded")
     assert before == 8
     killed = children(server.process.pid)
@@ -170,6 +203,11 @@ def test_what_a_process_counted_outlives_it_and_what_it_held_does_not(server):
     until(lambda: value(samples(), "mlcd_processes") == 2, 20, server)
     assert value(samples(), "mlcd_images_total", outcome="embedded") == before
     for number in range(8, 16):
-        assert httpx.post(f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30).status_code == 200
+        assert (
+            httpx.post(
+                f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30
+            ).status_code
+            == 200
+        )
     assert value(samples(), "mlcd_images_total", outcome="embedded") == before + 8
     assert value(samples(), "mlcd_engine_up") == 2

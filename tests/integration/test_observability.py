@@ -30,10 +30,19 @@ def logging_server():
 
 def test_one_line_for_each_request_and_nothing_of_what_it_brought(logging_server, photo):
     url = logging_server.url
-    ids = {"X-Request-Id": "mine.1", "traceparent": f"00-{TRACE}-{PARENT}-01", "Authorization": "Bearer mlcd_KEY"}
+    ids = {
+        "X-Request-Id": "mine.1",
+        "traceparent": f"00-{TRACE}-{PARENT}-01",
+        "Authorization": "Bearer mlcd_KEY",
+    }
     httpx.post(f"{url}/v1/images/embed?SECRET=1", files=files(photo, b"PAYLOAD"), headers=ids)
-    httpx.post(f"{url}/v1/labels?top=SECRET", content=b"PAYLOAD", headers={"Content-Type": "text/SECRET"})
-    httpx.get(f"{url}/SECRET/x", headers={"X-Request-Id": "SECRET SECRET", "traceparent": f"00-{'0' * 32}-{PARENT}-01"})
+    httpx.post(
+        f"{url}/v1/labels?top=SECRET", content=b"PAYLOAD", headers={"Content-Type": "text/SECRET"}
+    )
+    httpx.get(
+        f"{url}/SECRET/x",
+        headers={"X-Request-Id": "SECRET SECRET", "traceparent": f"00-{'0' * 32}-{PARENT}-01"},
+    )
     httpx.get(f"{url}/health/ready")
     _, output = logging_server.stop()
     for secret in ("SECRET", "PAYLOAD", "KEY", "?"):
@@ -51,11 +60,15 @@ def test_one_line_for_each_request_and_nothing_of_what_it_brought(logging_server
 
 @pytest.mark.parametrize(("level", "num"), [("debug", 2), ("warning", 0)])
 def test_the_level_decides(level, num):
-    server = Server("fake:latency_ms=1", engine="fake", log__format="text", log__level=level).wait_ready()
+    server = Server(
+        "fake:latency_ms=1", engine="fake", log__format="text", log__level=level
+    ).wait_ready()
     httpx.get(f"{server.url}/v1/info")
     _, output = server.stop()
     shown = [line for line in output.splitlines() if " mlcd.access request " in line]
-    assert ([line for line in shown if " route=/v1/info status=200 " in line] != []) == (level == "debug")
+    assert ([line for line in shown if " route=/v1/info status=200 " in line] != []) == (
+        level == "debug"
+    )
     assert len(shown) >= num
     assert lines_of(output) == []
 
@@ -64,10 +77,14 @@ class Collector(http.server.BaseHTTPRequestHandler):
     """Takes OTLP over HTTP."""
 
     def do_POST(self):
-        message = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
+        message = ExportTraceServiceRequest.FromString(
+            self.rfile.read(int(self.headers["Content-Length"]))
+        )
         for resource in message.resource_spans:
             of_all = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
-            self.server.spans += [(of_all, span) for scope in resource.scope_spans for span in scope.spans]
+            self.server.spans += [
+                (of_all, span) for scope in resource.scope_spans for span in scope.spans
+            ]
         self.server.paths.add(self.path)
         self.send_response(200)
         self.end_headers()
@@ -91,7 +108,9 @@ def collector():
 def test_spans_reach_a_collector(collector, journey, photo):
     with serving(journey / "model", tracing__endpoint=collector.url) as server:
         sent = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-Id": "traced"}
-        answer = httpx.post(f"{server.url}/v1/labels", files=files(photo, b"x"), headers=sent, timeout=30)
+        answer = httpx.post(
+            f"{server.url}/v1/labels", files=files(photo, b"x"), headers=sent, timeout=30
+        )
         assert answer.status_code == 200
         httpx.get(f"{server.url}/nowhere")
     # The end sends what is left.
@@ -99,11 +118,20 @@ def test_spans_reach_a_collector(collector, journey, photo):
     of_all, _ = collector.spans[0]
     assert of_all["service.name"] == "mlcd"
     spans = {span.name: span for _, span in collector.spans}
-    assert {"POST /v1/labels", "GET other", "decode", "queue", "inference", "labels"} <= spans.keys()
+    assert {
+        "POST /v1/labels",
+        "GET other",
+        "decode",
+        "queue",
+        "inference",
+        "labels",
+    } <= spans.keys()
     assert not [name for name in spans if "health" in name]
     request = spans["POST /v1/labels"]
     assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, PARENT)
-    attributes = {pair.key: pair.value.int_value or pair.value.string_value for pair in request.attributes}
+    attributes = {
+        pair.key: pair.value.int_value or pair.value.string_value for pair in request.attributes
+    }
     assert attributes == {
         "http.request.method": "POST", "http.route": "/v1/labels", "http.response.status_code": 200,
         "mlcd.request_id": "traced", "mlcd.images": 2, "mlcd.fingerprint": answer.headers["x-mlcd-fingerprint"],
@@ -111,18 +139,26 @@ def test_spans_reach_a_collector(collector, journey, photo):
     stages = [spans[name] for name in ("decode", "queue", "inference", "labels")]
     for stage in stages:
         assert (stage.trace_id, stage.parent_span_id) == (request.trace_id, request.span_id)
-        assert request.start_time_unix_nano - 1e6 <= stage.start_time_unix_nano <= stage.end_time_unix_nano
+        assert (
+            request.start_time_unix_nano - 1e6
+            <= stage.start_time_unix_nano
+            <= stage.end_time_unix_nano
+        )
         assert stage.end_time_unix_nano <= request.end_time_unix_nano + 1e6
     starts = [stage.start_time_unix_nano for stage in stages]
     assert starts == sorted(starts)
     timings = dict(re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]))
-    lasted_ms = (spans["inference"].end_time_unix_nano - spans["inference"].start_time_unix_nano) / 1e6
+    lasted_ms = (
+        spans["inference"].end_time_unix_nano - spans["inference"].start_time_unix_nano
+    ) / 1e6
     assert lasted_ms == pytest.approx(float(timings["inference"]), abs=0.2)
     assert spans["GET other"].trace_id != request.trace_id
 
 
 def test_a_collector_that_is_not_there_changes_nothing(photo):
-    with serving("fake:latency_ms=5", engine="fake", tracing__endpoint="http://127.0.0.1:9") as server:
+    with serving(
+        "fake:latency_ms=5", engine="fake", tracing__endpoint="http://127.0.0.1:9"
+    ) as server:
         answer = httpx.post(f"{server.url}/v1/images/embed", files=files(photo), timeout=30)
         assert answer.status_code == 200
 
@@ -132,10 +168,15 @@ def test_the_caller_decides_what_is_traced(collector, photo):
     with serving("fake:latency_ms=5", engine="fake", **settings) as server:
         for flag in ("00", "01"):
             sent = {"traceparent": f"00-{TRACE}-{PARENT}-{flag}", "X-Request-Id": flag}
-            httpx.post(f"{server.url}/v1/images/embed", files=files(photo), headers=sent, timeout=30)
+            httpx.post(
+                f"{server.url}/v1/images/embed", files=files(photo), headers=sent, timeout=30
+            )
         httpx.post(f"{server.url}/v1/images/embed", files=files(photo), timeout=30)
     ids = {
-        pair.value.string_value for _, span in collector.spans for pair in span.attributes if "request_id" in pair.key
+        pair.value.string_value
+        for _, span in collector.spans
+        for pair in span.attributes
+        if "request_id" in pair.key
     }
     assert ids == {"01"}
 
@@ -182,6 +223,8 @@ def test_a_server_on_one_core_computes_with_one_thread(journey, photo):
         server.wait_ready()
         for pool in ("engine", "decode", "compute", "blas"):
             assert server.metric(f'mlcd_threads{{of="{pool}"}}') == 1
-        assert httpx.post(f"{server.url}/v1/labels", files=files(photo), timeout=30).status_code == 200
+        assert (
+            httpx.post(f"{server.url}/v1/labels", files=files(photo), timeout=30).status_code == 200
+        )
     finally:
         server.stop()

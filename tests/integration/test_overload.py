@@ -17,7 +17,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "overload.py"
 
 def test_at_five_times_its_capacity_it_still_does_its_work_and_refuses_the_rest():
     options = ["--seconds", "4", "--peak-seconds", "2", "--settle", "1", "--json"]
-    finished = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, SCRIPT, *options], capture_output=True, text=True, check=True
+    )
     result = json.loads(finished.stdout)
     assert 20 < result["peak"] < 45  # four images every 100 ms
     assert result["goodput_of_peak"] > 0.8
@@ -25,21 +27,33 @@ def test_at_five_times_its_capacity_it_still_does_its_work_and_refuses_the_rest(
     assert result["answered_longest_s"] <= result["deadline_s"] + 0.5
     assert result["refused"] > 2 * 4 * result["peak"]
     assert result["refused_without_retry_after"] == 0
-    assert result["refused_p99_s"] < 1  # the benchmark has the number; this finds a queue where none should be
+    assert (
+        result["refused_p99_s"] < 1
+    )  # the benchmark has the number; this finds a queue where none should be
     assert result["memory_most_mib"] < result["memory_before_mib"] + 60
 
 
 @pytest.fixture(scope="module")
 def small():
     """A server with room for four images, and for a million bytes."""
-    limits = {"max_images": 4, "max_queued_images": 4, "max_body_bytes": 1_000_000, "max_queued_bytes": 1_000_000}
+    limits = {
+        "max_images": 4,
+        "max_queued_images": 4,
+        "max_body_bytes": 1_000_000,
+        "max_queued_bytes": 1_000_000,
+    }
     settings = {f"limits__{name}": value for name, value in limits.items()}
     with serving("fake:latency_ms=1000", engine="fake", max_batch=4, **settings) as server:
         yield server
 
 
 def head(length, kind="image/jpeg", route="/v1/images/embed"):
-    lines = (f"POST {route} HTTP/1.1", "Host: localhost", f"Content-Type: {kind}", f"Content-Length: {length}")
+    lines = (
+        f"POST {route} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: {kind}",
+        f"Content-Length: {length}",
+    )
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -79,11 +93,22 @@ def test_an_image_that_would_be_late_is_refused_before_its_body_comes(photo):
     """In every language whose bodies hold nothing but images."""
     files = [("files", (f"{i}.jpg", photo, "image/jpeg")) for i in range(12)]
     model, settings = "fake:latency_ms=700", {"limits__deadline_s": 2.8, "cache__memory_bytes": 0}
-    with serving(model, engine="fake", max_batch=4, **settings) as server, ThreadPoolExecutor(1) as pool:
-        httpx.post(f"{server.url}/v1/images/embed", files=files[:4], timeout=20)  # now it knows its rate
+    with (
+        serving(model, engine="fake", max_batch=4, **settings) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        httpx.post(
+            f"{server.url}/v1/images/embed", files=files[:4], timeout=20
+        )  # now it knows its rate
         ahead = pool.submit(httpx.post, f"{server.url}/v1/images/embed", files=files, timeout=20)
         until(lambda: server.metric('mlcd_held{of="images"}') == 12, 5)
-        for route in ("/v1/images/embed", "/v1/embeddings", "/embeddings", "/v2/embed", f"/v2/models/{model}/infer"):
+        for route in (
+            "/v1/images/embed",
+            "/v1/embeddings",
+            "/embeddings",
+            "/v2/embed",
+            f"/v2/models/{model}/infer",
+        ):
             kind = "image/jpeg" if route == "/v1/images/embed" else "application/json"
             status, headers = first_answer(server, head(9000, kind, route))
             assert status == 429, route
@@ -93,7 +118,10 @@ def test_an_image_that_would_be_late_is_refused_before_its_body_comes(photo):
 
 def test_a_large_request_and_a_small_one_are_answered_side_by_side(photo):
     files = [("files", (f"{i}.jpg", photo, "image/jpeg")) for i in range(40)]
-    with serving("fake:latency_ms=300", engine="fake", max_batch=4) as server, ThreadPoolExecutor(1) as pool:
+    with (
+        serving("fake:latency_ms=300", engine="fake", max_batch=4) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         large = pool.submit(httpx.post, f"{server.url}/v1/images/embed", files=files, timeout=30)
         until(lambda: server.metric('mlcd_held{of="images"}') == 40, 5)
         until(lambda: server.metric("mlcd_batch_size_count") >= 1, 5)
@@ -102,4 +130,10 @@ def test_a_large_request_and_a_small_one_are_answered_side_by_side(photo):
         assert not large.done()
         assert len(large.result(timeout=30).json()["results"]) == 40
         timing = small.headers["server-timing"]
-        assert [part.split(";")[0] for part in timing.split(", ")] == ["cache", "decode", "queue", "inference", "total"]
+        assert [part.split(";")[0] for part in timing.split(", ")] == [
+            "cache",
+            "decode",
+            "queue",
+            "inference",
+            "total",
+        ]

@@ -39,12 +39,19 @@ def started():
 
 def all_up(server):
     server.wait_ready()
-    until(lambda: server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == 2, 30, server)
+    until(
+        lambda: server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == 2, 30, server
+    )
     return server
 
 
 def ask(server, image):
-    return httpx.post(f"{server.url}/v1/images/embed", content=image, headers={"Content-Type": "image/png"}, timeout=30)
+    return httpx.post(
+        f"{server.url}/v1/images/embed",
+        content=image,
+        headers={"Content-Type": "image/png"},
+        timeout=30,
+    )
 
 
 def test_one_that_is_killed_is_replaced_while_the_other_serves(started, photo):
@@ -56,7 +63,9 @@ def test_one_that_is_killed_is_replaced_while_the_other_serves(started, photo):
         assert ask(server, photo).status_code == 200
     until(lambda: len(children(server.process.pid)) == 2, 10, server)
     assert second in children(server.process.pid)
-    until(lambda: server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == 2, 20, server)
+    until(
+        lambda: server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == 2, 20, server
+    )
     until(lambda: not any(map(exists, engine)), 5)
     status, output = server.stop()
     assert (status, "Traceback" in output) == (0, False)
@@ -133,7 +142,10 @@ def test_sigterm_is_heard_while_the_second_process_begins(started):
 
 def test_what_cannot_be_served_is_refused_in_one_line(journey, monkeypatch):
     monkeypatch.setenv("MLCD_PROCESSES", "3")
-    for model, message in (("absent", "there is no model absent"), (journey / "embeddings", "holds no weights")):
+    for model, message in (
+        ("absent", "there is no model absent"),
+        (journey / "embeddings", "holds no weights"),
+    ):
         result = run_mlcd("serve", "--model", model, "--port", free_port())
         assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
         assert message in result.stderr

@@ -16,9 +16,18 @@ NOT_SAYABLE = "positive_data_acceptance"
 
 def explore(server, num_examples, *options, timeout_s):
     command = [Path(sys.executable).with_name("schemathesis"), "run", f"{server}/openapi.json"]
-    command += ["--max-examples", str(num_examples), "--exclude-checks", NOT_SAYABLE, "--no-color", *options]
+    command += [
+        "--max-examples",
+        str(num_examples),
+        "--exclude-checks",
+        NOT_SAYABLE,
+        "--no-color",
+        *options,
+    ]
     command += ["--seed", "1", "--generation-deterministic"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/tmp")
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/tmp"
+    )
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
 
 

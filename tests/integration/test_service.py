@@ -32,7 +32,10 @@ def test_embedding_an_image_gives_what_mlcd_embed_gave(client, picture, journey)
         body = answer.json()
         assert answer.status_code == 200
         assert body["results"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
-        assert body["fingerprint"] == json.loads((journey / "model" / "manifest.json").read_text())["fingerprint"]
+        assert (
+            body["fingerprint"]
+            == json.loads((journey / "model" / "manifest.json").read_text())["fingerprint"]
+        )
         assert "x-request-id" in answer.headers
         assert "server-timing" in answer.headers
 
@@ -41,7 +44,9 @@ def test_binary_answers_carry_the_same_numbers(client, picture):
     _, data, expected = picture
 
     def ask(accept):
-        answer = client.post("/v1/images/embed", files=files(data, data), headers={"Accept": accept})
+        answer = client.post(
+            "/v1/images/embed", files=files(data, data), headers={"Accept": accept}
+        )
         assert answer.headers["content-type"] == accept
         return answer.content
 
@@ -51,7 +56,12 @@ def test_binary_answers_carry_the_same_numbers(client, picture):
     arrow = np.array(table.column("embedding").to_pylist(), np.float32)
     for rows in (raw, npy, arrow):
         assert rows[1] == pytest.approx(expected, abs=1e-5)
-    assert client.post("/v1/images/embed", files=files(data), headers={"Accept": "text/html"}).status_code == 406
+    assert (
+        client.post(
+            "/v1/images/embed", files=files(data), headers={"Accept": "text/html"}
+        ).status_code
+        == 406
+    )
 
 
 def test_a_bad_image_fails_alone(client, picture):
@@ -66,12 +76,16 @@ def test_a_bad_image_fails_alone(client, picture):
         2: "empty",
         3: "undecodable",
     }
-    strict = client.post("/v1/images/embed", files=files(data, b"no image"), headers={"Accept": "application/x-npy"})
+    strict = client.post(
+        "/v1/images/embed", files=files(data, b"no image"), headers={"Accept": "application/x-npy"}
+    )
     assert strict.status_code == 415
     assert strict.json()["index"] == 1
     table = pa.ipc.open_stream(
         client.post(
-            "/v1/images/embed", files=files(data, b""), headers={"Accept": "application/vnd.apache.arrow.stream"}
+            "/v1/images/embed",
+            files=files(data, b""),
+            headers={"Accept": "application/vnd.apache.arrow.stream"},
         ).content
     ).read_all()
     assert table.column("error").to_pylist() == [None, "empty"]
@@ -84,7 +98,9 @@ def test_labels_are_the_nearest_shipped_centers(client, picture, journey):
     answer = client.post("/v1/labels?top=3", files=files(data)).json()
     labels = answer["results"][0]["labels"]
     assert [label["id"] for label in labels] == list(np.argsort(-similarities)[:3])
-    assert [label["similarity"] for label in labels] == pytest.approx(np.sort(similarities)[::-1][:3], abs=1e-4)
+    assert [label["similarity"] for label in labels] == pytest.approx(
+        np.sort(similarities)[::-1][:3], abs=1e-4
+    )
     assert labels[0]["name"] == centers.names[labels[0]["id"]]
     assert answer["centers"] == centers.digest
 
@@ -96,7 +112,9 @@ def test_names_set_by_hand_are_served_and_go_into_labels(picture, journey, tmp_p
     shutil.copytree(journey / "model", model)
     num_centers = len(Centers.open(model / "centers").sizes)
     names = [f"Name № {center}" for center in range(num_centers)]
-    (tmp_path / "names.tsv").write_text("".join(f"{center}\t{name}\n" for center, name in enumerate(names)))
+    (tmp_path / "names.tsv").write_text(
+        "".join(f"{center}\t{name}\n" for center, name in enumerate(names))
+    )
     named = run_mlcd("name", model / "centers", "--set", tmp_path / "names.tsv", "--json")
     assert named.returncode == 0, named.stderr
     assert json.loads(named.stdout.splitlines()[-1])["digest"] == digest
@@ -119,10 +137,14 @@ def test_labels_take_json_images_embeddings_and_a_threshold(client, picture):
     answer = client.post("/v1/labels", json=body).json()
     assert answer["results"][0]["labels"] == by_file
     assert [error["index"] for error in answer["errors"]] == [1, 2, 3]
-    by_vector = client.post("/v1/labels", json={"embeddings": [expected.tolist()]}).json()["results"][0]["labels"]
+    by_vector = client.post("/v1/labels", json={"embeddings": [expected.tolist()]}).json()[
+        "results"
+    ][0]["labels"]
     assert [label["id"] for label in by_vector] == [label["id"] for label in by_file]
     cut = by_file[2]["similarity"]
-    kept = client.post(f"/v1/labels?threshold={cut - 1e-6}", files=files(data)).json()["results"][0]["labels"]
+    kept = client.post(f"/v1/labels?threshold={cut - 1e-6}", files=files(data)).json()["results"][
+        0
+    ]["labels"]
     assert len(kept) == 3
     every = client.post("/v1/labels?top=1000", files=files(data)).json()["results"][0]["labels"]
     assert len(every) == client.get("/v1/info").json()["centers"]["num_centers"]
@@ -152,7 +174,9 @@ def test_a_center_describes_itself(client, journey):
     assert len(answer["nearest"]) == min(8, len(centers.vectors) - 1)
     assert 1 not in [other["id"] for other in answer["nearest"]]
     members = [example for example in answer["examples"] if example["collection"] is None]
-    assert [example["id"] for example in members] == [example.key for example in centers.examples.of_center(1)]
+    assert [example["id"] for example in members] == [
+        example.key for example in centers.examples.of_center(1)
+    ]
     assert members
     assert {example["similarity"] for example in members} == {None}  # the center has moved since
     assert sum(example["collection"] == "demo" for example in answer["examples"]) == 8
@@ -168,7 +192,9 @@ def test_the_openai_client_works_as_it_is(server, picture):
     floats = client.embeddings.create(model=model, input=data_uri(data), encoding_format="float")
     assert floats.data[0].embedding == pytest.approx(expected, abs=1e-5)
     short = client.embeddings.create(model=model, input=data_uri(data), dimensions=4)
-    assert short.data[0].embedding == pytest.approx(expected[:4] / np.linalg.norm(expected[:4]), abs=1e-5)
+    assert short.data[0].embedding == pytest.approx(
+        expected[:4] / np.linalg.norm(expected[:4]), abs=1e-5
+    )
     with pytest.raises(BadRequestError) as caught:
         client.embeddings.create(model=model, input=[[1, 2, 3]])
     assert "check_embedding_ctx_length=False" in caught.value.message
@@ -182,7 +208,11 @@ def test_the_openai_route_speaks_openai_errors(client, picture):
         ({"model": model, "input": []}, 400, "input"),
         ({"model": model, "input": [data_uri(data), "a text"]}, 422, "input[1]"),
         ({"model": model, "input": data_uri(b"no image")}, 400, "input[0]"),
-        ({"model": model, "input": data_uri(data), "encoding_format": "hex"}, 400, "encoding_format"),
+        (
+            {"model": model, "input": data_uri(data), "encoding_format": "hex"},
+            400,
+            "encoding_format",
+        ),
         ({"model": model, "input": data_uri(data), "dimensions": 10_000}, 400, "dimensions"),
         ({"model": "gpt", "input": data_uri(data)}, 404, None),
     ]
@@ -226,7 +256,9 @@ def test_a_body_over_the_limit_is_refused_while_it_streams(client):
             yield b"x" * 2**20
 
     try:
-        answer = client.post("/v1/images/embed", content=endless(), headers={"Content-Type": "image/png"})
+        answer = client.post(
+            "/v1/images/embed", content=endless(), headers={"Content-Type": "image/png"}
+        )
         assert answer.status_code == 413
         assert answer.json()["limit"] == "max_body_bytes"
     except httpx.TransportError:  # the server may close before we have sent everything
@@ -290,7 +322,9 @@ def test_the_page_and_the_api_document_are_there(client):
     docs = client.get("/docs").text
     # Offline by default: no script or style from another host.
     assert [
-        url for url in re.findall(r'(?:src|href)="([^"]+)"', docs) if not url.startswith(str(client.base_url))
+        url
+        for url in re.findall(r'(?:src|href)="([^"]+)"', docs)
+        if not url.startswith(str(client.base_url))
     ] == []
     assert "cdn" not in docs
     assert client.get("/swagger/swagger-ui-bundle.js").status_code == 200
@@ -305,7 +339,9 @@ def test_a_large_photograph_is_answered(client, photo):
     assert error["type"] == "too-many-pixels"
 
 
-def test_sigterm_ends_it_within_five_seconds_while_clients_are_connected(journey, picture, new_state):
+def test_sigterm_ends_it_within_five_seconds_while_clients_are_connected(
+    journey, picture, new_state
+):
     running = Server(journey / "model", state_dir=new_state()).wait_ready()
     process = running.process
     with httpx.Client(base_url=running.url) as keep_alive:
@@ -322,7 +358,10 @@ def test_sigterm_ends_it_within_five_seconds_while_clients_are_connected(journey
     ("options", "message"),
     [
         (["--model", "absent"], "there is no model absent"),
-        (["--model", "{journey}/model", "--centers", "{journey}/centers"], "in the space of another model"),
+        (
+            ["--model", "{journey}/model", "--centers", "{journey}/centers"],
+            "in the space of another model",
+        ),
         (["--model", "{journey}/embeddings"], "holds no weights"),
     ],
 )

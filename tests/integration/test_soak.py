@@ -32,7 +32,9 @@ IDLE_S = 11  # the framework's threads, which write large uploads to files, may 
 
 
 def picture(width, height, kind, *, seed):
-    small = np.random.default_rng(seed).integers(0, 255, (max(1, height // 8), max(1, width // 8), 3), dtype=np.uint8)
+    small = np.random.default_rng(seed).integers(
+        0, 255, (max(1, height // 8), max(1, width // 8), 3), dtype=np.uint8
+    )
     buffer = io.BytesIO()
     Image.fromarray(small).resize((width, height)).save(buffer, kind)
     return buffer.getvalue()
@@ -40,7 +42,17 @@ def picture(width, height, kind, *, seed):
 
 def pictures():
     """Of sizes from a point to twelve megapixels, as JPEG, PNG and WebP."""
-    sides = [(1, 1), (8, 8), (500, 375), (375, 500), (640, 480), (1024, 768), (2000, 1500), (4000, 3000), (3000, 40)]
+    sides = [
+        (1, 1),
+        (8, 8),
+        (500, 375),
+        (375, 500),
+        (640, 480),
+        (1024, 768),
+        (2000, 1500),
+        (4000, 3000),
+        (3000, 40),
+    ]
     kinds = itertools.cycle(("JPEG", "PNG", "WEBP", "JPEG"))
     return [picture(*side, next(kinds), seed=seed) for seed, side in enumerate(sides * 3)]
 
@@ -55,7 +67,17 @@ class Load:
         self.broken = []
 
     def run(self, stop):
-        kinds = [self.one, self.one, self.batch, self.batch, self.openai, self.labels, self.bad, self.wrong, self.leave]
+        kinds = [
+            self.one,
+            self.one,
+            self.batch,
+            self.batch,
+            self.openai,
+            self.labels,
+            self.bad,
+            self.wrong,
+            self.leave,
+        ]
         while not stop.is_set():
             with httpx.Client(base_url=self.url, timeout=60) as client:
                 for _ in range(self.random.randrange(1, 20)):
@@ -74,20 +96,31 @@ class Load:
         return image + self.random.randbytes(8) if self.random.random() < 0.5 else image
 
     def one(self, client):
-        return client.post("/v1/images/embed", content=self.fresh(), headers={"Content-Type": "image/jpeg"})
+        return client.post(
+            "/v1/images/embed", content=self.fresh(), headers={"Content-Type": "image/jpeg"}
+        )
 
     def batch(self, client):
-        return client.post("/v1/images/embed", files=files(*[self.fresh() for _ in range(self.random.randrange(1, 9))]))
+        return client.post(
+            "/v1/images/embed",
+            files=files(*[self.fresh() for _ in range(self.random.randrange(1, 9))]),
+        )
 
     def openai(self, client):
         model = client.get("/v1/models").json()["data"][0]["id"]
-        return client.post("/v1/embeddings", json={"model": model, "input": [data_uri(self.fresh())]})
+        return client.post(
+            "/v1/embeddings", json={"model": model, "input": [data_uri(self.fresh())]}
+        )
 
     def labels(self, client):
-        return client.post(f"/v1/labels?top={self.random.randrange(1, 13)}", files=files(self.fresh()))
+        return client.post(
+            f"/v1/labels?top={self.random.randrange(1, 13)}", files=files(self.fresh())
+        )
 
     def bad(self, client):
-        return client.post("/v1/images/embed", files=files(self.random.choice(self.nasty), self.fresh()[:-200]))
+        return client.post(
+            "/v1/images/embed", files=files(self.random.choice(self.nasty), self.fresh()[:-200])
+        )
 
     def wrong(self, client):
         return self.random.choice(
@@ -145,8 +178,12 @@ class Soak:
         """Threads and open files of every process, when nobody asks anything."""
         until(lambda: self.server.metric('mlcd_held{of="bytes"}') == 0, 30)
         time.sleep(IDLE_S)
-        large = picture(4000, 3000, "PNG", seed=0)  # goes to a file, by such a thread: the others end then
-        for _ in range(1 if PROCESSES == 1 else 8 * PROCESSES):  # who takes a connection is not ours to say
+        large = picture(
+            4000, 3000, "PNG", seed=0
+        )  # goes to a file, by such a thread: the others end then
+        for _ in range(
+            1 if PROCESSES == 1 else 8 * PROCESSES
+        ):  # who takes a connection is not ours to say
             httpx.post(f"{self.server.url}/v1/images/embed", files=files(large), timeout=60)
         time.sleep(1)
         pids = family(self.server.process.pid)
@@ -156,7 +193,11 @@ class Soak:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 def test_nothing_grows(journey, shared_data):
-    nasty = [path.read_bytes() for path in sorted((shared_data / "nasty_images").rglob("*")) if path.is_file()]
+    nasty = [
+        path.read_bytes()
+        for path in sorted((shared_data / "nasty_images").rglob("*"))
+        if path.is_file()
+    ]
     with serving(journey / "model", processes=PROCESSES, log__level="warning") as server:
         until(lambda: server.metric("mlcd_processes") == PROCESSES, 60, server)
         soak = Soak(server, pictures(), [image for image in nasty if len(image) < 2**22])

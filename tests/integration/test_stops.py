@@ -35,7 +35,13 @@ def start():
         servers.append(server)
         server.wait_ready()
         if processes > 1:
-            until(lambda: server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == processes, 30, server)
+            until(
+                lambda: (
+                    server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == processes
+                ),
+                30,
+                server,
+            )
         return server
 
     yield start
@@ -46,7 +52,9 @@ def start():
         server.process.communicate()
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGINT, signal.SIGTERM]])
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGINT, signal.SIGTERM]]
+)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_signal_to_every_process_loses_no_request(start, photo, processes, numbers):
     server = start(processes, drain_s=2)
@@ -58,7 +66,9 @@ def test_a_signal_to_every_process_loses_no_request(start, photo, processes, num
         statuses = []
         with httpx.Client(base_url=server.url, timeout=30) as client:
             while not enough.is_set():
-                answer = client.post("/v1/images/embed", content=photo, headers={"Content-Type": "image/png"})
+                answer = client.post(
+                    "/v1/images/embed", content=photo, headers={"Content-Type": "image/png"}
+                )
                 statuses.append(answer.status_code)
         return statuses
 
@@ -74,7 +84,11 @@ def test_a_signal_to_every_process_loses_no_request(start, photo, processes, num
         output, _ = server.process.communicate(timeout=15)
     assert set(statuses) == {200}
     assert len(statuses) > NUM_CLIENTS
-    assert (server.process.returncode, "Traceback" in output, "ended with status" in output) == (0, False, False)
+    assert (server.process.returncode, "Traceback" in output, "ended with status" in output) == (
+        0,
+        False,
+        False,
+    )
     assert time.monotonic() - started < 15  # drain, grace and margin are 13 s
     until(lambda: not any(map(exists, everybody)), 2)
 
@@ -98,7 +112,9 @@ def test_a_signal_to_one_server_process_is_its_supervisors_to_give(start, photo)
     first, second = children(server.process.pid)
     send_all([first, *children(first)], signal.SIGTERM, signal.SIGINT)
     time.sleep(0.5)
-    answer = httpx.post(f"{server.url}/v1/images/embed", content=photo, headers={"Content-Type": "image/png"})
+    answer = httpx.post(
+        f"{server.url}/v1/images/embed", content=photo, headers={"Content-Type": "image/png"}
+    )
     assert answer.status_code == 200
     assert children(server.process.pid) == [first, second]
     os.kill(first, signal.SIGUSR1)

@@ -25,7 +25,9 @@ def python_names() -> str:
         member = getattr(mlcd, name)
         lines.append(f"mlcd.{name}{_signature(member)}")
         if inspect.isclass(member) and member.__module__ == "mlcd.api":
-            lines += [f"mlcd.{name}.{each}{_signature(getattr(member, each))}" for each in _public(member)]
+            lines += [
+                f"mlcd.{name}.{each}{_signature(getattr(member, each))}" for each in _public(member)
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -38,7 +40,9 @@ def _signature(member: object) -> str:
         return ""
     signature = inspect.signature(member)
     # Types are written otherwise by other versions of Python and NumPy; names and defaults are what calls rest on.
-    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    bare = [
+        parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()
+    ]
     return str(inspect.Signature(bare))
 
 
@@ -46,13 +50,19 @@ def command_line() -> str:
     """A line for each argument and option of each command."""
     from mlcd.cli import cli
 
-    assert {point.name for point in entry_points(group="mlcd.commands")} <= set(cli.list_commands(click.Context(cli)))
+    assert {point.name for point in entry_points(group="mlcd.commands")} <= set(
+        cli.list_commands(click.Context(cli))
+    )
     return "\n".join(_lines("mlcd", cli)) + "\n"
 
 
 def _lines(path: str, command: click.Command) -> Iterator[str]:
     for parameter in command.params:
-        names = "|".join(parameter.opts) if isinstance(parameter, click.Option) else parameter.human_readable_name
+        names = (
+            "|".join(parameter.opts)
+            if isinstance(parameter, click.Option)
+            else parameter.human_readable_name
+        )
         kind = "flag" if getattr(parameter, "is_flag", False) else _kind(parameter.type)
         required = " required" if parameter.required else ""
         yield f"{path} {names} {kind}{required}"
@@ -72,12 +82,21 @@ def rest_document() -> str:
     from service.http.app import create_app
 
     document = _without_prose(create_app(None).openapi())
-    lines = [f"{name} {_compact(schema)}" for name, schema in sorted(document["components"]["schemas"].items())]
+    lines = [
+        f"{name} {_compact(schema)}"
+        for name, schema in sorted(document["components"]["schemas"].items())
+    ]
     for path, operations in sorted(document["paths"].items()):
         for method, operation in sorted(operations.items()):
             route = f"{method.upper()} {path}"
-            lines += [f"{route} {each['in']} {_compact(each)}" for each in operation.get("parameters", ())]
-            lines += [f"{route} takes {_compact(operation['requestBody'])}"] if "requestBody" in operation else []
+            lines += [
+                f"{route} {each['in']} {_compact(each)}" for each in operation.get("parameters", ())
+            ]
+            lines += (
+                [f"{route} takes {_compact(operation['requestBody'])}"]
+                if "requestBody" in operation
+                else []
+            )
             for status, answer in operation["responses"].items():
                 named = {**answer, "headers": sorted(answer.get("headers", ()))}
                 lines.append(f"{route} gives {status} {_compact(named)}")

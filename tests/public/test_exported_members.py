@@ -11,7 +11,9 @@ from tests.public.snapshots import FOLDER, SNAPSHOTS
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_the_public_surface_is_the_one_that_is_written_down(name):
     written = (FOLDER / name).read_text()
-    assert SNAPSHOTS[name]() == written, "meant? say so in CHANGELOG.md and run `python tests/public/snapshots.py`"
+    assert SNAPSHOTS[name]() == written, (
+        "meant? say so in CHANGELOG.md and run `python tests/public/snapshots.py`"
+    )
 
 
 def test_importing_the_package_opens_nothing_heavy():

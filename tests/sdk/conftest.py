@@ -31,20 +31,27 @@ class Sample:
         return "data:image/png;base64," + base64.b64encode(self.image).decode()
 
     def is_embedding(self, vector) -> bool:
-        return np.allclose(np.asarray(vector, np.float32).ravel(), self.embedding, rtol=0, atol=1e-5)
+        return np.allclose(
+            np.asarray(vector, np.float32).ravel(), self.embedding, rtol=0, atol=1e-5
+        )
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("journey")
-    subprocess.run([PYTHON, "-m", "tests.sdk.journey", out], cwd=REPOSITORY, check=True, timeout=300)
+    subprocess.run(
+        [PYTHON, "-m", "tests.sdk.journey", out], cwd=REPOSITORY, check=True, timeout=300
+    )
     return out
 
 
 @pytest.fixture(scope="session")
 def samples(prepared) -> list[Sample]:
     stored = json.loads((prepared / "samples.json").read_text())
-    return [Sample(Path(one["image"]).read_bytes(), np.array(one["embedding"], np.float32)) for one in stored]
+    return [
+        Sample(Path(one["image"]).read_bytes(), np.array(one["embedding"], np.float32))
+        for one in stored
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,16 @@ from tests.conftest import TINY_RECIPE, run_mlcd, write_digits
 def main(out: Path) -> None:
     digits, recipe = write_digits(out / "digits", 200), out / "tiny.yaml"
     recipe.write_text(TINY_RECIPE)
-    result = run_mlcd("demo", "--images", digits, "--recipe", recipe, "--out", out / "demo", "--no-serve")
+    result = run_mlcd(
+        "demo", "--images", digits, "--recipe", recipe, "--out", out / "demo", "--no-serve"
+    )
     assert result.returncode == 0, result.stderr
     stored = EmbeddingsArtifact.open(out / "demo" / "embeddings")
     rows = stored.load()
-    samples = [{"image": str(digits / stored.keys[row]), "embedding": rows[row].tolist()} for row in (17, 42, 101)]
+    samples = [
+        {"image": str(digits / stored.keys[row]), "embedding": rows[row].tolist()}
+        for row in (17, 42, 101)
+    ]
     (out / "samples.json").write_text(json.dumps(samples))
 
 

@@ -18,7 +18,9 @@ def client(server):
 def test_its_default_is_base64_and_gives_the_stored_embeddings(client, model, samples):
     answer = client.embeddings.create(model=model, input=[sample.uri for sample in samples])
     assert [row.index for row in answer.data] == [0, 1, 2]
-    assert all(sample.is_embedding(row.embedding) for sample, row in zip(samples, answer.data, strict=True))
+    assert all(
+        sample.is_embedding(row.embedding) for sample, row in zip(samples, answer.data, strict=True)
+    )
     raw = client.embeddings.with_raw_response.create(model=model, input=samples[0].uri)
     assert isinstance(raw.http_response.json()["data"][0]["embedding"], str)
 
@@ -26,7 +28,9 @@ def test_its_default_is_base64_and_gives_the_stored_embeddings(client, model, sa
 def test_floats_and_dimensions(client, model, samples):
     floats = client.embeddings.create(model=model, input=samples[0].uri, encoding_format="float")
     assert samples[0].is_embedding(floats.data[0].embedding)
-    short = client.embeddings.create(model=model, input=samples[0].uri, dimensions=4).data[0].embedding
+    short = (
+        client.embeddings.create(model=model, input=samples[0].uri, dimensions=4).data[0].embedding
+    )
     head = samples[0].embedding[:4]
     assert np.allclose(short, head / np.linalg.norm(head), atol=1e-5)
 
@@ -34,10 +38,15 @@ def test_floats_and_dimensions(client, model, samples):
 def test_the_async_client(server, model, samples):
     async def ask():
         async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="unused") as client:
-            return await asyncio.gather(*(client.embeddings.create(model=model, input=one.uri) for one in samples))
+            return await asyncio.gather(
+                *(client.embeddings.create(model=model, input=one.uri) for one in samples)
+            )
 
     answers = asyncio.run(ask())
-    assert all(sample.is_embedding(answer.data[0].embedding) for sample, answer in zip(samples, answers, strict=True))
+    assert all(
+        sample.is_embedding(answer.data[0].embedding)
+        for sample, answer in zip(samples, answers, strict=True)
+    )
 
 
 def test_errors_arrive_as_its_own(client, model, samples):

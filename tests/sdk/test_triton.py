@@ -33,7 +33,10 @@ def test_images_in_json_and_in_binary(client, model, samples, binary_in, binary_
     elements = [sample.image if binary_in else base64.b64encode(sample.image) for sample in samples]
     given = triton.InferInput("image", [len(samples)], "BYTES")
     given.set_data_from_numpy(np.array(elements, object), binary_data=binary_in)
-    outputs = [triton.InferRequestedOutput(name, binary_out) for name in ("embedding", "label_ids", "label_scores")]
+    outputs = [
+        triton.InferRequestedOutput(name, binary_out)
+        for name in ("embedding", "label_ids", "label_scores")
+    ]
     answer = client.infer(model, [given], outputs=outputs, request_id="7")
     assert answer.get_response()["id"] == "7"
     rows = answer.as_numpy("embedding")
@@ -47,7 +50,9 @@ def test_configuration_repository_and_statistics(client, model, samples):
     config = client.get_model_config(model)
     assert config["max_batch_size"] >= len(samples)
     assert client.get_model_config(model, "1") == config
-    assert client.get_model_repository_index() == [{"name": model, "version": "1", "state": "READY"}]
+    assert client.get_model_repository_index() == [
+        {"name": model, "version": "1", "state": "READY"}
+    ]
     given = triton.InferInput("image", [1, *config["input"][0]["dims"]], "BYTES")
     given.set_data_from_numpy(np.array([[samples[0].image]], object))
     assert samples[0].is_embedding(client.infer(model, [given]).as_numpy("embedding"))
@@ -73,7 +78,9 @@ def test_priority_timeout_and_sequences(client, model, samples):
         {"sequence_id": 7, "sequence_start": True, "sequence_end": True},
         {"sequence_id": "of a camera", "sequence_start": True},
     ):
-        assert samples[0].is_embedding(client.infer(model, [given], **asked).as_numpy("embedding")), asked
+        assert samples[0].is_embedding(
+            client.infer(model, [given], **asked).as_numpy("embedding")
+        ), asked
     with pytest.raises(InferenceServerException, match="unknown is not known here"):
         client.infer(model, [given], parameters={"unknown": 1})
 
@@ -81,7 +88,9 @@ def test_priority_timeout_and_sequences(client, model, samples):
 def test_prepared_pixels_as_the_exported_triton_model_takes_them(client, model, samples):
     size = client.get_model_metadata(model)["inputs"][1]["shape"][-1]
     pictures = [Image.open(io.BytesIO(sample.image)).convert("RGB") for sample in samples]
-    pixels = np.stack([np.asarray(one.resize((size, size), Image.Resampling.BICUBIC)) for one in pictures])
+    pixels = np.stack(
+        [np.asarray(one.resize((size, size), Image.Resampling.BICUBIC)) for one in pictures]
+    )
     given = triton.InferInput("image_u8", [len(samples), 3, size, size], "UINT8")
     given.set_data_from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
     rows = client.infer(model, [given]).as_numpy("embedding")

@@ -19,10 +19,10 @@ from PIL import Image
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import TritonOptions
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import TritonOptions
 from mlcd.progress import Reporter
 from tests.conftest import free_port
 from tests.unit.models.test_checkpoints import SIZES, tower, write_hf
@@ -65,7 +65,10 @@ class Server:
         ports = [f"--{name}-port={port}" for name, port in self.ports.items()]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [PYTHON, LAUNCHER, self.repository, *ports], stdout=log, stderr=log, start_new_session=True
+                [PYTHON, LAUNCHER, self.repository, *ports],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_S
         while not self._answers("v2/health/ready"):
@@ -95,11 +98,15 @@ class Server:
         self._control(name, "unload")
 
     def metric(self, name: str, model: str, **labels: str) -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['metrics']}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.ports['metrics']}/metrics", timeout=5
+        ) as answer:
             lines = answer.read().decode().splitlines()
         wanted = {f'{key}="{value}"' for key, value in {"model": model, **labels}.items()}
         rows = [
-            line for line in lines if line.startswith(name + "{") and wanted <= set(re.findall(r'\w+="[^"]*"', line))
+            line
+            for line in lines
+            if line.startswith(name + "{") and wanted <= set(re.findall(r'\w+="[^"]*"', line))
         ]
         return sum(float(line.rsplit(" ", 1)[1]) for line in rows)
 
@@ -109,11 +116,17 @@ class Server:
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if os.getpgid(int(path.name)) == self._process.pid:
-                    found.append(int((path / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+                    found.append(
+                        int((path / "statm").read_text().split()[1])
+                        * os.sysconf("SC_PAGE_SIZE")
+                        / 2**20
+                    )
         return found
 
     def _control(self, name: str, verb: str) -> None:
-        request = urllib.request.Request(self._http(f"v2/repository/models/{name}/{verb}"), data=b"{}")
+        request = urllib.request.Request(
+            self._http(f"v2/repository/models/{name}/{verb}"), data=b"{}"
+        )
         urllib.request.urlopen(request, timeout=START_S).close()
 
     def _answers(self, path: str) -> bool:
@@ -168,7 +181,9 @@ def flooded(server: Server, name: str):
 def require_triton() -> None:
     if not PYTHON.is_file():
         pytest.skip("the bundled Triton is not installed (make test-triton)")
-    check = subprocess.run([PYTHON, LAUNCHER, "--check"], capture_output=True, text=True, check=False)
+    check = subprocess.run(
+        [PYTHON, LAUNCHER, "--check"], capture_output=True, text=True, check=False
+    )
     if check.returncode != 0:
         pytest.skip(check.stderr.strip())
 

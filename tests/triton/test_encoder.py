@@ -9,7 +9,14 @@ import pytest
 
 from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.encoders.triton import open_triton
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, DeadlineExceeded, InvalidInput, Overloaded, Unavailable
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    DeadlineExceeded,
+    InvalidInput,
+    Overloaded,
+    Unavailable,
+)
 from mlcd.models import zoo
 from tests.triton.conftest import SLOW_BATCH, SLOW_QUEUE, SLOW_S, export, flooded, write_model
 
@@ -58,7 +65,9 @@ def test_rows_are_those_of_the_embedded_engine(server, weights, repository, pict
             assert (encoder.preprocess, encoder.dimension) == (preprocess, embedded.dimension)
             assert (encoder.version, encoder.max_batch, encoder.precision) == (1, 64, "fp32")
             assert (await encoder.encode(many[:0], timeout_s=10)).shape == (0, encoder.dimension)
-            return await encoder.encode(many, timeout_s=10), await encoder.encode(many[5:6], timeout_s=10)
+            return await encoder.encode(many, timeout_s=10), await encoder.encode(
+                many[5:6], timeout_s=10
+            )
 
     rows, alone = asyncio.run(embed())
     assert rows.dtype == np.float32
@@ -83,7 +92,9 @@ def test_concurrent_single_images_ride_together(server, pictures):
         async with opened(server) as encoder:
             before = settled()
             for _ in range(4):
-                await asyncio.gather(*(encoder.encode(pictures[i : i + 1], timeout_s=10) for i in range(32)))
+                await asyncio.gather(
+                    *(encoder.encode(pictures[i : i + 1], timeout_s=10) for i in range(32))
+                )
             return before
 
     before = asyncio.run(embed())
@@ -106,7 +117,12 @@ def test_another_shape_or_type_is_refused_here(server, pictures):
     ("name", "options", "error", "message"),
     [
         ("nobody", {}, Unavailable, "the model nobody is not loaded in Triton"),
-        ("tiny", {"version": 7}, Unavailable, "version 7 of the model tiny is not loaded in Triton"),
+        (
+            "tiny",
+            {"version": 7},
+            Unavailable,
+            "version 7 of the model tiny is not loaded in Triton",
+        ),
         ("bare", {}, ArtifactInvalid, r"bare does not state its fingerprint\.1: export it"),
         ("../up", {}, ConfigInvalid, "cannot name a model"),
     ],
@@ -198,7 +214,10 @@ def test_a_caller_that_goes_cancels_in_triton(server, pictures):
     async def embed():
         async with opened(server, "slow") as encoder:
             before = cancelled()
-            calls = [asyncio.create_task(encoder.encode(pictures[:1], timeout_s=20)) for _ in range(SLOW_QUEUE)]
+            calls = [
+                asyncio.create_task(encoder.encode(pictures[:1], timeout_s=20))
+                for _ in range(SLOW_QUEUE)
+            ]
             await asyncio.sleep(SLOW_S / 3)
             for call in calls:
                 call.cancel()
@@ -216,7 +235,9 @@ def test_an_unloaded_model_is_told_and_comes_back(own_server, pictures):
             await asyncio.to_thread(own_server.unload, "tiny")
             error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
             assert isinstance(error, Unavailable)
-            assert str(error) == "version 1 of the model tiny is not loaded in Triton: load it there"
+            assert (
+                str(error) == "version 1 of the model tiny is not loaded in Triton: load it there"
+            )
             await seconds_until(lambda: not encoder.up, FLIP_S)
             await asyncio.to_thread(own_server.load, "tiny")
             await seconds_until(lambda: encoder.up, BACK_S)
@@ -313,7 +334,10 @@ def test_a_closed_encoder_fails_its_waiters_and_says_so(server, pictures):
         await asyncio.sleep(SLOW_S / 3)
         await encoder.close()
         await encoder.close()
-        (error, _), (later, _) = await waiting, await failure(encoder.encode(pictures[:1], timeout_s=20))
+        (error, _), (later, _) = (
+            await waiting,
+            await failure(encoder.encode(pictures[:1], timeout_s=20)),
+        )
         assert str(error) == str(later) == "the encoder is closed"
         assert not encoder.up
 
@@ -321,6 +345,10 @@ def test_a_closed_encoder_fails_its_waiters_and_says_so(server, pictures):
 
 
 def test_nobody_at_the_address():
-    for address, error in (("127.0.0.1:9", Unavailable), ("nowhere", ConfigInvalid), ("http://x:1", ConfigInvalid)):
+    for address, error in (
+        ("127.0.0.1:9", Unavailable),
+        ("nowhere", ConfigInvalid),
+        ("http://x:1", ConfigInvalid),
+    ):
         with pytest.raises(error):
             asyncio.run(open_triton(address, "tiny"))

@@ -9,8 +9,8 @@ import pytest
 
 from mlcd.encoders.triton import open_triton
 from mlcd.errors import Unavailable
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import TritonOptions
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import TritonOptions
 from tests.triton.conftest import SILENT, write_model
 
 pytestmark = pytest.mark.triton

@@ -32,15 +32,21 @@ def until(condition):
 def test_a_job_outlives_triton(own_server, weights, repository, tmp_path):
     images = write_digits(tmp_path / "images", 900)
     model = zoo.load(str(weights))
-    with contextlib.closing(open_queue(read_settings({"model": "hog", "state_dir": str(tmp_path)}))) as queue:
-        job = queue.submit(JobSpec("embed", str(images), str(tmp_path / "out"), model.fingerprint()))[0]
+    with contextlib.closing(
+        open_queue(read_settings({"model": "hog", "state_dir": str(tmp_path)}))
+    ) as queue:
+        job = queue.submit(
+            JobSpec("embed", str(images), str(tmp_path / "out"), model.fingerprint())
+        )[0]
         given = {
             "MLCD_ENGINE": "triton",
             "MLCD_TRITON__URL": own_server.url,
             "MLCD_JOBS__ROOTS": str(tmp_path),
             "MLCD_JOBS__SHARD_IMAGES": "100",
         }
-        process = start_mlcd("worker", "--model", "tiny", "--state", tmp_path, "--drain", env={**os.environ, **given})
+        process = start_mlcd(
+            "worker", "--model", "tiny", "--state", tmp_path, "--drain", env={**os.environ, **given}
+        )
         try:
             until(lambda: len(list(draft_path(tmp_path / "out").glob("part-*.npy"))) > 1)
             own_server.kill()
@@ -58,5 +64,7 @@ def test_a_job_outlives_triton(own_server, weights, repository, tmp_path):
     graph = read_onnx(repository / "tiny" / "1" / "model.onnx")
     embedded = OpenVinoEncoder(graph, name="tiny", fingerprint="", preprocess=model.preprocess)
     source = open_source(str(images))
-    pixels = np.stack([model.preprocess.prepare(source.read(entry)) for entry in source.entries[:64]])
+    pixels = np.stack(
+        [model.preprocess.prepare(source.read(entry)) for entry in source.entries[:64]]
+    )
     assert np.abs(made.load()[:64] - embedded.encode(pixels)).max() < 1e-5

@@ -27,7 +27,9 @@ def recorded():
 
 def check_durable(steps, path, *, files=()):
     """What is at `path`, and the `files` in it, was on the disk before it was there; then its name was."""
-    (place,) = (number for number, step in enumerate(steps) if step[0] == "rename" and step[2] == path)
+    (place,) = (
+        number for number, step in enumerate(steps) if step[0] == "rename" and step[2] == path
+    )
     temporary = steps[place][1]
     assert temporary.parent == path.parent
     before = {step[1] for step in steps[:place]}

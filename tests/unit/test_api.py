@@ -38,10 +38,16 @@ def test_embeddings_are_those_of_the_command(digits, photos, tmp_path):
     assert done.returncode == 0, done.stderr
     command = mlcd.EmbeddingsArtifact.open(tmp_path / "command")
     np.testing.assert_array_equal(photos.vectors, command.load())
-    assert (photos.keys, photos.class_names, photos.skipped) == (command.keys, command.class_names, [])
+    assert (photos.keys, photos.class_names, photos.skipped) == (
+        command.keys,
+        command.class_names,
+        [],
+    )
     written = mlcd.embed(digits, model="hog", out=tmp_path / "call")
     np.testing.assert_array_equal(written.vectors, photos.vectors)
-    assert mlcd.EmbeddingsArtifact.open(tmp_path / "call").artifact.digest == command.artifact.digest
+    assert (
+        mlcd.EmbeddingsArtifact.open(tmp_path / "call").artifact.digest == command.artifact.digest
+    )
 
 
 def test_a_model_embeds_every_kind_of_image_alike(digits, photos):
@@ -53,7 +59,9 @@ def test_a_model_embeds_every_kind_of_image_alike(digits, photos):
         rows = model.embed(kinds * 8)  # more than a batch
         assert model.embed([]).shape == (0, model.dimension)
     assert rows.dtype == np.float32
-    np.testing.assert_array_equal(rows, np.tile(photos.vectors[photos.keys.index("3/0003.png")], (40, 1)))
+    np.testing.assert_array_equal(
+        rows, np.tile(photos.vectors[photos.keys.index("3/0003.png")], (40, 1))
+    )
 
 
 def test_an_image_that_cannot_be_used_is_told_by_its_place(digits):
@@ -79,7 +87,9 @@ def test_what_is_skipped_is_told(digits, tmp_path):
 def test_centers_of_an_array_are_those_of_its_artifact(digits, photos, tmp_path):
     mlcd.embed(digits, model="hog", out=tmp_path / "embeddings")
     for mean in (False, True):
-        written = mlcd.cluster(tmp_path / "embeddings", 12, hold_out=0, subtract_mean=mean, names=True)
+        written = mlcd.cluster(
+            tmp_path / "embeddings", 12, hold_out=0, subtract_mean=mean, names=True
+        )
         centers = mlcd.cluster(photos.vectors * 3, 12, subtract_mean=mean)
         np.testing.assert_allclose(centers.vectors, written.vectors, atol=1e-6)
         np.testing.assert_array_equal(centers.sizes, written.sizes)
@@ -93,14 +103,18 @@ def test_labels_are_the_nearest_centers(digits, photos, tmp_path):
     cosines = photos.vectors.astype(np.float64) @ centers.vectors.astype(np.float64).T
     np.testing.assert_array_equal(labels.ids, np.argsort(-cosines, axis=1, kind="stable")[:, :3])
     np.testing.assert_allclose(labels.similarities, -np.sort(-cosines, axis=1)[:, :3], atol=1e-6)
-    np.testing.assert_array_equal(mlcd.label(photos.vectors, centers.vectors * 2, top=3).ids, labels.ids)
+    np.testing.assert_array_equal(
+        mlcd.label(photos.vectors, centers.vectors * 2, top=3).ids, labels.ids
+    )
     few = mlcd.label(photos.vectors, centers, top=3, threshold=0.9)
     assert ((few.ids >= 0) == (labels.similarities >= 0.9)).all()
     assert np.isneginf(few.similarities[few.ids < 0]).all()
 
     mlcd.embed(digits, model="hog", out=tmp_path / "embeddings")
     mlcd.cluster(tmp_path / "embeddings", 12, names=True, out=tmp_path / "centers")
-    written = mlcd.label(tmp_path / "embeddings", tmp_path / "centers", top=3, out=tmp_path / "labels")
+    written = mlcd.label(
+        tmp_path / "embeddings", tmp_path / "centers", top=3, out=tmp_path / "labels"
+    )
     opened = mlcd.label(photos.vectors, tmp_path / "centers", top=3)
     np.testing.assert_array_equal(written.ids, opened.ids)
     np.testing.assert_allclose(written.similarities, opened.similarities, atol=1e-3)
@@ -113,7 +127,10 @@ def test_labels_are_the_nearest_centers(digits, photos, tmp_path):
 def test_an_index_finds_the_nearest_in_memory_and_on_disk(digits, photos, tmp_path):
     queries = photos.vectors[:5] * 7
     cosines = photos.vectors[:5].astype(np.float64) @ photos.vectors.astype(np.float64).T
-    expected = [[photos.keys[row] for row in rows] for rows in np.argsort(-cosines, axis=1, kind="stable")[:, :4]]
+    expected = [
+        [photos.keys[row] for row in rows]
+        for rows in np.argsort(-cosines, axis=1, kind="stable")[:, :4]
+    ]
     index = mlcd.index(photos.vectors, ids=photos.keys)
     found = index.search(queries, top=4)
     assert (len(index), found.ids) == (200, expected)
@@ -140,7 +157,11 @@ def test_what_cannot_be_is_refused(digits, photos, tmp_path):
         (lambda: mlcd.label(rows, rows[:4], mode="approximate"), ConfigInvalid, "in memory"),
         (lambda: mlcd.label(rows, rows[:4], top=0), ConfigInvalid, "top"),
         (lambda: mlcd.label(tmp_path, rows[:4]), ConfigInvalid, "centers in an artifact"),
-        (lambda: mlcd.embed(digits, model="hog", out="s3://bucket/out"), ConfigInvalid, "s3://bucket/out is a URL"),
+        (
+            lambda: mlcd.embed(digits, model="hog", out="s3://bucket/out"),
+            ConfigInvalid,
+            "s3://bucket/out is a URL",
+        ),
         (lambda: mlcd.cluster("s3://bucket/e", 2), ConfigInvalid, "s3://bucket/e is a URL"),
         (lambda: mlcd.index(rows, ids=["a"]), InvalidInput, "200 rows and 1 ids"),
         (lambda: mlcd.index(rows, out=tmp_path / "out"), ConfigInvalid, "made of an artifact"),

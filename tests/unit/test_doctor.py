@@ -45,7 +45,9 @@ def test_a_driver_that_hangs_or_fails_is_no_gpu(monkeypatch):
         assert examine()["gpus"] == []
 
 
-@pytest.mark.parametrize(("text", "cores"), [("max 100000\n", None), ("150000 100000\n", 1.5), ("broken", None)])
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000\n", None), ("150000 100000\n", 1.5), ("broken", None)]
+)
 def test_the_quota_of_cgroup_v2(tmp_path, text, cores):
     (tmp_path / "cpu.max").write_text(text)
     assert quota_cores(tmp_path) == cores
@@ -82,12 +84,16 @@ def test_the_memory_limit_of_either_cgroup(tmp_path, name, text, limit):
 
 
 def test_instruction_sets_that_matter_are_read(tmp_path):
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16\n")
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16\n"
+    )
     assert cpu_features(tmp_path / "cpuinfo") == {"AVX2", "AVX512F", "AVX512_BF16", "AMX_BF16"}
 
 
 def test_a_cpuset_is_obeyed():
     core = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{core}]); from mlcd.cores import available_cores as n; print(n())"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "1"

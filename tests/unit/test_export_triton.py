@@ -13,12 +13,13 @@ from tritonclient.grpc import model_config_pb2 as protobuf
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict
+from mlcd.export import model as export
+from mlcd.export import triton
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import PRECISIONS, TritonOptions
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
-from mlcd.pipelines import export, triton
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import PRECISIONS, TritonOptions
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from tests.conftest import run_mlcd
@@ -27,7 +28,9 @@ from tests.unit.models.test_checkpoints import SIZES, tower, write_hf
 pytestmark = pytest.mark.plain_cpu
 
 SILENT = Reporter("silent")
-VARIANTS = [(backend, precision) for backend, precisions in PRECISIONS.items() for precision in precisions]
+VARIANTS = [
+    (backend, precision) for backend, precisions in PRECISIONS.items() for precision in precisions
+]
 
 
 @pytest.fixture(scope="module")
@@ -79,29 +82,52 @@ def test_tritons_own_protobuf_parses_every_variant(model, tmp_path, backend, pre
     assert (config.name, config.max_batch_size) == ("m", 48)
     assert config.backend == ("python" if backend == "python" else "onnxruntime")
     (given,), (taken,) = config.input, config.output
-    assert (given.name, given.data_type, list(given.dims)) == ("image_u8", protobuf.TYPE_UINT8, [3, 32, 32])
-    assert (taken.name, taken.data_type, list(taken.dims)) == ("embedding", protobuf.TYPE_FP32, [48])
+    assert (given.name, given.data_type, list(given.dims)) == (
+        "image_u8",
+        protobuf.TYPE_UINT8,
+        [3, 32, 32],
+    )
+    assert (taken.name, taken.data_type, list(taken.dims)) == (
+        "embedding",
+        protobuf.TYPE_FP32,
+        [48],
+    )
     (group,) = config.instance_group
     kind = protobuf.ModelInstanceGroup
-    assert (group.count, group.kind) == (1, kind.KIND_GPU if backend in ("cuda", "tensorrt") else kind.KIND_CPU)
+    assert (group.count, group.kind) == (
+        1,
+        kind.KIND_GPU if backend in ("cuda", "tensorrt") else kind.KIND_CPU,
+    )
     policy = config.dynamic_batching.default_queue_policy
-    assert (policy.timeout_action, policy.allow_timeout_override) == (protobuf.ModelQueuePolicy.REJECT, True)
+    assert (policy.timeout_action, policy.allow_timeout_override) == (
+        protobuf.ModelQueuePolicy.REJECT,
+        True,
+    )
     assert (policy.max_queue_size, policy.default_timeout_microseconds) == (256, 5_000_000)
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 48]
     for warmup in config.model_warmup:
-        assert (list(warmup.inputs["image_u8"].dims), warmup.inputs["image_u8"].random_data) == ([3, 32, 32], True)
+        assert (list(warmup.inputs["image_u8"].dims), warmup.inputs["image_u8"].random_data) == (
+            [3, 32, 32],
+            True,
+        )
     assert list(config.version_policy.specific.versions) == [1]
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     assert parameters["fingerprint.1"] == artifact.fingerprint == loaded.fingerprint()
     assert PreprocessSpec.from_dict(json.loads(parameters["preprocess.1"])) == loaded.preprocess
     assert parameters["precision"] == precision
-    threads = {"cpu": "intra_op_thread_count", "openvino": "intra_op_thread_count", "python": "num_threads"}
+    threads = {
+        "cpu": "intra_op_thread_count",
+        "openvino": "intra_op_thread_count",
+        "python": "num_threads",
+    }
     assert {key: value for key, value in parameters.items() if "thread" in key} == (
         {threads[backend]: "3"} if backend in threads else {}
     )
     accelerators = config.optimization.execution_accelerators
     on_gpu = {one.name: dict(one.parameters) for one in accelerators.gpu_execution_accelerator}
-    assert [one.name for one in accelerators.cpu_execution_accelerator] == ["openvino"] * (backend == "openvino")
+    assert [one.name for one in accelerators.cpu_execution_accelerator] == ["openvino"] * (
+        backend == "openvino"
+    )
     assert list(on_gpu) == ["tensorrt"] * (backend == "tensorrt")
     if backend == "tensorrt":
         assert on_gpu["tensorrt"]["precision_mode"] == precision.upper()
@@ -141,7 +167,9 @@ def test_a_run_a_checkpoint_and_its_model_artifact_give_one_model(journey, tmp_p
 
 
 def test_the_name_is_that_of_the_model_artifact_unless_given(journey, tmp_path):
-    named = export.export_model(str(journey / "run"), tmp_path / "model", name="given", reporter=SILENT)
+    named = export.export_model(
+        str(journey / "run"), tmp_path / "model", name="given", reporter=SILENT
+    )
     write(named.path, tmp_path / "a", name=None)
     write(journey / "run", tmp_path / "b", name=None)
     assert [path.name for path in sorted(tmp_path.glob("[ab]/*"))] == ["given", "mlcd-vit"]
@@ -162,7 +190,11 @@ def test_a_later_version_stands_beside_the_earlier(model, later_model, tmp_path)
     assert {path: path.read_bytes() for path in (out / "m" / "1").iterdir()} == before
     config = parsed(out / "m")
     assert list(config.version_policy.specific.versions) == [1, 3]
-    stated = {key: value.string_value for key, value in config.parameters.items() if key.startswith("fingerprint")}
+    stated = {
+        key: value.string_value
+        for key, value in config.parameters.items()
+        if key.startswith("fingerprint")
+    }
     assert stated == {"fingerprint.1": first.fingerprint, "fingerprint.3": third.fingerprint}
     assert [finding.kind for finding in verify(out)] == ["triton", "model", "weights"] * 2
     assert sorted(path.name for path in (out / "m").iterdir()) == ["1", "3", "config.pbtxt"]
@@ -196,7 +228,9 @@ def test_versions_that_cannot_stand_together_are_refused(model, later_model, tmp
     other = tmp_path / "other"
     other.mkdir()
     write_hf(tower(SIZES[0]), other)
-    with pytest.raises(Conflict, match="versions of one model are of one size: give another --name"):
+    with pytest.raises(
+        Conflict, match="versions of one model are of one size: give another --name"
+    ):
         write(other, out, version=3)
     assert sorted(path.name for path in (out / "m").iterdir()) == ["2", "config.pbtxt"]
 
@@ -210,8 +244,12 @@ def test_directories_of_others_are_left_alone(weights, journey, tmp_path):
         write(weights, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("options", "limit"), [(TritonOptions(), 0.9999), (TritonOptions("python", "bf16"), 0.999)])
-def test_a_graph_that_disagrees_is_not_published(weights, later, tmp_path, monkeypatch, options, limit):
+@pytest.mark.parametrize(
+    ("options", "limit"), [(TritonOptions(), 0.9999), (TritonOptions("python", "bf16"), 0.999)]
+)
+def test_a_graph_that_disagrees_is_not_published(
+    weights, later, tmp_path, monkeypatch, options, limit
+):
     original = triton.write_onnx
     monkeypatch.setattr(triton, "write_onnx", lambda _, path: original(zoo.load(str(later)), path))
     with pytest.raises(ArtifactInvalid, match=f"differs from the trained one.*below {limit}"):
@@ -224,7 +262,9 @@ def test_half_precision_is_measured_in_half_precision(model, tmp_path):
     full = write(model, tmp_path / "a").summary["parity_min_cosine"]
     half = write(model, tmp_path / "b", options=TritonOptions("python", "bf16")).summary
     assert 0.999 <= half["parity_min_cosine"] < full
-    computed = "bf16 by OpenVINO" if computes_bf16() else "emulated bf16: weights and activations rounded"
+    computed = (
+        "bf16 by OpenVINO" if computes_bf16() else "emulated bf16: weights and activations rounded"
+    )
     assert half["parity_measured"] == computed
 
 
@@ -244,15 +284,32 @@ def test_weights_beside_the_graph_go_along(weights, tmp_path, monkeypatch):
 def test_the_script_imports_nothing_but_numpy_and_openvino():
     """Its environment has another numpy than mlcd."""
     tree = ast.parse((Path(triton.__file__).parent / "triton_model.py").read_text())
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     foreign = {module for module in modules if module.split(".")[0] not in sys.stdlib_module_names}
     assert foreign == {"numpy", "openvino", "triton_python_backend_utils"}
 
 
 def test_the_command_makes_it_and_refuses_its_options_elsewhere(weights, tmp_path):
-    arguments = ["export", weights, tmp_path / "out", "--format", "triton", "--backend", "python", "--threads", 2]
-    done = run_mlcd(*arguments, "--name", "m", "--version", 4, "--precision", "bf16", "--max-batch", 8, "--json")
+    arguments = [
+        "export",
+        weights,
+        tmp_path / "out",
+        "--format",
+        "triton",
+        "--backend",
+        "python",
+        "--threads",
+        2,
+    ]
+    done = run_mlcd(
+        *arguments, "--name", "m", "--version", 4, "--precision", "bf16", "--max-batch", 8, "--json"
+    )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["finished"] == str(tmp_path / "out" / "m" / "4")

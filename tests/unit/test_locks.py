@@ -41,13 +41,18 @@ def test_versions_are_those_that_the_tests_run_with(name):
     constrained = pins(CONSTRAINTS)
     locked = pins(lock(name))
     assert {
-        package: version for package, version in locked.items() if constrained.get(package, version) != version
+        package: version
+        for package, version in locked.items()
+        if constrained.get(package, version) != version
     } == {}
 
 
 @pytest.mark.parametrize("name", ["api", "train", "triton", "build"])
 def test_every_package_has_a_hash_and_none_reports_to_its_maker(name):
-    blocks = re.split(r"\n(?=\S)", "\n".join(line for line in lock(name).read_text().splitlines() if line[:1] != "#"))
+    blocks = re.split(
+        r"\n(?=\S)",
+        "\n".join(line for line in lock(name).read_text().splitlines() if line[:1] != "#"),
+    )
     assert len(blocks) == len(pins(lock(name)))
     assert all("--hash=sha256:" in block for block in blocks)
     assert "openvino-telemetry" not in pins(lock(name))
@@ -59,7 +64,9 @@ def test_the_api_is_locked_without_torch():
 
 def test_what_builds_and_what_triton_needs_is_locked():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert pins(lock("build")).items() >= {tuple(line.split("==")) for line in project["build-system"]["requires"]}
+    assert pins(lock("build")).items() >= {
+        tuple(line.split("==")) for line in project["build-system"]["requires"]
+    }
     wanted = pins(ROOT / "deploy" / "triton" / "requirements.txt")
     wanted.pop("openvino-telemetry", None)
     assert pins(lock("triton")) == wanted
@@ -67,9 +74,14 @@ def test_what_builds_and_what_triton_needs_is_locked():
 
 def test_what_is_pinned_goes_with_the_python_of_debian_12():
     """`make setup` on a machine where nobody has installed another one: 3.11.2."""
-    asked = {name: importlib.metadata.metadata(name)["Requires-Python"] for name in installed(pins(CONSTRAINTS))}
+    asked = {
+        name: importlib.metadata.metadata(name)["Requires-Python"]
+        for name in installed(pins(CONSTRAINTS))
+    }
     assert len(asked) > 100
-    assert [name for name, wanted in asked.items() if wanted and "3.11.2" not in SpecifierSet(wanted)] == []
+    assert [
+        name for name, wanted in asked.items() if wanted and "3.11.2" not in SpecifierSet(wanted)
+    ] == []
 
 
 def installed(names):

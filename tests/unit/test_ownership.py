@@ -10,8 +10,8 @@ from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import Conflict
 from mlcd.images.sources import open_source
+from mlcd.parts.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.embed import embed
-from mlcd.pipelines.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.shard import Equipment, Recipe, open_shards
 from mlcd.pipelines.shard import discard as discard_recipe
 from mlcd.progress import Reporter
@@ -80,7 +80,9 @@ def test_what_cannot_be_removed_is_named_and_removed_when_it_can_be(folder):
         (path / "part").touch()
         path.chmod(0o555)
         for _ in range(2):
-            with pytest.raises(NotRemoved, match=rf"{HIDDEN} cannot be removed: no permission: let the user"):
+            with pytest.raises(
+                NotRemoved, match=rf"{HIDDEN} cannot be removed: no permission: let the user"
+            ):
                 discard(path, "job")
         assert [entry.name for entry in folder.iterdir()] == [HIDDEN]
         (folder / HIDDEN).chmod(0o755)
@@ -95,7 +97,10 @@ def test_what_cannot_be_moved_is_named_and_whole(folder):
     with nobody():
         claim(path, "job")
     path.parent.chmod(0o555)
-    with nobody(), pytest.raises(NotRemoved, match=r"outs/out\.partial cannot be removed: no permission"):
+    with (
+        nobody(),
+        pytest.raises(NotRemoved, match=r"outs/out\.partial cannot be removed: no permission"),
+    ):
         discard(path, "job")
     assert owner_of(path) == "job"
     path.parent.chmod(0o777)

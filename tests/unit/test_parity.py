@@ -5,10 +5,10 @@ import torch
 
 from mlcd.encoders import openvino as openvino_engine
 from mlcd.errors import ArtifactInvalid
+from mlcd.export.model import write_onnx
+from mlcd.export.parity import check_parity
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
-from mlcd.pipelines.export import write_onnx
-from mlcd.pipelines.parity import check_parity
 from tests.unit.models.test_checkpoints import SIZES, tower
 
 pytestmark = pytest.mark.plain_cpu
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.plain_cpu
 @pytest.fixture(scope="module", params=["learned", "rope"])
 def exported(request, tmp_path_factory):
     size = SIZES[1]
-    model = Servable(tower(size, positions=request.param), PreprocessSpec(resize_shortest=size[0], crop=size[0]))
+    model = Servable(
+        tower(size, positions=request.param), PreprocessSpec(resize_shortest=size[0], crop=size[0])
+    )
     path = tmp_path_factory.mktemp("graph") / "model.onnx"
     write_onnx(model, path)
     return model, path
@@ -39,7 +41,9 @@ def test_a_cpu_without_the_instructions_emulates_bf16_and_says_so(exported, no_b
     assert 1e-6 < 1 - half.min_cosine < 1e-3
 
 
-def test_emulated_bf16_is_about_as_far_from_float32_as_the_instructions_are(exported, bf16, monkeypatch):
+def test_emulated_bf16_is_about_as_far_from_float32_as_the_instructions_are(
+    exported, bf16, monkeypatch
+):
     computed = measured(exported, "bf16")
     monkeypatch.setattr(openvino_engine, "capabilities", lambda: ["FP32"])
     emulated = measured(exported, "bf16")

@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound
+from mlcd.export import model as export
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
-from mlcd.pipelines import export, resolve
+from mlcd.pipelines import resolve
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
@@ -98,21 +100,30 @@ def test_the_export_s_own_words_reach_the_user(weights, cache, tmp_path, monkeyp
 
 
 def test_resolving_loads_no_torch(weights, cache):
-    code = "import sys; from mlcd.pipelines.resolve import resolve_model; resolve_model(sys.argv[1]);"
+    code = (
+        "import sys; from mlcd.pipelines.resolve import resolve_model; resolve_model(sys.argv[1]);"
+    )
     code += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, str(weights)], check=True, env={**os.environ})
 
 
 def test_the_export_for_transformers_reads_back_as_the_same_model(weights, tmp_path):
     artifact = export.export_hf(str(weights), tmp_path / "hf", name="m", reporter=SILENT)
-    assert artifact.fingerprint == zoo.load(str(tmp_path / "hf")).fingerprint() == zoo.load(str(weights)).fingerprint()
+    assert (
+        artifact.fingerprint
+        == zoo.load(str(tmp_path / "hf")).fingerprint()
+        == zoo.load(str(weights)).fingerprint()
+    )
     from transformers import AutoImageProcessor, CLIPVisionModel
 
     model = CLIPVisionModel.from_pretrained(tmp_path / "hf")
     assert model.config.hidden_act == "quick_gelu"
     processor = AutoImageProcessor.from_pretrained(tmp_path / "hf", use_fast=False)
     assert processor.crop_size["height"] == 32
-    assert load_file(tmp_path / "hf" / "model.safetensors").keys() == load_file(weights / "model.safetensors").keys()
+    assert (
+        load_file(tmp_path / "hf" / "model.safetensors").keys()
+        == load_file(weights / "model.safetensors").keys()
+    )
 
 
 def test_a_trained_run_is_loaded_by_transformers(journey, tmp_path):
@@ -120,10 +131,15 @@ def test_a_trained_run_is_loaded_by_transformers(journey, tmp_path):
     from transformers import CLIPVisionModel, CLIPVisionModelWithProjection
 
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    kind = {"CLIPVisionModel": CLIPVisionModel}.get(config["architectures"][0], CLIPVisionModelWithProjection)
+    kind = {"CLIPVisionModel": CLIPVisionModel}.get(
+        config["architectures"][0], CLIPVisionModelWithProjection
+    )
     theirs = kind.from_pretrained(tmp_path / "hf").eval()
     ours = zoo.load(str(tmp_path / "hf"))
-    x = torch.randn((2, 3, ours.preprocess.crop, ours.preprocess.crop), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        (2, 3, ours.preprocess.crop, ours.preprocess.crop),
+        generator=torch.Generator().manual_seed(0),
+    )
     with torch.inference_mode():
         output = theirs(x)
         expected = output.image_embeds if "image_embeds" in output else output.pooler_output
@@ -140,10 +156,18 @@ def test_a_rotary_tower_with_a_projection_has_no_class_in_transformers(tmp_path)
     Servable(trunk, PreprocessSpec(16, 16)).write(model)
     with pytest.raises(ConfigInvalid, match="--no-projection"):
         export.export_hf(str(model), tmp_path / "hf", name="m", reporter=SILENT)
-    export.export_hf(str(model), tmp_path / "hf", name="m", options=LoadOptions(projection=False), reporter=SILENT)
+    export.export_hf(
+        str(model),
+        tmp_path / "hf",
+        name="m",
+        options=LoadOptions(projection=False),
+        reporter=SILENT,
+    )
 
 
-def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(weights, journey, tmp_path):
+def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(
+    weights, journey, tmp_path
+):
     plain = export.export_model(str(weights), tmp_path / "a", name="m", reporter=SILENT)
     other = export.export_model(
         str(weights), tmp_path / "b", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT
@@ -152,7 +176,11 @@ def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(w
     assert plain.summary["weights_digest"] == other.summary["weights_digest"]
     with pytest.raises(ConfigInvalid, match="states all by itself"):
         export.export_model(
-            str(journey / "run"), tmp_path / "c", name="m", options=LoadOptions(projection=False), reporter=SILENT
+            str(journey / "run"),
+            tmp_path / "c",
+            name="m",
+            options=LoadOptions(projection=False),
+            reporter=SILENT,
         )
 
 
@@ -162,7 +190,9 @@ def test_weights_over_the_limit_of_protobuf_lie_beside_the_graph(weights, tmp_pa
     assert "model.onnx.data" in artifact.files
     images, served = embedding(str(tmp_path / "model"))
     with torch.inference_mode():
-        assert np.abs(zoo.load(str(weights))(torch.from_numpy(images)).numpy() - served).max() < 1e-5
+        assert (
+            np.abs(zoo.load(str(weights))(torch.from_numpy(images)).numpy() - served).max() < 1e-5
+        )
 
 
 def test_verify_walks_back_to_the_weights(weights, tmp_path):
@@ -178,15 +208,34 @@ def test_verify_walks_back_to_the_weights(weights, tmp_path):
 def test_another_preprocessing_has_the_fingerprint_of_its_own_export(weights, tmp_path):
     export.export_model(str(weights), tmp_path / "plain", name="m", reporter=SILENT)
     ignoring = export.export_model(
-        str(weights), tmp_path / "ignoring", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT
+        str(weights),
+        tmp_path / "ignoring",
+        name="m",
+        options=LoadOptions(exif="ignore"),
+        reporter=SILENT,
     )
-    encoder = open_encoder(str(tmp_path / "plain"), exif="ignore")
+    encoder = open_encoder(str(tmp_path / "plain"), EncoderOptions(exif="ignore"))
     assert encoder.preprocess.exif == "ignore"
     assert encoder.fingerprint == ignoring.fingerprint
-    fast = open_encoder(str(tmp_path / "plain"), decode="fast")
-    assert len({fast.fingerprint, encoder.fingerprint, open_encoder(str(tmp_path / "plain")).fingerprint}) == 3
-    assert open_encoder("hog", exif="apply").fingerprint == open_encoder("hog").fingerprint
-    assert open_encoder("hog", exif="ignore").fingerprint != open_encoder("hog").fingerprint
+    fast = open_encoder(str(tmp_path / "plain"), EncoderOptions(decode="fast"))
+    assert (
+        len(
+            {
+                fast.fingerprint,
+                encoder.fingerprint,
+                open_encoder(str(tmp_path / "plain")).fingerprint,
+            }
+        )
+        == 3
+    )
+    assert (
+        open_encoder("hog", EncoderOptions(exif="apply")).fingerprint
+        == open_encoder("hog").fingerprint
+    )
+    assert (
+        open_encoder("hog", EncoderOptions(exif="ignore")).fingerprint
+        != open_encoder("hog").fingerprint
+    )
 
 
 def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
@@ -204,20 +253,35 @@ def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
     pictures = [Image.fromarray(picture) for picture in load_sample_images().images]
     tags = Image.Exif()
     tags[274] = 6
-    for number, (width, height) in enumerate([(640, 427), (301, 427), (47, 90), (33, 32), (600, 80)]):
+    for number, (width, height) in enumerate(
+        [(640, 427), (301, 427), (47, 90), (33, 32), (600, 80)]
+    ):
         picture = pictures[number % 2].crop((0, 0, width, height))
         picture.save(photos / f"{number}.jpg", exif=tags)
         picture.convert("L").save(photos / f"{number}-gray.png")
-    export.export_model(str(weights), tmp_path / "model", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT)
+    export.export_model(
+        str(weights),
+        tmp_path / "model",
+        name="m",
+        options=LoadOptions(exif="ignore"),
+        reporter=SILENT,
+    )
     encoder = open_encoder(str(tmp_path / "model"))
     embed(open_source(str(photos)), encoder, tmp_path / "embeddings", SILENT)
     ours = EmbeddingsArtifact.open(tmp_path / "embeddings")
 
-    model, processor = CLIPVisionModel.from_pretrained(weights).eval(), CLIPImageProcessor.from_pretrained(weights)
+    model, processor = (
+        CLIPVisionModel.from_pretrained(weights).eval(),
+        CLIPImageProcessor.from_pretrained(weights),
+    )
     for key, row in zip(ours.keys, ours.load(), strict=True):
         with torch.inference_mode():
-            pooled = model(**processor(Image.open(photos / key), return_tensors="pt")).pooler_output[0]
-        assert torch.nn.functional.cosine_similarity(pooled, torch.from_numpy(row), dim=0) > 0.9999, key
+            pooled = model(
+                **processor(Image.open(photos / key), return_tensors="pt")
+            ).pooler_output[0]
+        assert (
+            torch.nn.functional.cosine_similarity(pooled, torch.from_numpy(row), dim=0) > 0.9999
+        ), key
     assert len(ours.keys) == 10
 
 
@@ -232,7 +296,12 @@ def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
 )
 def test_a_model_one_level_away_is_named(tmp_path, monkeypatch, cache, weights, given, meant):
     monkeypatch.chdir(tmp_path)
-    made = {"model": "model", "model/centers": "centers", "run": "run", "run/checkpoints/step_000001": "checkpoint"}
+    made = {
+        "model": "model",
+        "model/centers": "centers",
+        "run": "run",
+        "run/checkpoints/step_000001": "checkpoint",
+    }
     for name, kind in made.items():
         with Draft(Path("work", name), Request(kind)) as draft:
             draft.publish()

@@ -21,9 +21,9 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.images.sources import open_source
+from mlcd.parts.ownership import claim
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
-from mlcd.pipelines.ownership import claim
 from mlcd.pipelines.shard import CenterSet, Equipment, InputChanged, Recipe, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
@@ -65,7 +65,9 @@ def archive(tmp_path, images) -> Path:
 
 
 def recipe(kind, images, tmp_path, **changes) -> Recipe:
-    return replace(Recipe(kind, str(images), str(tmp_path / "out"), "job", part_entries=24), **changes)
+    return replace(
+        Recipe(kind, str(images), str(tmp_path / "out"), "job", part_entries=24), **changes
+    )
 
 
 def nothing(done, errors):
@@ -94,7 +96,10 @@ def by_command(wanted: Recipe, equipment, out) -> str:
     """The digest of what the commands make of the same."""
     if wanted.kind == "label":
         options = LabelOptions(
-            wanted.source, str(equipment.centers.artifact.path), model="pixels", part_entries=wanted.part_entries
+            wanted.source,
+            str(equipment.centers.artifact.path),
+            model="pixels",
+            part_entries=wanted.part_entries,
         )
         return label(options, out, reporter=SILENT).digest
     return embed(open_source(wanted.source), equipment.encoder, out, SILENT).digest
@@ -115,7 +120,10 @@ def test_labels_made_in_any_order_by_anybody_are_those_of_the_command(images, eq
     assert '"3/0003.png"' in made.file("errors.jsonl").read_text()
     assert made.summary["images"] == 59
     assert made.summary["errors"] == 1
-    assert sum(made.summary["scan"][level] for level in ("proven", "wider", "float32", "float64")) == 59
+    assert (
+        sum(made.summary["scan"][level] for level in ("proven", "wider", "float32", "float64"))
+        == 59
+    )
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
 
 
@@ -139,10 +147,15 @@ def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_p
     with Collection.open(tmp_path / "out", background=False) as collection:
         held = {item.id: item.embedding for block in collection.items() for item in block}
         assert held.keys() == set(expected.keys)
-        assert all((held[key] == row).all() for key, row in zip(expected.keys, expected.load(), strict=True))
+        assert all(
+            (held[key] == row).all()
+            for key, row in zip(expected.keys, expected.load(), strict=True)
+        )
         shards.publish(nothing)  # by somebody who could not know, while another has it open
         assert shards.make(0, nothing) == 1
-    assert (tmp_path / "out" / "errors.jsonl").read_bytes() == (tmp_path / "embeddings" / "errors.jsonl").read_bytes()
+    assert (tmp_path / "out" / "errors.jsonl").read_bytes() == (
+        tmp_path / "embeddings" / "errors.jsonl"
+    ).read_bytes()
     assert '"3/0003.png"' in (tmp_path / "out" / "errors.jsonl").read_text()
     findings = list(verify(tmp_path / "out"))
     assert [(finding.kind, finding.checked) for finding in findings] == [
@@ -190,7 +203,9 @@ def test_an_index_tells_what_it_holds_and_then_what_is_indexed(images, equipment
 
 
 @pytest.mark.parametrize("stop_at", [60, 120])
-def test_an_index_that_is_stopped_while_it_is_built_leaves_no_half_and_goes_on(images, equipment, tmp_path, stop_at):
+def test_an_index_that_is_stopped_while_it_is_built_leaves_no_half_and_goes_on(
+    images, equipment, tmp_path, stop_at
+):
     wanted = recipe("index", images, tmp_path)
     shards = open_shards(wanted, equipment)
 
@@ -225,7 +240,9 @@ def test_who_makes_a_shard_after_the_end_of_an_index_leaves_nothing(images, equi
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
 
 
-def test_who_begins_at_the_very_end_of_an_index_leaves_nothing(images, equipment, tmp_path, monkeypatch):
+def test_who_begins_at_the_very_end_of_an_index_leaves_nothing(
+    images, equipment, tmp_path, monkeypatch
+):
     wanted = recipe("index", images, tmp_path)
     late, other = (open_shards(wanted, equipment) for _ in range(2))
 
@@ -283,7 +300,9 @@ def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path)
     for shard in (1, 2):
         shards[1].make(shard, nothing)
     shards[0].publish(nothing)
-    assert open_artifact(tmp_path / "out").digest == by_command(wanted, equipment, tmp_path / "undisturbed")
+    assert open_artifact(tmp_path / "out").digest == by_command(
+        wanted, equipment, tmp_path / "undisturbed"
+    )
 
 
 def test_who_writes_after_the_end_leaves_nothing(images, equipment, tmp_path):
@@ -295,13 +314,18 @@ def test_who_writes_after_the_end_leaves_nothing(images, equipment, tmp_path):
         late.make(0, finishing(other, tmp_path / "out"))
     assert not draft_path(tmp_path / "out").exists()
     assert sorted(path.name for path in (tmp_path / "out").glob(".*")) == []
-    assert open_artifact(tmp_path / "out").digest == by_command(wanted, equipment, tmp_path / "undisturbed")
+    assert open_artifact(tmp_path / "out").digest == by_command(
+        wanted, equipment, tmp_path / "undisturbed"
+    )
     assert late.make(0, nothing) == 1
 
 
 def test_a_draft_that_is_removed_while_a_file_is_written_is_told(tmp_path):
     with Draft(tmp_path / "out", Request("labels"), shared=True) as draft:
-        with pytest.raises(Conflict, match="was published or removed meanwhile"), draft.write("part") as path:
+        with (
+            pytest.raises(Conflict, match="was published or removed meanwhile"),
+            draft.write("part") as path,
+        ):
             path.write_text("rows")
             draft.path.rename(tmp_path / "away")
             draft.path.mkdir()  # of another job
@@ -318,7 +342,11 @@ def test_what_is_stopped_leaves_no_part(images, equipment, tmp_path):
 
     with pytest.raises(RuntimeError, match="stopped"):
         shards.make(0, stop)
-    assert [path.name for path in draft_path(tmp_path / "out").iterdir() if not path.name.startswith(".")] == []
+    assert [
+        path.name
+        for path in draft_path(tmp_path / "out").iterdir()
+        if not path.name.startswith(".")
+    ] == []
     finish(shards)
 
 
@@ -382,7 +410,9 @@ def test_files_of_a_shard_are_shown_before_they_are_read(images, equipment, tmp_
 def test_other_settings_are_told_from_another_input(images, equipment, tmp_path):
     wanted = recipe("embed", images, tmp_path)
     open_shards(wanted, equipment).plan()
-    with pytest.raises(ConfigInvalid, match=r"it was begun with .*part_entries 24.*, and this is .*part_entries 7"):
+    with pytest.raises(
+        ConfigInvalid, match=r"it was begun with .*part_entries 24.*, and this is .*part_entries 7"
+    ):
         open_shards(replace(wanted, part_entries=7), equipment).make(0, nothing)
     with pytest.raises(Conflict, match="holds unfinished work on other input or settings"):
         open_shards(replace(wanted, owner="another", part_entries=7), equipment).plan()
@@ -429,7 +459,10 @@ def files_of_at_most(num_bytes):
 def test_a_full_disk_is_told_and_the_work_goes_on_later(images, equipment, tmp_path, num_bytes):
     wanted = recipe("embed", images, tmp_path)
     shards = open_shards(wanted, equipment)
-    with files_of_at_most(num_bytes), pytest.raises(DiskFull, match="the disk is full while writing"):
+    with (
+        files_of_at_most(num_bytes),
+        pytest.raises(DiskFull, match="the disk is full while writing"),
+    ):
         shards.plan()
         shards.make(0, nothing)
     finish(shards)
@@ -437,7 +470,9 @@ def test_a_full_disk_is_told_and_the_work_goes_on_later(images, equipment, tmp_p
 
 
 @pytest.mark.parametrize("num_bytes", [1000, 40_000])
-def test_a_full_disk_is_told_while_a_collection_is_built_and_it_goes_on_later(images, equipment, tmp_path, num_bytes):
+def test_a_full_disk_is_told_while_a_collection_is_built_and_it_goes_on_later(
+    images, equipment, tmp_path, num_bytes
+):
     shards = open_shards(recipe("index", images, tmp_path), equipment)
     shards.plan()
     for shard in range(3):

@@ -12,7 +12,7 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
-from mlcd.pipelines.attempt import Attempt
+from mlcd.parts.attempt import Attempt
 from mlcd.pipelines.shard import Equipment, Recipe, discard, open_shards
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder
@@ -74,7 +74,10 @@ def test_embeddings_stay_when_the_collection_cannot_be_put_in_its_place(recipe, 
     with nobody(), pytest.raises(InvalidInput, match="out cannot be written: no permission"):
         shards.publish(nothing)
     assert names(folder) == ["out.partial"]
-    assert sorted(path.name for path in draft_path(Path(recipe.out)).iterdir()) == [".owner.json", "embeddings"]
+    assert sorted(path.name for path in draft_path(Path(recipe.out)).iterdir()) == [
+        ".owner.json",
+        "embeddings",
+    ]
     (folder / "outs").chmod(0o777)
     (folder / "images" / "0" / "0000.png").write_bytes(b"it is not read again")
     with nobody():
@@ -97,7 +100,10 @@ def test_a_key_that_no_item_can_have_is_told_before_there_is_any_work(recipe, eq
     deep = folder / "images" / Path(*("a" * 200,) * 6)
     deep.mkdir(parents=True)
     (deep / "last.png").touch()
-    with pytest.raises(InvalidInput, match=r"cannot hold a{40}…a{31}/last\.png of .*: shorten its name .*1024 bytes"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"cannot hold a{40}…a{31}/last\.png of .*: shorten its name .*1024 bytes",
+    ):
         open_shards(recipe, equipment).plan()
     assert names(folder) == []
     open_shards(replace(recipe, kind="embed"), equipment).plan()
@@ -107,7 +113,9 @@ def test_a_class_that_no_item_can_have_is_told_before_there_is_any_work(recipe, 
     data = next((folder / "images").rglob("*.png")).read_bytes()
     table = pa.table({"key": ["a", "b"], "image": [data, data], "label": ["short", "long" * 5000]})
     pq.write_table(table, folder / "images.parquet")
-    with pytest.raises(InvalidInput, match=r"cannot hold b of .*images\.parquet: shorten its name or class"):
+    with pytest.raises(
+        InvalidInput, match=r"cannot hold b of .*images\.parquet: shorten its name or class"
+    ):
         open_shards(replace(recipe, source=str(folder / "images.parquet")), equipment).plan()
     assert names(folder) == []
 
@@ -139,7 +147,10 @@ def frozen(shards, folder, meanwhile, on_done=nothing):
         assert_complete(folder / "outs" / "out")
     if meanwhile is begin_anew:
         partial = folder / "outs" / "out.partial"
-        assert sorted(path.name for path in partial.iterdir()) == [".owner.json", "embeddings.partial"]
+        assert sorted(path.name for path in partial.iterdir()) == [
+            ".owner.json",
+            "embeddings.partial",
+        ]
         assert list(partial.rglob("part-*")) == []
 
 
@@ -170,7 +181,7 @@ def test_who_is_frozen_and_wakes_does_no_harm(planned, recipe, equipment, folder
         "mlcd.collections.generation.Draft",
         "mlcd.collections.generation._write_vectors",
         "mlcd.pipelines.shard_collection.write_owner",
-        "mlcd.pipelines.attempt.Attempt.check",
+        "mlcd.parts.attempt.Attempt.check",
     ],
 )
 def test_who_is_frozen_between_two_steps_and_wakes_does_no_harm(

@@ -10,7 +10,14 @@ import pytest
 from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import InvalidInput, Unavailable
-from mlcd.pipelines.shard import Equipment, InputChanged, OtherSettings, OutputGone, Recipe, open_shards
+from mlcd.pipelines.shard import (
+    Equipment,
+    InputChanged,
+    OtherSettings,
+    OutputGone,
+    Recipe,
+    open_shards,
+)
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder
 
@@ -31,14 +38,18 @@ def recipe(folder):
     write_digits(folder / "images", 20)
     (folder / "outs").mkdir(mode=0o777)
     (folder / "outs").chmod(0o777)
-    return Recipe("embed", str(folder / "images"), str(folder / "outs" / "out"), "job", part_entries=10)
+    return Recipe(
+        "embed", str(folder / "images"), str(folder / "outs" / "out"), "job", part_entries=10
+    )
 
 
 def nothing(done, errors):
     del done, errors
 
 
-def test_images_that_cannot_be_read_are_tried_again_before_they_are_listed(recipe, equipment, folder):
+def test_images_that_cannot_be_read_are_tried_again_before_they_are_listed(
+    recipe, equipment, folder
+):
     closed = sorted((folder / "images").rglob("*.png"))[:2]
     for path in closed:
         path.chmod(0)
@@ -117,7 +128,9 @@ def test_who_lists_other_shards_is_told_before_any_is_made(recipe, equipment, fo
 
 
 @pytest.mark.parametrize("kind", ["embed", "index"])
-def test_images_without_a_result_are_counted_when_the_output_is_there_already(recipe, equipment, folder, kind):
+def test_images_without_a_result_are_counted_when_the_output_is_there_already(
+    recipe, equipment, folder, kind
+):
     (folder / "images" / "0" / "0000.png").write_bytes(b"no image")
     wanted = replace(recipe, kind=kind)
     shards = open_shards(wanted, equipment)

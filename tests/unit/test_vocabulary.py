@@ -44,7 +44,9 @@ def test_permutation_holds_every_number_once(seed, num):
 def test_uniform_is_uniform_and_its_streams_are_independent():
     values = uniform(0, 1, np.arange(100_000))
     counts = np.bincount((values * 20).astype(int), minlength=20)
-    assert ((counts - 5000) ** 2 / 5000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
+    assert (
+        (counts - 5000) ** 2 / 5000
+    ).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
     assert abs(np.corrcoef(values, uniform(0, 2, np.arange(100_000)))[0, 1]) < 0.01
 
 
@@ -58,7 +60,11 @@ def test_held_out_takes_its_share_of_every_class_whatever_the_order():
     assert (again == mask[order]).all()
 
 
-@given(st.lists(st.tuples(st.text(), st.none() | st.sampled_from("abc")), unique_by=lambda pair: pair[0]))
+@given(
+    st.lists(
+        st.tuples(st.text(), st.none() | st.sampled_from("abc")), unique_by=lambda pair: pair[0]
+    )
+)
 def test_a_key_stands_in_its_class_where_its_sha256_does(named):
     """Sorted one class after the other, as Python objects: the split of every artifact that was ever made."""
     keys, classes = [key for key, _ in named], [name for _, name in named]
@@ -72,4 +78,7 @@ def test_a_key_stands_in_its_class_where_its_sha256_does(named):
 
 def test_held_out_without_classes_takes_its_share_overall():
     for num, share in ((100, 20), (7, 1), (3, 1), (2, 0), (1, 0)):
-        assert held_out(split_positions([str(i) for i in range(num)], [None] * num), 0.2).sum() == share
+        assert (
+            held_out(split_positions([str(i) for i in range(num)], [None] * num), 0.2).sum()
+            == share
+        )

@@ -14,7 +14,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -27,7 +30,9 @@ from mlcd.errors import ArtifactInvalid
 _HEADER_BYTES: Final = 8
 
 # One process is meant, where there is one.
-warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+warnings.filterwarnings(
+    "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
+)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], directory: Path, group: Any) -> None:
@@ -42,13 +47,20 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path, group: Any) ->
         raise cause from error
 
 
-def read_tensors(tensors: dict[str, Tensor], directory: Path, group: Any = None, *, alone: bool = False) -> None:
+def read_tensors(
+    tensors: dict[str, Tensor], directory: Path, group: Any = None, *, alone: bool = False
+) -> None:
     """Fill `tensors`, of the sizes and types that `stored_tensors` tells, or DTensors of these.
 
     Every process of `group` calls it, or, `alone`, only this one. Raises ArtifactInvalid where the files are damaged.
     """
     try:
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(directory)), process_group=group, no_dist=alone)
+        load(
+            tensors,
+            storage_reader=HuggingFaceStorageReader(str(directory)),
+            process_group=group,
+            no_dist=alone,
+        )
     except CheckpointException as error:
         raise _unreadable(directory) from error
 
@@ -59,7 +71,9 @@ def stored_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]
         stored = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     except Exception as error:  # safetensors' own, among others
         raise _unreadable(directory) from error
-    tensors = {name: facts for name, facts in stored.items() if isinstance(facts, TensorStorageMetadata)}
+    tensors = {
+        name: facts for name, facts in stored.items() if isinstance(facts, TensorStorageMetadata)
+    }
     return {name: (facts.size, facts.properties.dtype) for name, facts in tensors.items()}
 
 

@@ -65,7 +65,11 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
     Every process of `group` calls it. Raises ConfigInvalid for another number of classes, ArtifactInvalid where the
     files cannot be read.
     """
-    stored, shard, mesh = stored_tensors(directory), state.centers.shard, _host_mesh(state.centers.world)
+    stored, shard, mesh = (
+        stored_tensors(directory),
+        state.centers.shard,
+        _host_mesh(state.centers.world),
+    )
     if (num_classes := stored[_WEIGHT][0][0]) != shard.num_classes:
         raise ConfigInvalid(
             f"{directory} holds centers of {num_classes} classes, not {shard.num_classes}",
@@ -78,7 +82,9 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
         if name.startswith(_CENTERS) and size:
             tensors[name] = _as_rows(torch.empty((len(shard), *size[1:]), dtype=dtype), shard, mesh)
         elif isinstance(parameter, DTensor) and size:
-            tensors[name] = _part_of(parameter, torch.empty(parameter.to_local().shape, dtype=dtype), mesh)
+            tensors[name] = _part_of(
+                parameter, torch.empty(parameter.to_local().shape, dtype=dtype), mesh
+            )
         else:
             tensors[name] = torch.empty(size, dtype=dtype)
     read_tensors(tensors, directory, group)
@@ -93,7 +99,9 @@ def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
     wanted = {_TRUNK + name: stored[_TRUNK + name] for name, _ in trunk.named_parameters()}
     weights = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
     read_tensors(weights, directory, alone=True)
-    trunk.load_state_dict({name.removeprefix(_TRUNK): each.float() for name, each in weights.items()}, assign=True)
+    trunk.load_state_dict(
+        {name.removeprefix(_TRUNK): each.float() for name, each in weights.items()}, assign=True
+    )
     return Servable(trunk, snapshot.preprocess).eval()
 
 
@@ -142,21 +150,32 @@ def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
-def _restore_moments(optimizer: torch.optim.Optimizer, parameter: Tensor, moments: Mapping[str, Tensor]) -> None:
+def _restore_moments(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, moments: Mapping[str, Tensor]
+) -> None:
     if moments:
         # AdamW keeps its step counter on the CPU.
         optimizer.state[parameter] = {
-            kind: _placed_like(moment, parameter) if moment.dim() else moment for kind, moment in moments.items()
+            kind: _placed_like(moment, parameter) if moment.dim() else moment
+            for kind, moment in moments.items()
         }
 
 
 def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
     """On the parameter's device, and a part of as large a whole."""
     moved = local.to(_local(parameter).device)
-    return _part_of(parameter, moved, parameter.device_mesh) if isinstance(parameter, DTensor) else moved
+    return (
+        _part_of(parameter, moved, parameter.device_mesh)
+        if isinstance(parameter, DTensor)
+        else moved
+    )
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -167,7 +186,9 @@ def _copied(tensor: Tensor) -> Tensor:
 def _part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """`local` as this process's part of something that is sharded as `whole` is."""
     assert mesh is not None
-    return DTensor.from_local(local, mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride())
+    return DTensor.from_local(
+        local, mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
+    )
 
 
 def _as_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
@@ -175,7 +196,9 @@ def _as_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
     if mesh is None:
         return local
     shape = torch.Size([shard.num_classes, *local.shape[1:]])
-    return DTensor.from_local(local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride())
+    return DTensor.from_local(
+        local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride()
+    )
 
 
 def _local(tensor: Tensor) -> Tensor:

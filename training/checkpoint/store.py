@@ -95,7 +95,10 @@ class CheckpointStore:
                     stack.enter_context(draft)
             kept = stack.pop_all()
         self._writer = threading.Thread(
-            target=self._write, args=(snapshot, draft, kept), name=f"checkpoint-{state.step}", daemon=True
+            target=self._write,
+            args=(snapshot, draft, kept),
+            name=f"checkpoint-{state.step}",
+            daemon=True,
         )
         self._writer.start()
         if not self._config.asynchronous:
@@ -108,7 +111,9 @@ class CheckpointStore:
         world = self._processes.world
         while True:
             running = self._writer.is_alive()
-            any_failed, any_running = world.max(torch.tensor([int(self.failed), int(running)])).tolist()
+            any_failed, any_running = world.max(
+                torch.tensor([int(self.failed), int(running)])
+            ).tolist()
             if any_failed or not any_running:
                 break
             self._writer.join(_POLL_S)
@@ -206,6 +211,8 @@ def checked_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:
         newer = layout > LAYOUT
         raise ArtifactInvalid(
             f"{path} is a checkpoint of layout {layout}, this version reads layout {LAYOUT}",
-            remedy="upgrade mlcd to go on from it" if newer else "go on with the version that wrote it",
+            remedy="upgrade mlcd to go on from it"
+            if newer
+            else "go on with the version that wrote it",
         )
     return artifact

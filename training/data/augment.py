@@ -57,7 +57,10 @@ def crop_boxes(
     width, height = np.where(
         found,
         tried[:, np.arange(len(positions)), fits.argmax(axis=1)],
-        [np.minimum(widths, heights * config.max_aspect), np.minimum(heights, widths * config.max_aspect)],
+        [
+            np.minimum(widths, heights * config.max_aspect),
+            np.minimum(heights, widths * config.max_aspect),
+        ],
     )
     return Boxes(
         left=(widths - width) * np.where(found, left, 0.5),

@@ -44,7 +44,9 @@ class PictureCrops:
         self._pictures, self._augmentation = pictures, augmentation
 
     @classmethod
-    def open(cls, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation) -> "PictureCrops":
+    def open(
+        cls, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation
+    ) -> "PictureCrops":
         """For a process of its own: the sources are opened but not listed, as samples carry their entries."""
         side = picture_side(augmentation.image_size, augmentation.config)
         sources = [open_source(location) for location in locations]
@@ -67,7 +69,9 @@ class PictureCrops:
         )
 
 
-def crop_pictures(pictures: Sequence[Picture], positions: Sequence[int], augmentation: Augmentation) -> Tensor:
+def crop_pictures(
+    pictures: Sequence[Picture], positions: Sequence[int], augmentation: Augmentation
+) -> Tensor:
     """uint8 [n, 3, S, S]; each depends on its own picture and position only."""
     widths = np.array([picture.width for picture in pictures], dtype=np.int64)
     heights = np.array([picture.height for picture in pictures], dtype=np.int64)
@@ -83,11 +87,15 @@ def crop_pictures(pictures: Sequence[Picture], positions: Sequence[int], augment
     return torch.from_numpy(pixels)
 
 
-def _resized(picture: Picture, box: tuple[float, float, float, float], size: int) -> NDArray[np.uint8]:
+def _resized(
+    picture: Picture, box: tuple[float, float, float, float], size: int
+) -> NDArray[np.uint8]:
     """uint8 [size, size, 3], of the box in the full picture's pixels."""
     height, width, _ = picture.pixels.shape
     x, y = width / picture.width, height / picture.height
     left, top, right, bottom = box
     kept = (left * x, top * y, min(right * x, width), min(bottom * y, height))
     image = Image.fromarray(picture.pixels)
-    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=kept), dtype=np.uint8)
+    return np.asarray(
+        image.resize((size, size), Image.Resampling.BICUBIC, box=kept), dtype=np.uint8
+    )

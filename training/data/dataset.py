@@ -89,7 +89,9 @@ def open_dataset(config: RunConfig) -> Dataset:
     )
 
 
-def _join(mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: float) -> tuple[Part, int, int]:
+def _join(
+    mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: float
+) -> tuple[Part, int, int]:
     """The part, the number of its images without labels and of its labels without an image."""
     source = open_source(mixed.images)
     source.check_not_empty()
@@ -103,14 +105,17 @@ def _join(mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: f
     rows = np.flatnonzero(labeled & ~kept_out)
     if not len(rows):
         raise InvalidInput(
-            f"no image of {mixed.images} has labels in {mixed.labels}", remedy="were the labels made from these images?"
+            f"no image of {mixed.images} has labels in {mixed.labels}",
+            remedy="were the labels made from these images?",
         )
     place_of_row = np.full(len(entries) + 1, -1, dtype=np.int64)  # the last: of what is no row
     place_of_row[rows] = np.arange(len(rows))
     labels, sha256 = _labels_at(place_of_row[row_of_label], table, len(rows), num_labels)
     num_missing = int((row_of_label < 0).sum())
     if num_missing:
-        _log.warning("%d images labeled in %s are not in %s", num_missing, mixed.labels, mixed.images)
+        _log.warning(
+            "%d images labeled in %s are not in %s", num_missing, mixed.labels, mixed.images
+        )
     part = Part(source, entries.select(rows), labels, sha256, mixed.weight)
     return part, int((~labeled & ~kept_out).sum()), num_missing
 
@@ -155,4 +160,6 @@ def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:
 
 
 def _centers(table: LabelTable) -> tuple[int, list[str]]:
-    return table.num_centers, [parent.digest for parent in table.artifact.parents if parent.role == "centers"]
+    return table.num_centers, [
+        parent.digest for parent in table.artifact.parents if parent.role == "centers"
+    ]

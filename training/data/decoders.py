@@ -70,7 +70,11 @@ class ProcessDecoders:
     """Worker processes, started anew (never forked: the trainer has threads)."""
 
     def __init__(
-        self, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation, num_workers: int
+        self,
+        locations: Sequence[str],
+        mode: DecodeMode,
+        augmentation: Augmentation,
+        num_workers: int,
     ) -> None:
         self._chunks = _WorkerChunks(locations, mode, augmentation)
         self._num_workers = num_workers
@@ -114,7 +118,9 @@ class ProcessDecoders:
 class _WorkerChunks(Dataset[Crops]):
     """What a worker process holds; it opens the sources at its first chunk."""
 
-    def __init__(self, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation) -> None:
+    def __init__(
+        self, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation
+    ) -> None:
         self._locations, self._mode, self._augmentation = locations, mode, augmentation
         self._reader: PictureCrops | None = None
 
@@ -131,7 +137,9 @@ def _tells_of_death(error: Exception) -> bool:
     if any(sign in str(error) for sign in _SIGNS_OF_DEATH):
         return True
     # A worker that dies while its crops are handed over: the connection ends, or is not there.
-    return isinstance(error, EOFError | OSError) and not str(error).startswith(_FROM_A_LIVING_WORKER)
+    return isinstance(error, EOFError | OSError) and not str(error).startswith(
+        _FROM_A_LIVING_WORKER
+    )
 
 
 def _as_it_is(chunk: Any) -> Any:

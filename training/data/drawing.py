@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 from mlcd.randomness import Stream, uniform
 
 
-def draw_labels(stored: NDArray[np.int32], positions: NDArray[np.int64], num: int, seed: int) -> NDArray[np.int32]:
+def draw_labels(
+    stored: NDArray[np.int32], positions: NDArray[np.int64], num: int, seed: int
+) -> NDArray[np.int32]:
     """`num` of each row's labels, uniformly without repetition, their order kept, [n, num]; `stored` where num is L.
 
     stored: int32 [n, L >= num], best first, -1 for none, which is taken only where nothing else is left. positions:

@@ -84,7 +84,9 @@ class Loader:
     ) -> None:
         self._dataset, self._config = dataset, config
         self._rank, self._size, self._start_step = rank, size, start_step
-        self._num_decoders = config.data.workers or max(1, available_cores() // (local_size or size))
+        self._num_decoders = config.data.workers or max(
+            1, available_cores() // (local_size or size)
+        )
         seed = config.seed if crop_seed is None else crop_seed
         self._augmentation = Augmentation(config.model.image_size, config.augment, seed)
         first = start_step * config.schedule.batch_size
@@ -94,7 +96,9 @@ class Loader:
         self._checked_until = epochs * sizes
         self._skips = _Skips(min(_PATIENCE, len(dataset)))
         self._decoders = self._open_decoders()
-        self._assembler = ThreadPoolExecutor(1, thread_name_prefix="assemble", initializer=block_stop_signals)
+        self._assembler = ThreadPoolExecutor(
+            1, thread_name_prefix="assemble", initializer=block_stop_signals
+        )
 
     def __iter__(self) -> Iterator[StepBatches]:
         assembled = self._assembled()
@@ -103,7 +107,9 @@ class Loader:
         def submit() -> Future[tuple[Batch, ...]]:
             return self._assembler.submit(next, assembled)
 
-        waiting = deque((step, submit()) for step in islice(steps, self._config.data.prefetch_steps))
+        waiting = deque(
+            (step, submit()) for step in islice(steps, self._config.data.prefetch_steps)
+        )
         while waiting:
             step, future = waiting.popleft()
             began = time.perf_counter()
@@ -121,7 +127,10 @@ class Loader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -147,7 +156,9 @@ class Loader:
         planned: deque[_Plan] = deque()
         decoded = self._decoders.decode(self._chunks(planned))
         for _ in range(self._start_step, self._config.schedule.steps):
-            yield tuple(self._batch(planned, decoded) for _ in range(self._config.compute.accumulation))
+            yield tuple(
+                self._batch(planned, decoded) for _ in range(self._config.compute.accumulation)
+            )
 
     def _chunks(self, planned: deque["_Plan"]) -> Iterator[Sequence[Sample]]:
         """The samples of all batches in chunks for the decoders; `planned` is told what they are pieces of."""
@@ -183,7 +194,9 @@ class Loader:
 
     def _sample(self, part: int, row: int, position: int, *, check: bool) -> Sample:
         known = self._dataset.parts[part]
-        return Sample(part, row, known.entries[row], known.sha256[row].tobytes() if check else None, position)
+        return Sample(
+            part, row, known.entries[row], known.sha256[row].tobytes() if check else None, position
+        )
 
     def _batch(self, planned: deque["_Plan"], decoded: Iterator[Crops]) -> Batch:
         # Only when a chunk has come back is the batch that it belongs to sure to be planned.
@@ -192,10 +205,15 @@ class Loader:
         chunks = [first, *islice(decoded, plan.num_chunks - 1)]
         kept, rejected, changed = _places(plan, chunks)
         self._refuse_changed(plan, changed)
-        self._skips.count(len(kept), {plan.samples[place].entry.key: reason for place, reason in rejected.items()})
+        self._skips.count(
+            len(kept), {plan.samples[place].entry.key: reason for place, reason in rejected.items()}
+        )
         samples = [plan.samples[place] for place in kept]
         positions = plan.positions[kept]
-        stored = np.array([self._dataset.parts[sample.part].labels[sample.row] for sample in samples], dtype=np.int32)
+        stored = np.array(
+            [self._dataset.parts[sample.part].labels[sample.row] for sample in samples],
+            dtype=np.int32,
+        )
         stored = stored.reshape(-1, self._config.loss.num_stored)
         labels = draw_labels(stored, positions, self._config.loss.num_labels, self._config.seed)
         return Batch(

@@ -40,7 +40,9 @@ def locate(
         epochs, offsets = np.divmod(indices[of_part], size)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            rows[of_part[here]] = permuted(offsets[here], size, seed, Stream.EPOCHS, part, int(epoch))
+            rows[of_part[here]] = permuted(
+                offsets[here], size, seed, Stream.EPOCHS, part, int(epoch)
+            )
     return parts, rows
 
 

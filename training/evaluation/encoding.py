@@ -48,7 +48,11 @@ class ImageSet:
 
     def split(self, hold_out: float) -> Split:
         """Splits as `LabeledRows.split` does."""
-        return split_samples(self.splits, hold_out) if self.given is None else with_validation(self.given, self.splits)
+        return (
+            split_samples(self.splits, hold_out)
+            if self.given is None
+            else with_validation(self.given, self.splits)
+        )
 
     @property
     def location(self) -> str:
@@ -88,7 +92,9 @@ class PreparedImages:
         self.images, self._spec, self._memory_bytes = images, spec, memory_bytes
         self._kept: dict[tuple[int, int], list[_Batch]] = {}
 
-    def batches(self, world: World, on_image: Callable[[], None] = lambda: None) -> Iterator[_Batch]:
+    def batches(
+        self, world: World, on_image: Callable[[], None] = lambda: None
+    ) -> Iterator[_Batch]:
         """This process's, in order; the first time they are decoded."""
         place = (world.rank, world.size)
         if place in self._kept:
@@ -123,7 +129,9 @@ class PreparedImages:
         if usable:
             yield self._batch(pixels, digests, usable)
 
-    def _batch(self, pixels: list[NDArray[np.uint8]], digests: list[bytes], usable: list[bool]) -> _Batch:
+    def _batch(
+        self, pixels: list[NDArray[np.uint8]], digests: list[bytes], usable: list[bool]
+    ) -> _Batch:
         side = self._spec.crop
         stacked = np.stack(pixels) if pixels else np.empty((0, 3, side, side), dtype=np.uint8)
         return _Batch(stacked, digest_rows(digests), np.array(usable))
@@ -162,7 +170,11 @@ def encode(
         usable.append(batch.usable)
         digests.append(batch.sha256)
         if len(batch.pixels):
-            rows.append(_features(model, torch.from_numpy(batch.pixels).to(model.mean.device), features).cpu())
+            rows.append(
+                _features(
+                    model, torch.from_numpy(batch.pixels).to(model.mean.device), features
+                ).cpu()
+            )
     all_usable = world.gather_rows(torch.from_numpy(np.concatenate(usable).astype(np.uint8)))
     return Encoded(
         world.gather_rows(torch.cat(rows)).numpy(),

@@ -19,7 +19,9 @@ from training.evaluation.scores import Metric, score
 from training.evaluation.splits import check_several_classes
 
 TEMPERATURE: Final = 0.07  # Wu et al., CVPR 2018; unicom's evaluator
-_UNIT: Final = 1e-5  # embeddings as served are unit to float32's rounding, and are taken as they are
+_UNIT: Final = (
+    1e-5  # embeddings as served are unit to float32's rounding, and are taken as they are
+)
 
 
 def knn(
@@ -40,13 +42,17 @@ def knn(
     split = samples.split(hold_out)
     test, known = (np.ones_like(split.test),) * 2 if leave_one_out else (split.test, split.known)
     if not known.any() or not test.any():
-        raise InvalidInput(f"{len(test)} images cannot be split into known ones and ones to test on")
+        raise InvalidInput(
+            f"{len(test)} images cannot be split into known ones and ones to test on"
+        )
     rows, classes = _directions(samples.rows), samples.classes
     world = world or World()
     queries = np.flatnonzero(test)
     own = queries[own_part(len(queries), world.rank, world.size)]
     itself = own if leave_one_out else None
-    voted = weighted_vote(rows[own], rows[known], classes[known], neighbors=neighbors, itself=itself)
+    voted = weighted_vote(
+        rows[own], rows[known], classes[known], neighbors=neighbors, itself=itself
+    )
     predicted = world.gather_rows(torch.from_numpy(voted)).numpy()
     yield f"knn_{metric.replace('-', '_')}", score(predicted, classes[test], metric)
     yield "test_images", float(len(queries))
@@ -70,7 +76,9 @@ def weighted_vote(
     ids, weights = found.ids, np.exp((found.scores.astype(np.float64) - 1.0) / TEMPERATURE)
     if itself is not None:
         own = ids == itself[:, None]
-        own[~own.any(axis=1), -1] = True  # more equals of lower ids than there are neighbors: the last one is too many
+        own[~own.any(axis=1), -1] = (
+            True  # more equals of lower ids than there are neighbors: the last one is too many
+        )
         weights[own] = 0.0
     votes = np.zeros((len(queries), int(classes.max()) + 1))
     rows = np.repeat(np.arange(len(queries)), ids.shape[1])

@@ -52,7 +52,9 @@ class _Rows:
     classes: Tensor
 
     @classmethod
-    def of(cls, samples: LabeledRows, mask: NDArray[np.bool_], world: World, device: torch.device) -> "_Rows":
+    def of(
+        cls, samples: LabeledRows, mask: NDArray[np.bool_], world: World, device: torch.device
+    ) -> "_Rows":
         chosen = np.flatnonzero(mask)
         chosen = chosen[own_part(len(chosen), world.rank, world.size)]
         features = torch.from_numpy(samples.rows[chosen]).to(device, torch.float64)
@@ -86,9 +88,9 @@ def linear_probe(
     validation = _Rows.of(samples, split.validation, world, place)
     chosen, start = choose_c(train, validation, num_classes, metric, world)
     known = _Rows.of(samples, split.train | split.validation, world, place)
-    final = LogisticRegression(PrincipalRows(known.features, world), known.classes, num_classes).fit(
-        start.c, start=start
-    )
+    final = LogisticRegression(
+        PrincipalRows(known.features, world), known.classes, num_classes
+    ).fit(start.c, start=start)
     name = f"linear_probe_{metric.replace('-', '_')}"
     yield name, _Rows.of(samples, split.test, world, place).score(final, metric, world)
     yield f"validation_{metric.replace('-', '_')}", chosen
@@ -100,7 +102,9 @@ def linear_probe(
     yield "test_images", float(split.test.sum())
 
 
-def choose_c(train: _Rows, validation: _Rows, num_classes: int, metric: Metric, world: World) -> tuple[float, Solution]:
+def choose_c(
+    train: _Rows, validation: _Rows, num_classes: int, metric: Metric, world: World
+) -> tuple[float, Solution]:
     """The best validation score of the search, and the solution on `train` that has it."""
     problem = LogisticRegression(PrincipalRows(train.features, world), train.classes, num_classes)
     solutions: dict[int, Solution] = {}
@@ -108,7 +112,9 @@ def choose_c(train: _Rows, validation: _Rows, num_classes: int, metric: Metric, 
 
     def scored(index: int) -> float:
         near = min(solutions, key=lambda other: abs(other - index), default=None)
-        solutions[index] = problem.fit(grid_c(index), start=None if near is None else solutions[near])
+        solutions[index] = problem.fit(
+            grid_c(index), start=None if near is None else solutions[near]
+        )
         scores[index] = validation.score(solutions[index], metric, world)
         return scores[index]
 

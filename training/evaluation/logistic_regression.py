@@ -18,11 +18,15 @@ from torch.nn import functional
 
 from mlcd.world import World
 
-_TOLERANCE: Final = 1e-9  # of the objective, relative; below what the sums' rounding leaves at a million rows
+_TOLERANCE: Final = (
+    1e-9  # of the objective, relative; below what the sums' rounding leaves at a million rows
+)
 _MAX_NEWTON: Final = 200
 _MAX_CONJUGATE: Final = 500  # products with the Hessian in one Newton step
 _MAX_HALVINGS: Final = 40
-_FORCING: Final = 0.1  # a Newton step is solved to this share of its gradient, and better near the minimum
+_FORCING: Final = (
+    0.1  # a Newton step is solved to this share of its gradient, and better near the minimum
+)
 _SUFFICIENT: Final = 1e-4  # Armijo's constant
 
 
@@ -87,7 +91,9 @@ class LogisticRegression:
         self._mean_D, self._axes_DD, self._x_NE = rows.mean_D, rows.axes_DD, rows.x_NE
         self._classes = classes
         self._num_logits = 1 if num_classes == 2 else num_classes
-        self._target_NM = functional.one_hot(classes, num_classes)[:, -self._num_logits :].to(self._x_NE.dtype)
+        self._target_NM = functional.one_hot(classes, num_classes)[:, -self._num_logits :].to(
+            self._x_NE.dtype
+        )
 
     def fit(self, c: float, *, start: Solution | None = None) -> Solution:
         """The minimum for this C, to 1e-9 of its value; `start`: a guess, which changes the way and not the goal."""
@@ -99,7 +105,9 @@ class LogisticRegression:
             gap = self._gap(point, penalty_E, curvature_ME)
             if gap <= _TOLERANCE:
                 break
-            lower = self._lower(point, self._direction(point, penalty_E, curvature_ME, gap), penalty_E)
+            lower = self._lower(
+                point, self._direction(point, penalty_E, curvature_ME, gap), penalty_E
+            )
             if lower is None:  # rounding leaves no lower point
                 break
             point = lower
@@ -122,7 +130,9 @@ class LogisticRegression:
         gradient_ME = (probability_NM - self._target_NM).T @ self._x_NE
         total = self._world.sum(torch.cat([losses[None], gradient_ME.flatten()])) / self._num_rows
         value = total[0] + (penalty_E * w_ME.square()).sum() / 2
-        return _Point(w_ME, float(value), total[1:].view_as(w_ME) + penalty_E * w_ME, probability_NM)
+        return _Point(
+            w_ME, float(value), total[1:].view_as(w_ME) + penalty_E * w_ME, probability_NM
+        )
 
     def _logits(self, w_ME: Tensor) -> Tensor:
         logits_NM = self._x_NE @ w_ME.T
@@ -131,7 +141,9 @@ class LogisticRegression:
     def _curvature(self, point: _Point, penalty_E: Tensor) -> Tensor:
         """The diagonal of the Hessian, [M, E]."""
         spread_NM = point.probability * (1 - point.probability)
-        diagonal_ME = self._world.sum(spread_NM.T @ self._x_NE.square()) / self._num_rows + penalty_E
+        diagonal_ME = (
+            self._world.sum(spread_NM.T @ self._x_NE.square()) / self._num_rows + penalty_E
+        )
         return diagonal_ME.clamp_min(torch.finfo(diagonal_ME.dtype).tiny)
 
     def _gap(self, point: _Point, penalty_E: Tensor, curvature_ME: Tensor) -> float:
@@ -150,7 +162,9 @@ class LogisticRegression:
         change_NM = change_NM - point.probability * change_NM.sum(dim=1, keepdim=True)
         return self._world.sum(change_NM.T @ self._x_NE) / self._num_rows + penalty_E * v_ME
 
-    def _direction(self, point: _Point, penalty_E: Tensor, curvature_ME: Tensor, gap: float) -> Tensor:
+    def _direction(
+        self, point: _Point, penalty_E: Tensor, curvature_ME: Tensor, gap: float
+    ) -> Tensor:
         """The Newton step, by conjugate gradients preconditioned with the diagonal, as exact as its place deserves."""
         x_ME = torch.zeros_like(point.gradient)
         residual = -point.gradient

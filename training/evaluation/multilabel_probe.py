@@ -29,7 +29,11 @@ def best_c(scored: Callable[[float], float]) -> float:
 
 
 def multilabel_probe(
-    rows: NDArray[np.float32], tags: NDArray[np.bool_], splits: NDArray[np.float64], *, hold_out: float
+    rows: NDArray[np.float32],
+    tags: NDArray[np.bool_],
+    splits: NDArray[np.float64],
+    *,
+    hold_out: float,
 ) -> Iterator[tuple[str, float]]:
     """Yield the mean average precision over attributes on held-out samples, on validation ones, and the chosen C.
 
@@ -38,7 +42,9 @@ def multilabel_probe(
     that are not finite.
     """
     if len(broken := np.flatnonzero(~np.isfinite(rows).all(axis=1))):
-        raise InvalidInput(f"row {broken[0]} of the features holds NaN or Inf", remedy="has the model diverged?")
+        raise InvalidInput(
+            f"row {broken[0]} of the features holds NaN or Inf", remedy="has the model diverged?"
+        )
     split = split_samples(splits, hold_out)
     _check(tags, split.train, split.validation, split.test)
     features = torch.from_numpy(np.asarray(rows, dtype=np.float64))
@@ -47,13 +53,17 @@ def multilabel_probe(
     solutions: list[Solution | None] = [None] * len(problems)
 
     def scored(c: float) -> float:
-        found = [problem.fit(c, start=start) for problem, start in zip(problems, solutions, strict=True)]
+        found = [
+            problem.fit(c, start=start) for problem, start in zip(problems, solutions, strict=True)
+        ]
         solutions[:] = found
         scores[c] = _mean_average_precision(found, features, tags, split.validation)
         return scores[c]
 
     best = best_c(scored)
-    final = [problem.fit(best) for problem in _problems(features, tags, split.train | split.validation)]
+    final = [
+        problem.fit(best) for problem in _problems(features, tags, split.train | split.validation)
+    ]
     yield "multilabel_map", _mean_average_precision(final, features, tags, split.test)
     yield "validation_map", scores[best]
     yield "c", best
@@ -61,7 +71,9 @@ def multilabel_probe(
     yield "test_images", float(split.test.sum())
 
 
-def _problems(features: torch.Tensor, tags: NDArray[np.bool_], mask: NDArray[np.bool_]) -> list[LogisticRegression]:
+def _problems(
+    features: torch.Tensor, tags: NDArray[np.bool_], mask: NDArray[np.bool_]
+) -> list[LogisticRegression]:
     chosen = PrincipalRows(features[torch.from_numpy(mask)])
     return [
         LogisticRegression(chosen, torch.from_numpy(tags[mask, column].astype(np.int64)), 2)
@@ -70,18 +82,31 @@ def _problems(features: torch.Tensor, tags: NDArray[np.bool_], mask: NDArray[np.
 
 
 def _mean_average_precision(
-    solutions: list[Solution], features: torch.Tensor, tags: NDArray[np.bool_], mask: NDArray[np.bool_]
+    solutions: list[Solution],
+    features: torch.Tensor,
+    tags: NDArray[np.bool_],
+    mask: NDArray[np.bool_],
 ) -> float:
     weights = torch.cat([solution.weight for solution in solutions])
     biases = torch.cat([solution.bias for solution in solutions])
     logits = (features[torch.from_numpy(mask)] @ weights.T + biases).numpy()
-    return float(np.mean([average_precision(logits[:, column], tags[mask, column]) for column in range(tags.shape[1])]))
+    return float(
+        np.mean(
+            [
+                average_precision(logits[:, column], tags[mask, column])
+                for column in range(tags.shape[1])
+            ]
+        )
+    )
 
 
 def _check(tags: NDArray[np.bool_], *parts: NDArray[np.bool_]) -> None:
     train, validation, test = (tags[part] for part in parts)
     enough: NDArray[np.bool_] = (
-        np.any(train, axis=0) & ~np.all(train, axis=0) & np.any(validation, axis=0) & np.any(test, axis=0)
+        np.any(train, axis=0)
+        & ~np.all(train, axis=0)
+        & np.any(validation, axis=0)
+        & np.any(test, axis=0)
     )
     poor = np.flatnonzero(~enough).tolist()
     if poor or not tags.shape[1]:

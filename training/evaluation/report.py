@@ -15,7 +15,7 @@ from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION, held_out
-from mlcd.pipelines.embed import images_parent
+from mlcd.parts.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
 from training.evaluation.encoding import Features
@@ -47,10 +47,14 @@ class KnnProtocol:
     neighbors: int
     kind: ClassVar[str] = "knn"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
+    def measure(
+        self, samples: LabeledRows, world: World, device: torch.device
+    ) -> Iterator[tuple[str, float]]:
         del device  # neighbors are found on the CPU, exactly
         share = _share(self.hold_out)
-        yield from knn(samples, neighbors=self.neighbors, hold_out=share, metric=self.metric, world=world)
+        yield from knn(
+            samples, neighbors=self.neighbors, hold_out=share, metric=self.metric, world=world
+        )
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,13 @@ class ProbeProtocol:
     hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
+    def measure(
+        self, samples: LabeledRows, world: World, device: torch.device
+    ) -> Iterator[tuple[str, float]]:
         share = _share(self.hold_out)
-        yield from linear_probe(samples, hold_out=share, metric=self.metric, world=world, device=device)
+        yield from linear_probe(
+            samples, hold_out=share, metric=self.metric, world=world, device=device
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,9 @@ class ClustersProtocol:
     hold_out: ClassVar[None] = None
     kind: ClassVar[str] = "clusters"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Iterator[tuple[str, float]]:
+    def measure(
+        self, samples: LabeledRows, world: World, device: torch.device
+    ) -> Iterator[tuple[str, float]]:
         del world, device  # every process clusters all rows, and finds the same
         yield from clusters(samples, seed=self.seed)
 
@@ -114,18 +124,26 @@ def evaluate_all(
     world, device = world or World(), device or torch.device("cpu")
     artifacts = [locate(path) for path in paths]
     _check_subject(artifacts, protocol, subject)
-    named = list(zip(artifacts, distinct_names([artifact.path for artifact in artifacts]), strict=True))
+    named = list(
+        zip(artifacts, distinct_names([artifact.path for artifact in artifacts]), strict=True)
+    )
     settings = _settings(protocol, subject)
     request = None
     if out is not None:
         request = _request(artifacts, settings, subject, out)
         if (done := find_published(out, request)) is not None:
-            by_digest = {stored["digest"]: stored for stored in json.loads(done.file(RESULTS).read_text())}
-            return [by_digest[artifact.digest] | {"representation": name} for artifact, name in named]
+            by_digest = {
+                stored["digest"]: stored for stored in json.loads(done.file(RESULTS).read_text())
+            }
+            return [
+                by_digest[artifact.digest] | {"representation": name} for artifact, name in named
+            ]
     with reporter.stage("evaluate", None) as meter:
 
         def record(artifact: Artifact, name: str) -> dict[str, Any]:
-            measured = _evaluate(artifact, protocol, settings, subject, world, device, lambda: meter.advance(1))
+            measured = _evaluate(
+                artifact, protocol, settings, subject, world, device, lambda: meter.advance(1)
+            )
             return {"representation": name, **measured}
 
         results = [record(artifact, name) for artifact, name in named]
@@ -164,11 +182,15 @@ def _share(hold_out: float | None) -> float:
 def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: Subject) -> None:
     sides, embeddings = subject.sides, [artifact.kind == "embeddings" for artifact in artifacts]
     if subject.images is not None and all(embeddings):
-        raise ConfigInvalid("--images has no effect on embeddings", remedy="give a checkpoint or a run")
+        raise ConfigInvalid(
+            "--images has no effect on embeddings", remedy="give a checkpoint or a run"
+        )
     if sides is None:
         return
     if protocol.hold_out is not None:
-        raise ConfigInvalid("--train and --test say what is held out", remedy="leave out --hold-out")
+        raise ConfigInvalid(
+            "--train and --test say what is held out", remedy="leave out --hold-out"
+        )
     if sides.kind != "keys" and subject.images is not None:
         raise ConfigInvalid("--train and --test say which images", remedy="leave out --images")
     if sides.kind == "images" and any(embeddings):
@@ -189,12 +211,20 @@ def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
     return settings
 
 
-def _request(artifacts: Sequence[Artifact], settings: dict[str, Any], subject: Subject, out: Path) -> Request:
+def _request(
+    artifacts: Sequence[Artifact], settings: dict[str, Any], subject: Subject, out: Path
+) -> Request:
     """The inputs of the results: the representations, and the images where they have to be encoded."""
-    sides, parents = subject.sides, [artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts]
+    sides, parents = (
+        subject.sides,
+        [artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts],
+    )
     if sides is not None and sides.kind == "images":
         places = {"train": sides.train, "test": sides.test}
-        parents += [replace(images_parent(open_source(place), out), role=role) for role, place in places.items()]
+        parents += [
+            replace(images_parent(open_source(place), out), role=role)
+            for role, place in places.items()
+        ]
     elif sides is not None and sides.kind == "embeddings":
         parents.append(locate(Path(sides.train)).as_parent_of(out, "train"))
     else:
@@ -246,12 +276,17 @@ def _tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
     """The samples that the numbers are measured on; all where nothing is held out."""
     if samples.given is not None:
         return samples.given.test
-    test = held_out(samples.splits, 0.0 if protocol.kind == "clusters" else _share(protocol.hold_out))
+    test = held_out(
+        samples.splits, 0.0 if protocol.kind == "clusters" else _share(protocol.hold_out)
+    )
     return test if test.any() else np.ones_like(test)
 
 
 def _protocol(
-    representation: Representation, protocol: Protocol, settings: dict[str, Any], tested: NDArray[np.bool_]
+    representation: Representation,
+    protocol: Protocol,
+    settings: dict[str, Any],
+    tested: NDArray[np.bool_],
 ) -> dict[str, Any]:
     samples = representation.samples
     num_tested, num_known = int(tested.sum()), int((~tested).sum())
@@ -265,7 +300,11 @@ def _protocol(
         "train": train,
         "test": f"{num_tested} of {representation.test}",
     }
-    stated = {name: value for name, value in settings.items() if samples.given is None or name != "hold_out"}
+    stated = {
+        name: value
+        for name, value in settings.items()
+        if samples.given is None or name != "hold_out"
+    }
     is_test = tested if num_known else np.zeros_like(tested)
     return {**stated, **facts, "split": split_digest(samples.keys, samples.class_names, is_test)}
 
@@ -278,7 +317,11 @@ def _seen(artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_]) -
 
 
 def _refuse_seen(
-    artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_], seen: SeenAmong | None, subject: Subject
+    artifact: Artifact,
+    samples: LabeledRows,
+    tested: NDArray[np.bool_],
+    seen: SeenAmong | None,
+    subject: Subject,
 ) -> None:
     if subject.may_be_seen or seen is None or not seen.any.any():
         return

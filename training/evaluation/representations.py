@@ -35,7 +35,9 @@ def locate(path: Path) -> Artifact:
     """The embeddings artifact, checkpoint, or newest checkpoint of the run at `path`, not yet verified in full."""
     refuse_unfinished(path)
     if not path.is_dir():
-        raise NotFound(f"{path} does not exist", remedy="give checkpoints, runs or embeddings artifacts")
+        raise NotFound(
+            f"{path} does not exist", remedy="give checkpoints, runs or embeddings artifacts"
+        )
     if (path / MANIFEST).is_file():
         artifact = open_artifact(path, verify_files=False)
         if artifact.kind == "embeddings":
@@ -75,10 +77,15 @@ def open_representation(
 
         def encode_at(source: Source) -> LabeledRows:
             prepared = PreparedImages(ImageSet.of(source), model.preprocess)
-            return encoded(model, prepared, features=features, world=world or World(), on_image=on_image)
+            return encoded(
+                model, prepared, features=features, world=world or World(), on_image=on_image
+            )
 
         if sides is not None and sides.kind == "images":
-            samples, name = joined(*(encode_at(open_source(place)) for place in (sides.train, sides.test))), ""
+            samples, name = (
+                joined(*(encode_at(open_source(place)) for place in (sides.train, sides.test))),
+                "",
+            )
         else:
             samples, name = encode_at(images_of(artifact, images)), images_name(artifact, images)
     if sides is not None and sides.kind == "keys":
@@ -92,7 +99,9 @@ def _of_embeddings(artifact: Artifact, sides: Sides | None, features: Features) 
         return _stored(test, features)
     train = EmbeddingsArtifact.open(Path(sides.train))
     if train.fingerprint != test.fingerprint:
-        raise ConfigInvalid(f"{sides.train} and {sides.test} are of two models", remedy="embed both with one model")
+        raise ConfigInvalid(
+            f"{sides.train} and {sides.test} are of two models", remedy="embed both with one model"
+        )
     return joined(_stored(train, features), _stored(test, features))
 
 
@@ -110,7 +119,10 @@ def images_of(artifact: Artifact, images: str | None) -> Source:
     """The images that a checkpoint is evaluated on: those given, or those it was trained on."""
     location = images or trained_images(artifact)
     if location is None:
-        raise NotFound(f"the images of {artifact.path} are not where they were", remedy="give them with --images")
+        raise NotFound(
+            f"the images of {artifact.path} are not where they were",
+            remedy="give them with --images",
+        )
     return open_source(location)
 
 
@@ -147,7 +159,8 @@ def encoded(
 def _stored(stored: EmbeddingsArtifact, features: Features) -> LabeledRows:
     if features != "embedding":
         raise ConfigInvalid(
-            f"{stored.artifact.path} holds embeddings, not {features} features", remedy="give a checkpoint or a run"
+            f"{stored.artifact.path} holds embeddings, not {features} features",
+            remedy="give a checkpoint or a run",
         )
     known = [row for row, class_name in enumerate(stored.class_names) if class_name is not None]
     if not known:

@@ -28,7 +28,11 @@ class LabeledRows:
 
     def split(self, hold_out: float) -> Split:
         """The one that the samples come with, else `hold_out` of each class to test on and a fifth of the rest."""
-        return split_samples(self.splits, hold_out) if self.given is None else with_validation(self.given, self.splits)
+        return (
+            split_samples(self.splits, hold_out)
+            if self.given is None
+            else with_validation(self.given, self.splits)
+        )
 
     @cached_property
     def classes(self) -> NDArray[np.int64]:

@@ -86,8 +86,13 @@ def _trained(checkpoint: Artifact) -> _Digests:
     Raises NotFound where images were added since: the split is taken over all that a folder holds.
     """
     for parent in checkpoint.parents:
-        if parent.role.startswith("labels") and _opened(checkpoint, parent).digest != _now(checkpoint, parent).digest:
-            raise NotFound(f"{PurePosixPath(parent.path).name} has more images than when the run began")
+        if (
+            parent.role.startswith("labels")
+            and _opened(checkpoint, parent).digest != _now(checkpoint, parent).digest
+        ):
+            raise NotFound(
+                f"{PurePosixPath(parent.path).name} has more images than when the run began"
+            )
     config = read_run_config(checkpoint.path.resolve().parents[1])
     return np.concatenate([part.sha256 for part in open_dataset(_moved(config, checkpoint)).parts])
 
@@ -96,10 +101,18 @@ def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
     """The config with its data where they are from here: it names them as the command that started the run did."""
     place = {parent.role: _present(checkpoint, parent) for parent in checkpoint.parents}
     found = [
-        source.model_copy(update={kind: place[kind + (f"-{index}" if index else "")] for kind in ("images", "labels")})
+        source.model_copy(
+            update={
+                kind: place[kind + (f"-{index}" if index else "")] for kind in ("images", "labels")
+            }
+        )
         for index, source in enumerate(config.data.sources)
     ]
-    moved = {"mix": tuple(found)} if config.data.mix else {"images": found[0].images, "labels": found[0].labels}
+    moved = (
+        {"mix": tuple(found)}
+        if config.data.mix
+        else {"images": found[0].images, "labels": found[0].labels}
+    )
     return config.model_copy(update={"data": config.data.model_copy(update=moved)})
 
 
@@ -125,7 +138,9 @@ def _rows_of(centers: Artifact) -> _Digests:
         raise NotFound(f"{centers.path} does not tell what it was made from")
     embeddings = EmbeddingsArtifact(_opened(centers, parent))
     known = {field.name for field in fields(ClusterOptions)}
-    options = ClusterOptions(**{name: value for name, value in centers.config.items() if name in known})
+    options = ClusterOptions(
+        **{name: value for name, value in centers.config.items() if name in known}
+    )
     rows, digests = clustered_rows(embeddings, options), digest_rows(embeddings.image_sha256)
     return digests if rows is None else digests[rows]
 
@@ -154,7 +169,9 @@ def _present(child: Artifact, parent: Parent) -> str:
 
 
 def _among(tested: _Digests, seen: _Digests) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.is_in(_column(tested), value_set=_column(seen)).to_numpy(zero_copy_only=False)
+    found: NDArray[np.bool_] = pc.is_in(_column(tested), value_set=_column(seen)).to_numpy(
+        zero_copy_only=False
+    )
     return found
 
 

@@ -38,8 +38,12 @@ class Sides:
                 f"{train} holds {kinds[0]} and {test} {kinds[1]}",
                 remedy="give --train and --test two folders, two embeddings artifacts or two lists of keys",
             )
-        if train == test or (Path(train).exists() and Path(test).exists() and Path(train).samefile(test)):
-            raise ConfigInvalid(f"--train and --test are both {test}", remedy="test on other images")
+        if train == test or (
+            Path(train).exists() and Path(test).exists() and Path(train).samefile(test)
+        ):
+            raise ConfigInvalid(
+                f"--train and --test are both {test}", remedy="test on other images"
+            )
         return cls(train, test, kinds[0])
 
     @property
@@ -56,7 +60,10 @@ class Sides:
         if self.kind != "keys":
             return {}
         places = {"train": self.train, "test": self.test}
-        return {f"{side}_keys": hashlib.sha256(Path(place).read_bytes()).hexdigest() for side, place in places.items()}
+        return {
+            f"{side}_keys": hashlib.sha256(Path(place).read_bytes()).hexdigest()
+            for side, place in places.items()
+        }
 
     def choose(self, samples: LabeledRows) -> LabeledRows:
         """The samples on the two lists of keys. Raises InvalidInput for a key of no sample, or one on both lists."""
@@ -64,7 +71,8 @@ class Sides:
         train, test = (_rows_of(place, row_of) for place in (self.train, self.test))
         if len(both := np.intersect1d(train, test)):
             raise InvalidInput(
-                f"{samples.keys[both[0]]} is on both lists ({len(both)} such keys)", remedy="test on other images"
+                f"{samples.keys[both[0]]} is on both lists ({len(both)} such keys)",
+                remedy="test on other images",
             )
         return joined(_selected(samples, train), _selected(samples, test))
 
@@ -77,7 +85,9 @@ def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
             remedy="give --train and --test such folders, or leave both out",
         )
     if train.rows.shape[1] != test.rows.shape[1]:
-        raise InvalidInput(f"rows of {train.rows.shape[1]} and of {test.rows.shape[1]} cannot be compared")
+        raise InvalidInput(
+            f"rows of {train.rows.shape[1]} and of {test.rows.shape[1]} cannot be compared"
+        )
     known = np.arange(len(train.keys) + len(test.keys)) < len(train.keys)
     split = Split(known, np.zeros_like(known), ~known)
     class_names = [*train.class_names, *test.class_names]
@@ -88,7 +98,9 @@ def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
         np.concatenate([train.splits, test.splits]),
         class_names,
         split,
-        None if train.sha256 is None or test.sha256 is None else np.concatenate([train.sha256, test.sha256]),
+        None
+        if train.sha256 is None or test.sha256 is None
+        else np.concatenate([train.sha256, test.sha256]),
     )
 
 
@@ -106,7 +118,11 @@ def _rows_of(place: str, row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
         raise InvalidInput(f"{place} is no text in UTF-8", remedy="give one key a line") from error
     missing = [key for key in keys if key not in row_of]
     if missing or not keys:
-        what = f"{missing[0]!r} on {place} is the key of no image" if missing else f"{place} lists no key"
+        what = (
+            f"{missing[0]!r} on {place} is the key of no image"
+            if missing
+            else f"{place} lists no key"
+        )
         raise InvalidInput(
             f"{what} ({len(missing)} of {len(keys)} keys)",
             remedy="give one key a line, as `mlcd embed` lists them: the path inside a folder",

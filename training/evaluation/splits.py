@@ -64,19 +64,27 @@ def folder_split(class_names: Sequence[str]) -> tuple[Split, list[str]] | None:
     remedy = "give the two sides with --train and --test"
     named = ", ".join(name for name in SPLIT_FOLDERS if name in found)
     if "train" not in found:
-        raise InvalidInput(f"the folders {named} look like splits, but there is no train", remedy=remedy)
+        raise InvalidInput(
+            f"the folders {named} look like splits, but there is no train", remedy=remedy
+        )
     other = next(("".join(part) for part in parts if not part[1] or part[0] not in found), None)
     if other is not None:
-        raise InvalidInput(f"the folders {named} look like splits, but {other} stands beside them", remedy=remedy)
+        raise InvalidInput(
+            f"the folders {named} look like splits, but {other} stands beside them", remedy=remedy
+        )
     first = np.array([first for first, _, _ in parts])
     validation = np.isin(first, _VALIDATION_FOLDERS)
     tested = {"test"} & found or found - {"train"}
     test = np.isin(first, sorted(tested))
     folders = (" and ".join(sorted(found - tested)), " and ".join(sorted(tested)))
-    return Split(first == "train", validation & ~test, test, folders), [name for _, _, name in parts]
+    return Split(first == "train", validation & ~test, test, folders), [
+        name for _, _, name in parts
+    ]
 
 
-def split_digest(keys: Sequence[SampleKey], class_names: Sequence[str], test: NDArray[np.bool_]) -> str:
+def split_digest(
+    keys: Sequence[SampleKey], class_names: Sequence[str], test: NDArray[np.bool_]
+) -> str:
     """SHA-256 over key, class and part (known or test) of every sample: two results with the same one compare.
 
     Where there is a validation part, it follows from these by VALIDATION_FRACTION.
@@ -91,7 +99,8 @@ def check_several_classes(class_names: Sequence[str]) -> None:
     """Raises InvalidInput where there is nothing to tell apart."""
     if len(set(class_names)) == 1:
         raise InvalidInput(
-            f"all {len(class_names)} images are of one class, {class_names[0]}", remedy="give at least two classes"
+            f"all {len(class_names)} images are of one class, {class_names[0]}",
+            remedy="give at least two classes",
         )
 
 

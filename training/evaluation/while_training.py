@@ -20,7 +20,11 @@ from training.evaluation.encoding import ImageSet, PreparedImages
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
 from training.evaluation.representations import encoded
-from training.evaluation.splits import check_probe_split, check_several_classes, check_tested_classes
+from training.evaluation.splits import (
+    check_probe_split,
+    check_several_classes,
+    check_tested_classes,
+)
 
 NEIGHBORS: Final = 5  # as `mlcd evaluate knn` takes unless told otherwise
 _MEMORY_SHARE: Final = 0.25  # of data.memory_gib: most of it is for the images that are trained on
@@ -54,7 +58,8 @@ def check_evaluation(config: RunConfig) -> PreparedImages | None:
         )
     if hold_out == 0:
         raise ConfigInvalid(
-            "data.hold_out=0 leaves no image to evaluate on", remedy="raise it, or set evaluation.images"
+            "data.hold_out=0 leaves no image to evaluate on",
+            remedy="raise it, or set evaluation.images",
         )
     if images.given is not None:
         check_tested_classes(images.class_names, images.given)
@@ -75,7 +80,9 @@ def evaluate_model(
     """
     images = images or check_evaluation(config)
     if images is None:
-        raise ConfigInvalid("evaluation.every_steps is not set", remedy="set it to evaluate while training")
+        raise ConfigInvalid(
+            "evaluation.every_steps is not set", remedy="set it to evaluate while training"
+        )
     with _evaluation_mode(model):
         samples = encoded(model, images, features="embedding", world=world)
     hold_out = _hold_out(config)
@@ -85,7 +92,9 @@ def evaluate_model(
         metrics["knn"] = measured["knn_accuracy"]
     if config.evaluation.linear_probe:
         device = model.mean.device
-        measured = dict(linear_probe(samples, hold_out=hold_out, metric="accuracy", world=world, device=device))
+        measured = dict(
+            linear_probe(samples, hold_out=hold_out, metric="accuracy", world=world, device=device)
+        )
         metrics["linear_probe"] = measured["linear_probe_accuracy"]
     return metrics
 
@@ -95,7 +104,8 @@ def _location(config: RunConfig) -> str:
         return config.evaluation.images
     if len(config.data.sources) > 1:
         raise ConfigInvalid(
-            "evaluation.images is not set, and the run has several data sets", remedy="set evaluation.images"
+            "evaluation.images is not set, and the run has several data sets",
+            remedy="set evaluation.images",
         )
     return config.data.sources[0].images
 
@@ -105,7 +115,9 @@ def _are_own(images: ImageSet, config: RunConfig) -> bool:
     if config.evaluation.images is None:
         return True
     digest = images.source.listing_digest()
-    return any(open_source(mixed.images).listing_digest() == digest for mixed in config.data.sources)
+    return any(
+        open_source(mixed.images).listing_digest() == digest for mixed in config.data.sources
+    )
 
 
 def _hold_out(config: RunConfig) -> float:

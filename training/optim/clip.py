@@ -28,7 +28,9 @@ def clip_global_norm(
     summed_square, shard_square = world.sum(torch.stack([local_square, _square(shards, device)]))
     plain_square = whole_square + summed_square
     norm = (plain_square + shard_square).sqrt()
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's clip_grad_norm_ has the same epsilon
+    factor = (max_norm / (norm + 1e-6)).clamp(
+        max=1.0
+    )  # torch's clip_grad_norm_ has the same epsilon
     for parameter in (*plain, *shards):
         gradient = _local(parameter.grad)
         gradient.mul_(factor.to(gradient.dtype))

@@ -23,7 +23,9 @@ class RowAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -38,7 +40,9 @@ class RowAdamW(torch.optim.Optimizer):
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-            state["row_steps"] = torch.zeros(parameter.shape[0], dtype=torch.int64, device=parameter.device)
+            state["row_steps"] = torch.zeros(
+                parameter.shape[0], dtype=torch.int64, device=parameter.device
+            )
         gradient = parameter.grad.coalesce()  # type: ignore[union-attr]
         rows, values = gradient.indices()[0], gradient.values()
         beta1, beta2 = group["betas"]
@@ -51,4 +55,8 @@ class RowAdamW(torch.optim.Optimizer):
         moved = parameter[rows].mul_(1 - group["lr"] * group["weight_decay"])
         moved.sub_(group["lr"] * (first / correction1[:, None]) / denominator)
         parameter[rows] = moved
-        state["exp_avg"][rows], state["exp_avg_sq"][rows], state["row_steps"][rows] = first, second, steps
+        state["exp_avg"][rows], state["exp_avg_sq"][rows], state["row_steps"][rows] = (
+            first,
+            second,
+            steps,
+        )

@@ -17,7 +17,9 @@ from mlcd.models.vit import ViT
 from mlcd.world import World
 from training.config import ComputeConfig
 
-_BUCKET_MIB: Final = 25  # torch's default: gradients that are summed at once, while the backward pass goes on
+_BUCKET_MIB: Final = (
+    25  # torch's default: gradients that are summed at once, while the backward pass goes on
+)
 
 
 class Backbone:
@@ -38,7 +40,9 @@ class Backbone:
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings [B, D], not yet unit, of float images [B, 3, S, S] with values 0..255; B may be 0."""
         device = images.device.type
-        context: AbstractContextManager[None] = torch.autocast(device, torch.bfloat16, enabled=self._bf16)
+        context: AbstractContextManager[None] = torch.autocast(
+            device, torch.bfloat16, enabled=self._bf16
+        )
         with context:
             embedding: Tensor = (self._replicas or self.model.trunk)(self.model.normalized(images))
             return embedding
@@ -70,7 +74,9 @@ def _prepare_blocks(trunk: ViT, compute: ComputeConfig) -> None:
     for block in trunk.blocks:
         if compute.recompute:
             # Nothing in a block is random. On the instance, so that the names of parameters stay.
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
         if compute.compile:
             block.compile()
 

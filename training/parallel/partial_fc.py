@@ -67,7 +67,9 @@ class PartialFC(nn.Module):
     the average over processes, which DDP takes, is the gradient of the global mean loss.
     """
 
-    def __init__(self, num_classes: int, dimension: int, config: HeadConfig, *, world: World | None = None) -> None:
+    def __init__(
+        self, num_classes: int, dimension: int, config: HeadConfig, *, world: World | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.world = world or World()
@@ -82,9 +84,14 @@ class PartialFC(nn.Module):
             first = block * _INIT_BLOCK
             # torch takes the low 32 bits of a seed; counted on from the first, no two blocks have the same.
             generator = torch.Generator().manual_seed((first_seed + block) % 2**32)
-            rows = torch.randn((_INIT_BLOCK, self.weight.shape[1]), generator=generator) * _INIT_DEVIATION
+            rows = (
+                torch.randn((_INIT_BLOCK, self.weight.shape[1]), generator=generator)
+                * _INIT_DEVIATION
+            )
             start, stop = max(first, self.shard.start), min(first + _INIT_BLOCK, self.shard.stop)
-            self.weight[start - self.shard.start : stop - self.shard.start] = rows[start - first : stop - first]
+            self.weight[start - self.shard.start : stop - self.shard.start] = rows[
+                start - first : stop - first
+            ]
 
     @torch.no_grad()
     def initialize_from(self, centers: Centers) -> None:
@@ -119,9 +126,13 @@ class PartialFC(nn.Module):
             wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
             z_BD = self.world.gather_rows(normalize(wide, dim=1))
             columns = 1 if self.config.kind == "cd" else labels.shape[1]
-            labels_BL = self.world.gather_rows(distinct_labels(labels[:, :columns], self.shard.num_classes))
+            labels_BL = self.world.gather_rows(
+                distinct_labels(labels[:, :columns], self.shard.num_classes)
+            )
             whole = (
-                labels_BL if step_labels is None else distinct_labels(step_labels[:, :columns], self.shard.num_classes)
+                labels_BL
+                if step_labels is None
+                else distinct_labels(step_labels[:, :columns], self.shard.num_classes)
             )
             if self.config.kind == "per_column":
                 return self._per_column(z_BD, labels_BL, whole, step)
@@ -129,7 +140,9 @@ class PartialFC(nn.Module):
             sums = self._log_sums(z_BD, labels_BL, drawn)
             return self._finish(sums, labels_BL, whole)
 
-    def _draw(self, labels_BL: Tensor, step: int, policy: NegativePolicy, column: int | None = None) -> Tensor:
+    def _draw(
+        self, labels_BL: Tensor, step: int, policy: NegativePolicy, column: int | None = None
+    ) -> Tensor:
         return draw_negatives(
             self.shard.num_classes,
             self.config.negative_ratio,
@@ -150,14 +163,18 @@ class PartialFC(nn.Module):
 
     def _finish(self, sums: "_Sums", labels_BL: Tensor, step_labels: Tensor) -> HeadOutput:
         config = self.config
-        lse_negative = sums.corrected_negative(labels_BL) if config.correct_ratio else sums.lse_negative
+        lse_negative = (
+            sums.corrected_negative(labels_BL) if config.correct_ratio else sums.lse_negative
+        )
         if config.kind == "mlcd":
             losses = mlcd_from_log_sums(sums.lse_positive, lse_negative, bias=config.bias)
         else:
             losses = mlc_from_log_sums(sums.lse_positive, lse_negative)
         return HeadOutput(losses.mean(), sums.meters(labels_BL, step_labels))
 
-    def _per_column(self, z_BD: Tensor, labels_BL: Tensor, step_labels: Tensor, step: int) -> HeadOutput:
+    def _per_column(
+        self, z_BD: Tensor, labels_BL: Tensor, step_labels: Tensor, step: int
+    ) -> HeadOutput:
         """The authors' later form: one softmax per label column; a sample's other labels are negatives."""
         present = labels_BL >= 0
         total = z_BD.new_zeros(z_BD.shape[0])
@@ -166,9 +183,13 @@ class PartialFC(nn.Module):
             labels = labels_BL[:, column : column + 1]
             of_step = step_labels[:, column : column + 1]
             sums = self._log_sums(z_BD, labels, self._draw(of_step, step, "partialfc", column))
-            total = total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
+            total = (
+                total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
+            )
             meters.append(sums.meters(labels, of_step))
-        losses = total / present.sum(dim=1).clamp_min(1)  # a sample without labels has no softmax, and adds nothing
+        losses = total / present.sum(dim=1).clamp_min(
+            1
+        )  # a sample without labels has no softmax, and adds nothing
         mean = {name: torch.stack([each[name] for each in meters]).nanmean() for name in meters[0]}
         return HeadOutput(losses.mean(), mean)
 
@@ -230,7 +251,9 @@ class _LogSums(torch.autograd.Function):
             piece = slice(start, start + chunk)
             center_CD = normalize(weight_KD[drawn_S[piece] - shard.start].to(z_BD.dtype), dim=1)
             hits = slice(*bounds[start // chunk : start // chunk + 2])
-            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config)
+            cosine_BC, absent_BC = _negative_cosines(
+                z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config
+            )
             total_B += cosine_BC.masked_fill(absent_BC, 0.0).sum(dim=1)
             count_B += cosine_BC.shape[1] - absent_BC.sum(dim=1)
             logit_BC = cosine_BC.mul_(config.scale).masked_fill_(absent_BC, -torch.inf)
@@ -243,14 +266,36 @@ class _LogSums(torch.autograd.Function):
         maxima = torch.stack([positive_max, negative_max])
         reduced_max = world.max(maxima)
         rescale = torch.exp(_minus(maxima, _zero_if_empty(reduced_max)))
-        facts = torch.stack([owned_BL.sum(dim=1).to(z_BD.dtype), (cosine_BL * owned_BL).sum(dim=1), count_B, total_B])
+        facts = torch.stack(
+            [
+                owned_BL.sum(dim=1).to(z_BD.dtype),
+                (cosine_BL * owned_BL).sum(dim=1),
+                count_B,
+                total_B,
+            ]
+        )
         sums = world.sum(torch.cat([torch.stack([positive_sum, negative_sum]) * rescale, facts]))
         lse_positive, lse_negative = (_zero_if_empty(reduced_max) + sums[:2].log()).unbind(0)
         facts_B4 = sums[2:].T.contiguous()
         ctx.save_for_backward(
-            z_BD, weight_KD, labels_BL, drawn_S, logit_BL, slope_BL, lse_positive, lse_negative, own_rows, own_slots
+            z_BD,
+            weight_KD,
+            labels_BL,
+            drawn_S,
+            logit_BL,
+            slope_BL,
+            lse_positive,
+            lse_negative,
+            own_rows,
+            own_slots,
         )
-        ctx.shard, ctx.config, ctx.world, ctx.chunk, ctx.bounds = shard, config, world, chunk, bounds
+        ctx.shard, ctx.config, ctx.world, ctx.chunk, ctx.bounds = (
+            shard,
+            config,
+            world,
+            chunk,
+            bounds,
+        )
         ctx.mark_non_differentiable(facts_B4)
         return lse_positive, lse_negative, facts_B4
 
@@ -264,9 +309,18 @@ class _LogSums(torch.autograd.Function):
 
 def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients of z and weight, from those of the two log-sums."""
-    z_BD, weight_KD, labels_BL, drawn_S, logit_BL, slope_BL, lse_positive, lse_negative, own_rows, own_slots = (
-        ctx.saved_tensors
-    )
+    (
+        z_BD,
+        weight_KD,
+        labels_BL,
+        drawn_S,
+        logit_BL,
+        slope_BL,
+        lse_positive,
+        lse_negative,
+        own_rows,
+        own_slots,
+    ) = ctx.saved_tensors
     shard, config = ctx.shard, ctx.config
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
@@ -281,8 +335,16 @@ def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor
         local_C = drawn_S[start : start + ctx.chunk] - shard.start
         center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
         hits = slice(*ctx.bounds[start // ctx.chunk : start // ctx.chunk + 2])
-        cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config)
-        share_BC = cosine_BC.mul_(config.scale).sub_(shift_B1).exp_().masked_fill_(absent_BC, 0.0).mul_(factor_B1)
+        cosine_BC, absent_BC = _negative_cosines(
+            z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config
+        )
+        share_BC = (
+            cosine_BC.mul_(config.scale)
+            .sub_(shift_B1)
+            .exp_()
+            .masked_fill_(absent_BC, 0.0)
+            .mul_(factor_B1)
+        )
         dz_BD.addmm_(share_BC, center_CD)
         slots = torch.searchsorted(active_A, local_C)
         center_AD[slots] += share_BC.T @ z_BD
@@ -313,7 +375,9 @@ def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LogSums.apply
 
 
-def _positive_cosines(z_BD: Tensor, weight_KD: Tensor, local_BL: Tensor, owned_BL: Tensor) -> Tensor:
+def _positive_cosines(
+    z_BD: Tensor, weight_KD: Tensor, local_BL: Tensor, owned_BL: Tensor
+) -> Tensor:
     cosine_BL = z_BD.new_zeros(local_BL.shape)
     for column in range(local_BL.shape[1]):  # one column at a time: [B, D] in memory, not [B, L, D]
         rows = owned_BL[:, column].nonzero()[:, 0]
@@ -352,7 +416,9 @@ def _hit_bounds(own_slots: Tensor, num_drawn: int, chunk: int) -> list[int]:
     return bounds
 
 
-def _through_normalization(gradient_AD: Tensor, weight_KD: Tensor, rows_A: Tensor, chunk: int) -> None:
+def _through_normalization(
+    gradient_AD: Tensor, weight_KD: Tensor, rows_A: Tensor, chunk: int
+) -> None:
     """In place, from d/d(W/|W|) to d/dW: (g - u <u, g>) / |W|."""
     for start in range(0, len(rows_A), chunk):
         piece = slice(start, start + chunk)

@@ -44,7 +44,8 @@ class Processes:
             if self.world.rank or (found := _ABSENT.search(str(error))) is None:
                 raise Elsewhere from error
             raise Unavailable(
-                f"process {found[1].strip()} did not come to {place}", remedy="look at its output, then start again"
+                f"process {found[1].strip()} did not come to {place}",
+                remedy="look at its output, then start again",
             ) from error
 
     @contextmanager
@@ -68,7 +69,9 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            if self.world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            if self.world.size == 1 or not (
+                isinstance(error, dist.DistError) or "gloo" in str(error)
+            ):
                 raise
             raise self._lost(place[0]) from error
 
@@ -87,17 +90,23 @@ class Processes:
         gone = ", ".join(str(other) for other in range(size) if other not in here)
         what = f"process {gone} is gone" if gone else "the processes cannot reach each other"
         return Unavailable(
-            f"{what} (at {place})", remedy="the last checkpoint is intact; the same command goes on from it"
+            f"{what} (at {place})",
+            remedy="the last checkpoint is intact; the same command goes on from it",
         )
 
 
 @contextmanager
-def open_processes(device: Literal["auto", "cpu", "cuda"] = "auto", num_threads: int = 0) -> Iterator[Processes]:
+def open_processes(
+    device: Literal["auto", "cpu", "cuda"] = "auto", num_threads: int = 0
+) -> Iterator[Processes]:
     """The processes of this torchrun, or this one alone; `num_threads` CPU threads each, 0 for its share of the cores.
 
     Raises ConfigInvalid where CUDA is asked for and there is none.
     """
-    local_size, local_rank = torchrun_variable("LOCAL_WORLD_SIZE", 1), torchrun_variable("LOCAL_RANK", 0)
+    local_size, local_rank = (
+        torchrun_variable("LOCAL_WORLD_SIZE", 1),
+        torchrun_variable("LOCAL_RANK", 0),
+    )
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigInvalid("device=cuda, but torch finds no CUDA GPU", remedy="use device=auto")
     use_cuda = device != "cpu" and torch.cuda.is_available()

@@ -14,7 +14,9 @@ _DTYPES: Final[dict[Precision, torch.dtype]] = {
     "fp64": torch.float64,
 }
 _FIRST_SIZE: Final = 256
-_SURE_SIZE: Final = 1024  # smaller products say little where other programs take turns with this one
+_SURE_SIZE: Final = (
+    1024  # smaller products say little where other programs take turns with this one
+)
 _LAST_SIZE: Final = 8192  # where an H200 reaches its limit
 _MEASURING_S: Final = 0.3
 _RUNS: Final = 3
@@ -28,7 +30,11 @@ class Throughput:
     """
 
     def __init__(self, flops_per_image: float, peak_tflops: float, device: torch.device) -> None:
-        self._flops_per_image, self._peak_tflops, self._device = flops_per_image, peak_tflops, device
+        self._flops_per_image, self._peak_tflops, self._device = (
+            flops_per_image,
+            peak_tflops,
+            device,
+        )
         self._open_window()
 
     def add(self, num_images: int, wait_s: float) -> None:
@@ -74,7 +80,9 @@ def measured_peak_tflops(device: torch.device, precision: Precision) -> float:
     It takes about 0.3 s beyond loading the libraries, and longer on a machine that is busy or slow.
     """
     best, size, tries = 0.0, _FIRST_SIZE, 0
-    _product_seconds(size, device, _DTYPES[precision])  # loads libraries, which is no part of the time
+    _product_seconds(
+        size, device, _DTYPES[precision]
+    )  # loads libraries, which is no part of the time
     deadline = time.perf_counter() + _MEASURING_S
     while tries < _LEAST_TRIES or time.perf_counter() < deadline:
         seconds = _product_seconds(size, device, _DTYPES[precision])

@@ -38,10 +38,20 @@ _MAX_NUMBER: Final = 2**53
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (409, 503, 504)}
 _ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Job}, 404: {}, **_REFUSALS}
 _LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": JobList}, 422: {}, **_REFUSALS}
-_FAILURES: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FailureList}, 404: {}, **_REFUSALS}
-_LOCATION: Final[dict[str, Any]] = {"Location": {"description": "of the job", "schema": {"type": "string"}}}
+_FAILURES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": FailureList},
+    404: {},
+    **_REFUSALS,
+}
+_LOCATION: Final[dict[str, Any]] = {
+    "Location": {"description": "of the job", "schema": {"type": "string"}}
+}
 _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": Job, "description": "accepted before, with the same Idempotency-Key", "headers": _LOCATION},
+    200: {
+        "model": Job,
+        "description": "accepted before, with the same Idempotency-Key",
+        "headers": _LOCATION,
+    },
     202: {"model": Job, "description": "accepted", "headers": _LOCATION},
     403: {},
     404: {},
@@ -60,7 +70,10 @@ _EVENT: Final[dict[str, Any]] = {
 """One event, as OpenAPI 3.2 has it under `itemSchema`, which 3.1 does not know."""
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     429: {},
-    200: {"content": {_EVENTS: {"schema": _EVENT}}, "description": "events named `job`, each a job"},
+    200: {
+        "content": {_EVENTS: {"schema": _EVENT}},
+        "description": "events named `job`, each a job",
+    },
     204: {"description": "the job has ended and there are no more"},
     404: {},
     **_REFUSALS,
@@ -86,7 +99,9 @@ async def submit(
     """
     desk = _desk(resources)
     asked = validated(JobRequest, await read_json(request, resources))
-    accept = partial(_accepted, desk, _checked(asked, resources), _key_of_client(request, idempotency_key))
+    accept = partial(
+        _accepted, desk, _checked(asked, resources), _key_of_client(request, idempotency_key)
+    )
     job, new = await desk.ask(accept, deadline=request.state.deadline)
     return _answer(Job.of(job), 202 if new else 200, {"Location": f"/v1/jobs/{job.id}"})
 
@@ -106,14 +121,23 @@ async def list_jobs(
     return _answer(JobList(jobs=[Job.of(job) for job in page.jobs], cursor=page.cursor))
 
 
-@router.get("/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE)
+@router.get(
+    "/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE
+)
 async def describe(job_id: str, request: Request, resources: Opened) -> Response:
     """How it stands."""
     desk = _desk(resources)
-    return _answer(Job.of(await desk.ask(partial(desk.store.get, job_id), deadline=request.state.deadline)))
+    return _answer(
+        Job.of(await desk.ask(partial(desk.store.get, job_id), deadline=request.state.deadline))
+    )
 
 
-@router.get("/v1/jobs/{job_id}/failures", dependencies=[needs("jobs")], response_class=Response, responses=_FAILURES)
+@router.get(
+    "/v1/jobs/{job_id}/failures",
+    dependencies=[needs("jobs")],
+    response_class=Response,
+    responses=_FAILURES,
+)
 async def list_failures(
     job_id: str,
     request: Request,
@@ -129,21 +153,34 @@ async def list_failures(
     return _answer(FailureList(failures=failures, cursor=page.cursor))
 
 
-@router.delete("/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE)
+@router.delete(
+    "/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE
+)
 async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
     """Cancel it: workers stop within seconds, and what they have written is removed."""
     desk = _desk(resources)
-    return _answer(Job.of(await desk.ask(partial(desk.store.cancel, job_id), deadline=request.state.deadline)))
+    return _answer(
+        Job.of(await desk.ask(partial(desk.store.cancel, job_id), deadline=request.state.deadline))
+    )
 
 
-@router.post("/v1/jobs/{job_id}/retry", dependencies=[needs("jobs")], response_class=Response, responses=_ONE)
+@router.post(
+    "/v1/jobs/{job_id}/retry", dependencies=[needs("jobs")], response_class=Response, responses=_ONE
+)
 async def retry(job_id: str, request: Request, resources: Opened) -> Response:
     """Do again what has failed; of a canceled job, everything."""
     desk = _desk(resources)
-    return _answer(Job.of(await desk.ask(partial(desk.store.retry, job_id), deadline=request.state.deadline)))
+    return _answer(
+        Job.of(await desk.ask(partial(desk.store.retry, job_id), deadline=request.state.deadline))
+    )
 
 
-@router.get("/v1/jobs/{job_id}/events", dependencies=[needs("jobs")], response_class=Response, responses=_STREAM)
+@router.get(
+    "/v1/jobs/{job_id}/events",
+    dependencies=[needs("jobs")],
+    response_class=Response,
+    responses=_STREAM,
+)
 async def watch(
     job_id: str,
     request: Request,
@@ -183,7 +220,13 @@ class _EventStream(StreamingResponse):
 
 
 async def _stream(
-    desk: JobDesk, resources: Resources, job_id: str, events: Sequence[Event], *, after: int, deadline: float
+    desk: JobDesk,
+    resources: Resources,
+    job_id: str,
+    events: Sequence[Event],
+    *,
+    after: int,
+    deadline: float,
 ) -> AsyncIterator[bytes]:
     now = asyncio.get_running_loop().time
     yield format_sse_event(retry=EVENTS_RETRY_MS)
@@ -210,7 +253,10 @@ async def _stream(
 
 def _desk(resources: Resources) -> JobDesk:
     if resources.jobs is None:
-        raise Conflict("this server takes no jobs", remedy="set MLCD_JOBS__ROOTS to the folders that they may use")
+        raise Conflict(
+            "this server takes no jobs",
+            remedy="set MLCD_JOBS__ROOTS to the folders that they may use",
+        )
     return resources.jobs
 
 
@@ -221,7 +267,9 @@ def _checked(asked: JobRequest, resources: Resources) -> JobSpec:
             if getattr(asked, name) is not None:
                 raise BadRequest(f"{name} is of label jobs only", param=name)
         if asked.kind == "index":
-            check_name(PurePosixPath(asked.output).name)  # whatever lies among a server's collections has to be one
+            check_name(
+                PurePosixPath(asked.output).name
+            )  # whatever lies among a server's collections has to be one
         return JobSpec(asked.kind, asked.input, asked.output, resources.encoder.fingerprint)
     top = JobSpec.top if asked.top is None else asked.top
     check_top(top, resources)
@@ -238,10 +286,16 @@ def _checked(asked: JobRequest, resources: Resources) -> JobSpec:
 
 
 def _accepted(desk: JobDesk, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:
-    spec = replace(spec, input=desk.roots.resolve_input(spec.input), output=desk.roots.resolve_output(spec.output))
+    spec = replace(
+        spec,
+        input=desk.roots.resolve_input(spec.input),
+        output=desk.roots.resolve_output(spec.output),
+    )
     if key is not None and (known := desk.store.submitted(key)) is not None:
         # Its output may be there by now, and another model may be served.
-        if known.spec != replace(spec, fingerprint=known.spec.fingerprint, centers=known.spec.centers):
+        if known.spec != replace(
+            spec, fingerprint=known.spec.fingerprint, centers=known.spec.centers
+        ):
             raise Conflict("this idempotency key is of another job", remedy="use a new key")
         return known, False
     desk.roots.check_input(spec.input)
@@ -255,5 +309,7 @@ def _key_of_client(request: Request, key: str | None) -> str | None:
     return key if key is None or client is None else f"{client.id} {key}"
 
 
-def _answer(content: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _answer(
+    content: BaseModel, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     return Response(content.model_dump_json(), status, headers, media_type=JSON)

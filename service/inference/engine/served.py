@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from mlcd.encoders.base import Encoder, EngineName, Precision
-from mlcd.images.decode import ExifPolicy
-from mlcd.images.transform import DecodeMode, PreprocessSpec
+from mlcd.encoders.base import Encoder
+from mlcd.encoders.options import DEFAULTS, EncoderOptions
+from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Fingerprint
 from service.settings import Log
 
@@ -16,15 +16,11 @@ if TYPE_CHECKING:  # an extra
 
 @dataclass(frozen=True)
 class Opening:
-    """All that a worker needs to open the encoder; the arguments of `mlcd.encoders.open_encoder`, and how to log."""
+    """Everything that a worker needs to open the encoder. A `spec` that begins with fake: has none."""
 
     spec: str
     max_batch: int
-    precision: Precision = "fp32"
-    engine: EngineName | Literal["fake"] = "auto"
-    num_threads: int = 0
-    exif: ExifPolicy | None = None
-    decode: DecodeMode | None = None
+    encoder: EncoderOptions = DEFAULTS
     log: Log = Log()  # noqa: RUF009 - frozen
 
     def to_json(self) -> str:
@@ -33,7 +29,8 @@ class Opening:
     @classmethod
     def from_json(cls, line: str) -> "Opening":
         fields = json.loads(line)
-        return cls(**{**fields, "log": Log(**fields["log"])})
+        options = {"encoder": EncoderOptions(**fields["encoder"]), "log": Log(**fields["log"])}
+        return cls(**{**fields, **options})
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,12 @@ class ServedEncoder:
 
     @classmethod
     def of(
-        cls, encoder: "Encoder | TritonEncoder", *, max_batch: int, shortest_s: float, longest_s: float
+        cls,
+        encoder: "Encoder | TritonEncoder",
+        *,
+        max_batch: int,
+        shortest_s: float,
+        longest_s: float,
     ) -> "ServedEncoder":
         return cls(
             name=encoder.name,

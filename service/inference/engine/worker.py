@@ -46,7 +46,7 @@ def main() -> None:
         return
     opening = Opening.from_json(line)
     configure_logs(opening.log)
-    limit_blas(opening.num_threads)
+    limit_blas(opening.encoder.num_threads)
     try:
         encoder, served = _open(opening)
     except MlcdError as error:
@@ -80,16 +80,9 @@ def _seconds(encoder: Encoder, images: ImageBatch) -> float:
 
 
 def _open_encoder(opening: Opening) -> Encoder:
-    if opening.engine == "fake":
+    if opening.spec.startswith("fake:"):
         return FakeEncoder(opening.spec)
-    return open_encoder(
-        opening.spec,
-        precision=opening.precision,
-        engine=opening.engine,
-        num_threads=opening.num_threads,
-        exif=opening.exif,
-        decode=opening.decode,
-    )
+    return open_encoder(opening.spec, opening.encoder)
 
 
 def _encode_batches(encoder: Encoder, slots: Slots, lines: Iterable[str], tell: _Tell) -> None:

@@ -19,13 +19,22 @@ BUSY_S = 120  # for a machine that others keep busy
 
 
 def ask(server, image):
-    return httpx.post(f"{server.url}/v1/images/embed", content=image, headers={"Content-Type": "image/png"}, timeout=30)
+    return httpx.post(
+        f"{server.url}/v1/images/embed",
+        content=image,
+        headers={"Content-Type": "image/png"},
+        timeout=30,
+    )
 
 
 def served(server, image):
     """The embedding, for a client who asks again where an answer says that the machine is busy."""
     deadline = time.monotonic() + BUSY_S
-    while (answer := ask(server, image)).status_code in (429, 503, 504) and time.monotonic() < deadline:
+    while (answer := ask(server, image)).status_code in (
+        429,
+        503,
+        504,
+    ) and time.monotonic() < deadline:
         time.sleep(int(answer.headers.get("retry-after", 1)))
     assert answer.status_code == 200, answer.text
     return answer.json()["results"][0]["embedding"]
@@ -38,11 +47,15 @@ def distinct(image, number):
 
 @pytest.fixture
 def gateway(own_server):
-    with serving("tiny", engine="triton", triton__url=own_server.url, triton__timeout_s=3) as running:
+    with serving(
+        "tiny", engine="triton", triton__url=own_server.url, triton__timeout_s=3
+    ) as running:
         yield running
 
 
-def test_a_killed_triton_fails_at_once_and_is_used_again_when_it_is_back(gateway, own_server, picture):
+def test_a_killed_triton_fails_at_once_and_is_used_again_when_it_is_back(
+    gateway, own_server, picture
+):
     _, image, _ = picture
     assert ask(gateway, image).status_code == 200
     own_server.kill()
@@ -79,9 +92,15 @@ def test_a_full_queue_is_429_and_what_waits_too_long_is_504(shared_server, pictu
         answers = list(pool.map(lambda number: ask(gateway, distinct(image, number)), range(num)))
         statuses = {answer.status_code for answer in answers}
         assert {200, 429} <= statuses <= {200, 429, 504}
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 429)
+        assert all(
+            int(answer.headers["retry-after"]) >= 1
+            for answer in answers
+            if answer.status_code == 429
+        )
     with (
-        serving("slow", engine="triton", triton__url=shared_server.url, limits__deadline_s=0.5) as gateway,
+        serving(
+            "slow", engine="triton", triton__url=shared_server.url, limits__deadline_s=0.5
+        ) as gateway,
         ThreadPoolExecutor(6) as pool,
     ):
         answers = list(pool.map(lambda number: ask(gateway, distinct(image, number)), range(6)))
@@ -92,7 +111,9 @@ def test_a_full_queue_is_429_and_what_waits_too_long_is_504(shared_server, pictu
 def test_a_triton_that_others_keep_busy_is_ready(shared_server, picture):
     _, image, _ = picture
     with (
-        serving("slow", engine="triton", triton__url=shared_server.url, triton__timeout_s=SLOW_S) as gateway,
+        serving(
+            "slow", engine="triton", triton__url=shared_server.url, triton__timeout_s=SLOW_S
+        ) as gateway,
         flooded(shared_server, "slow"),
     ):
         statuses, ready = set(), set()
@@ -106,9 +127,16 @@ def test_a_triton_that_others_keep_busy_is_ready(shared_server, picture):
 
 def test_many_clients_at_once_share_tritons_batches(shared_server, picture):
     _, image, _ = picture
-    before = [shared_server.metric(f"nv_inference_{what}", "tiny") for what in ("count", "exec_count")]
-    with serving("tiny", engine="triton", triton__url=shared_server.url) as gateway, ThreadPoolExecutor(32) as pool:
-        rows = np.array(list(pool.map(lambda number: served(gateway, distinct(image, number)), range(256))))
+    before = [
+        shared_server.metric(f"nv_inference_{what}", "tiny") for what in ("count", "exec_count")
+    ]
+    with (
+        serving("tiny", engine="triton", triton__url=shared_server.url) as gateway,
+        ThreadPoolExecutor(32) as pool,
+    ):
+        rows = np.array(
+            list(pool.map(lambda number: served(gateway, distinct(image, number)), range(256)))
+        )
     assert (rows @ rows[0] > 0.9999).all()
     count, batches = (
         shared_server.metric(f"nv_inference_{what}", "tiny") - earlier

@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from mlcd.pipelines.triton import export_triton
-from mlcd.pipelines.triton_config import TritonOptions
+from mlcd.export.triton import export_triton
+from mlcd.export.triton_config import TritonOptions
 from service.keys.file import create_key
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import serving, until
@@ -31,7 +31,10 @@ def versions(journey, tmp_path_factory):
     """1: the trained model, whose centers and collection the journey made. 2: the same before its training."""
     require_triton()
     out = tmp_path_factory.mktemp("versions") / "repository"
-    for number, spec in ((1, journey / "model"), (2, journey / "run" / "checkpoints" / "step_000000")):
+    for number, spec in (
+        (1, journey / "model"),
+        (2, journey / "run" / "checkpoints" / "step_000000"),
+    ):
         options = TritonOptions("python", num_threads=1)
         export_triton(str(spec), out, name=NAME, version=number, options=options, reporter=SILENT)
     return out
@@ -49,7 +52,9 @@ def triton(versions, tmp_path):
 
 
 def gateway_of(triton, **settings):
-    return serving(NAME, engine="triton", triton__url=triton.url, **{"triton__version": 1} | settings)
+    return serving(
+        NAME, engine="triton", triton__url=triton.url, **{"triton__version": 1} | settings
+    )
 
 
 def load(gateway, body=None, name=NAME, **options):
@@ -127,9 +132,16 @@ def test_under_load_no_request_fails_and_no_vector_has_another_models_name(trito
         with Load(gateway, picture[1]) as clients:
             for version in (2, 1, None, 1):
                 num_before = len(clients.answers)
-                until(lambda num_before=num_before: len(clients.answers) > num_before + 2 * NUM_CLIENTS, 30)
+                until(
+                    lambda num_before=num_before: (
+                        len(clients.answers) > num_before + 2 * NUM_CLIENTS
+                    ),
+                    30,
+                )
                 answer = load(gateway, {"version": version})
-                assert (answer.status_code, answer.json()["version"]) == (200, version or 2), answer.text
+                assert (answer.status_code, answer.json()["version"]) == (200, version or 2), (
+                    answer.text
+                )
         assert min(clients.check(expected).values()) > NUM_CLIENTS
 
 
@@ -141,9 +153,17 @@ def test_everything_that_names_the_model_follows_and_triton_lets_go_of_the_other
         answer = load(gateway, {"version": 2, "unload": False}).json()
         assert loaded(triton) == ["1", "2"]
         later = client.get("/v1/info")
-        assert answer["fingerprint"] == later.json()["fingerprint"] == later.headers["x-mlcd-fingerprint"]
+        assert (
+            answer["fingerprint"]
+            == later.json()["fingerprint"]
+            == later.headers["x-mlcd-fingerprint"]
+        )
         assert answer["fingerprint"] != before.headers["x-mlcd-fingerprint"]
-        series = [line for line in client.get("/metrics").text.splitlines() if line.startswith("mlcd_model_info{")]
+        series = [
+            line
+            for line in client.get("/metrics").text.splitlines()
+            if line.startswith("mlcd_model_info{")
+        ]
         assert len(series) == 1
         assert answer["fingerprint"] in series[0]
         assert gateway.metric("mlcd_engine_up") == 1
@@ -151,12 +171,17 @@ def test_everything_that_names_the_model_follows_and_triton_lets_go_of_the_other
         assert np.abs(rows(embed(client, picture[1])) - rows(before)).max() > 0.01
         assert load(gateway).json()["version"] == 2
         until(lambda: loaded(triton) == ["2"], 30)
-        assert load(gateway, {"version": 1}).json()["fingerprint"] == before.headers["x-mlcd-fingerprint"]
+        assert (
+            load(gateway, {"version": 1}).json()["fingerprint"]
+            == before.headers["x-mlcd-fingerprint"]
+        )
         assert (rows(embed(client, picture[1])) == rows(before)).all()
         until(lambda: loaded(triton) == ["1"], 30)
 
 
-def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_back(triton, journey, picture, tmp_path):
+def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_back(
+    triton, journey, picture, tmp_path
+):
     centers, state = tmp_path / "centers", tmp_path / "state"
     shutil.copytree(journey / "model" / "centers", centers)
     with (
@@ -171,7 +196,10 @@ def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_ba
         shutil.copytree(journey / "collections" / "demo", state / "collections" / "demo")
         answer = load(gateway, {"version": 2}).json()
         assert (answer["centers"], answer["collections"]) == (None, [])
-        assert answer["foreign"] == {"centers": ours["fingerprint"], "collections": {"demo": ours["fingerprint"]}}
+        assert answer["foreign"] == {
+            "centers": ours["fingerprint"],
+            "collections": {"demo": ours["fingerprint"]},
+        }
         assert "x-mlcd-centers" not in client.get("/v1/info").headers
         for refused in (
             client.post("/v1/labels", json=image),
@@ -181,7 +209,14 @@ def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_ba
             client.post(
                 f"/v2/models/{NAME}/infer",
                 json={
-                    "inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": [data_uri(picture[1])]}],
+                    "inputs": [
+                        {
+                            "name": "image",
+                            "datatype": "BYTES",
+                            "shape": [1],
+                            "data": [data_uri(picture[1])],
+                        }
+                    ],
                     "outputs": [{"name": "label_ids"}],
                 },
             ),
@@ -257,7 +292,9 @@ def add_version(repository, code):
     config = folder / "config.pbtxt"
     lines = [line for line in (folder / "2" / "config.pbtxt").read_text().splitlines() if line]
     lines += [line.replace('.2"', '.3"') for line in lines if '.2"' in line]
-    config.write_text("\n".join(lines).replace("versions: [ 1, 2 ]", "versions: [ 1, 2, 3 ]") + "\n")
+    config.write_text(
+        "\n".join(lines).replace("versions: [ 1, 2 ]", "versions: [ 1, 2, 3 ]") + "\n"
+    )
 
 
 def test_one_load_at_a_time_and_it_goes_on_when_nobody_waits_for_it(triton):
@@ -268,7 +305,10 @@ def test_one_load_at_a_time_and_it_goes_on_when_nobody_waits_for_it(triton):
             first = pool.submit(load, gateway, {"version": 3})
             until(lambda: "loading: mlcd-vit:3" in triton.log.read_text(), 10)
             second = load(gateway, {"version": 2})
-            assert (second.status_code, "another version is being loaded" in second.text) == (409, True)
+            assert (second.status_code, "another version is being loaded" in second.text) == (
+                409,
+                True,
+            )
             answer = first.result()
         assert (answer.status_code, "it goes on" in answer.text) == (504, True)
         until(lambda: httpx.get(f"{gateway.url}/v1/info").json()["fingerprint"] != before, 30)
@@ -288,7 +328,10 @@ def test_a_server_that_stops_during_a_load_ends_in_time(triton):
 def test_only_the_scope_admin_may(triton, tmp_path):
     keys = tmp_path / "keys.json"
     scoped = {"embed": 403, "search": 403, "admin": 200}
-    made = {scope: create_key(keys, "test", scopes=[scope], now=datetime.now(UTC))[1] for scope in scoped}
+    made = {
+        scope: create_key(keys, "test", scopes=[scope], now=datetime.now(UTC))[1]
+        for scope in scoped
+    }
     with gateway_of(triton, auth__keys_file=keys) as gateway:
         for scope, status in scoped.items():
             assert load(gateway, headers={"X-API-Key": made[scope]}).status_code == status
@@ -307,7 +350,9 @@ def test_several_processes_and_other_engines_refuse(triton):
 @pytest.mark.timeout(1800)
 def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, picture):
     """Of the gateway, and of Triton with one stub; the first tenth makes what is made once."""
-    with gateway_of(triton, cache__memory_bytes=2**20) as gateway:  # full before the first tenth ends
+    with gateway_of(
+        triton, cache__memory_bytes=2**20
+    ) as gateway:  # full before the first tenth ends
         expected = vectors(gateway, picture[1])
         resident = []
         with Load(gateway, picture[1]) as clients:
@@ -318,7 +363,8 @@ def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, pi
                 if number % 10 == 9:
                     until(lambda: len(triton.resident_mib()) == 2, 60)
                     resident.append((gateway.resident_mib(), sum(triton.resident_mib())))
-        print("gateway and Triton, MiB after every ten swaps:", [tuple(map(round, pair)) for pair in resident])  # noqa: T201
+        measured = [tuple(map(round, pair)) for pair in resident]
+        print("gateway and Triton, MiB after every ten swaps:", measured)  # noqa: T201 - a figure
         assert min(clients.check(expected).values()) > NUM_SWAPS
         for series in zip(*resident, strict=True):
             assert max(series[1:]) - series[0] < MAX_GROWTH_MIB, resident

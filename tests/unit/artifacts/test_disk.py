@@ -16,9 +16,9 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item
 from mlcd.collections.parquet import write_parquet
 from mlcd.errors import TooManyOpenFiles
+from mlcd.export.triton import CONFIG_FILE, _show
+from mlcd.parts.ownership import OWNER, claim
 from mlcd.pipelines.index import duplicates
-from mlcd.pipelines.ownership import OWNER, claim
-from mlcd.pipelines.triton import CONFIG_FILE, _show
 from mlcd.progress import Reporter
 from tests.unit.disk_order import check_durable, recorded
 from training.bad_batch import keep_bad_batch
@@ -37,12 +37,16 @@ def bad_batch(folder):
     image = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     batch = Batch(image, torch.zeros(1, 1, dtype=torch.int64), np.zeros(1, np.int64), ("a",), 0)
     number = torch.tensor(torch.nan)
-    keep_bad_batch(folder / "kept", StepBatches(7, (batch,), 0.0), Meters(number, {}, number, number, 0.1))
+    keep_bad_batch(
+        folder / "kept", StepBatches(7, (batch,), 0.0), Meters(number, {}, number, number, 0.1)
+    )
     return folder / "kept", ("batch.safetensors", "batch.json")
 
 
 def near_duplicates(folder):
-    duplicates(collection_at(folder / "c"), folder / "groups.jsonl", Reporter("silent"), similarity=0.9)
+    duplicates(
+        collection_at(folder / "c"), folder / "groups.jsonl", Reporter("silent"), similarity=0.9
+    )
     return folder / "groups.jsonl", ()
 
 
@@ -120,7 +124,9 @@ def test_too_many_open_files_are_no_full_disk(tmp_path, number):
 def test_a_lack_of_descriptors_is_seen():
     assert not lacks_open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (sum(1 for _ in Path("/proc/self/fd").iterdir()), hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (sum(1 for _ in Path("/proc/self/fd").iterdir()), hard)
+    )
     try:
         assert lacks_open_files()
     finally:

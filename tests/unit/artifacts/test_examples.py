@@ -46,7 +46,10 @@ def test_another_file_is_refused(tmp_path):
     with pytest.raises(ArtifactInvalid, match="cannot be read"):
         Examples.open(tmp_path / EXAMPLES)
     table = pa.table({"keys": ["a"]})
-    with pa.OSFile(str(tmp_path / EXAMPLES), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / EXAMPLES), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
         writer.write_table(table)
     with pytest.raises(ArtifactInvalid, match="does not hold examples"):
         Examples.open(tmp_path / EXAMPLES)

@@ -13,9 +13,15 @@ def test_rows_of_any_length_round_trip(tmp_path):
     ids = np.array([[5, 2, -1], [7, -1, -1], [-1, -1, -1]], dtype=np.int32)
     scores = np.where(ids >= 0, np.float32(0.5), -np.inf).astype(np.float32)
     with Draft(tmp_path / "labels", Request("labels", {"num_centers": 9})) as draft:
-        write_part(draft, 0, ["a", "b", "c"], [b"1" * 32, b"2" * 32, b"3" * 32], Neighbors(ids, scores))
         write_part(
-            draft, 1, ["ü"], [b"4" * 32], Neighbors(np.array([[16_777_217]], np.int32), np.ones((1, 1), np.float32))
+            draft, 0, ["a", "b", "c"], [b"1" * 32, b"2" * 32, b"3" * 32], Neighbors(ids, scores)
+        )
+        write_part(
+            draft,
+            1,
+            ["ü"],
+            [b"4" * 32],
+            Neighbors(np.array([[16_777_217]], np.int32), np.ones((1, 1), np.float32)),
         )
         draft.publish()
     table = LabelTable.open(tmp_path / "labels")
@@ -67,9 +73,14 @@ def test_a_sample_whose_labels_are_all_cut_keeps_its_row(labeled, tmp_path):
     [(0.7003, 0.70025, [0]), (0.7001, 0.70015, [-1])],  # both scores are stored as 0.7001953125
 )
 def test_the_cut_is_made_before_scores_are_rounded(tmp_path, score, threshold, ids):
-    rows, centers = unit_rows(np.array([[1.0, 0.0]])), unit_rows(np.array([[score, (1 - score**2) ** 0.5]]))
+    rows, centers = (
+        unit_rows(np.array([[1.0, 0.0]])),
+        unit_rows(np.array([[score, (1 - score**2) ** 0.5]])),
+    )
     assert float(np.float16(score)) == 0.7001953125
-    assert written(tmp_path / "labels", nearest_centers(rows, centers, 1, threshold)).ids.tolist() == [ids]
+    assert written(
+        tmp_path / "labels", nearest_centers(rows, centers, 1, threshold)
+    ).ids.tolist() == [ids]
     scores = pq.read_table(tmp_path / "labels" / "part-00000.parquet").column("scores").to_pylist()
     assert scores == [[0.7001953125][: sum(center >= 0 for center in ids)]]
 

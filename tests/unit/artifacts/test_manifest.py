@@ -42,7 +42,10 @@ def test_digest_is_the_content_and_not_the_times_places_or_logs(tmp_path):
     elsewhere = Request("embeddings", {"a": 1}, (Parent("images", "/elsewhere", "00"),), "f" * 64)
     assert make(tmp_path / "b", elsewhere, log=b"another log").digest == first.digest
     assert make(tmp_path / "c", content=b"other").digest != first.digest
-    assert make(tmp_path / "d", Request("embeddings", {"a": 2}, REQUEST.parents, "f" * 64)).digest != first.digest
+    assert (
+        make(tmp_path / "d", Request("embeddings", {"a": 2}, REQUEST.parents, "f" * 64)).digest
+        != first.digest
+    )
 
 
 def test_every_flipped_byte_is_found_and_its_file_named(tmp_path):
@@ -128,7 +131,9 @@ def test_files_that_belong_together_are_of_one_maker_whoever_comes_late(tmp_path
                 write_set(drafts[1], b"of the other")
 
         write_set(drafts[0], b"mine", meanwhile=other)
-        assert [(drafts[0].path / name).read_bytes() for name in ("first.bin", "last.bin")] == [b"of the other"] * 2
+        assert [(drafts[0].path / name).read_bytes() for name in ("first.bin", "last.bin")] == [
+            b"of the other"
+        ] * 2
         drafts[0].publish()
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"first.bin", "last.bin", "manifest.json"}
@@ -261,6 +266,12 @@ def test_another_kind_and_a_newer_schema_are_refused_with_the_remedy(tmp_path):
     ("code", "error", "remedy"),
     [(errno.ENOSPC, Unavailable, "free space"), (errno.EACCES, InvalidInput, "writable")],
 )
-def test_what_the_file_system_refuses_becomes_an_error_with_its_remedy(tmp_path, code, error, remedy):
-    with pytest.raises(error, match=remedy), Draft(tmp_path / "out", REQUEST) as draft, draft.write("part.bin"):
+def test_what_the_file_system_refuses_becomes_an_error_with_its_remedy(
+    tmp_path, code, error, remedy
+):
+    with (
+        pytest.raises(error, match=remedy),
+        Draft(tmp_path / "out", REQUEST) as draft,
+        draft.write("part.bin"),
+    ):
         raise OSError(code, "refused")

@@ -19,7 +19,9 @@ from mlcd.types import unit_rows
 def centers(tmp_path):
     vectors = unit_rows(np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32))
     with Draft(tmp_path / "centers", Request("centers", fingerprint="f" * 64)) as draft:
-        Centers(vectors, np.ones(4, np.int64), "f" * 64, names=("cat", None, "dog", None)).write(draft)
+        Centers(vectors, np.ones(4, np.int64), "f" * 64, names=("cat", None, "dog", None)).write(
+            draft
+        )
         draft.publish()
     return tmp_path / "centers"
 
@@ -68,7 +70,9 @@ def test_names_are_set_and_the_digest_stays(centers, content, tmp_path):
         ('{"1": ', "no valid JSON"),
     ],
 )
-def test_a_file_that_names_no_centers_is_refused_and_nothing_changes(centers, content, message, tmp_path):
+def test_a_file_that_names_no_centers_is_refused_and_nothing_changes(
+    centers, content, message, tmp_path
+):
     file = tmp_path / "names"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidInput, match=message):
@@ -98,7 +102,9 @@ def test_names_that_were_edited_by_hand_or_are_of_other_centers_are_refused(cent
     given.write_text(whole)
     assert Centers.open(centers).name(1) == "bird"
     with Draft(tmp_path / "others", Request("centers", {"seed": 1}, fingerprint="f" * 64)) as draft:
-        Centers(unit_rows(np.eye(4, 8, dtype=np.float32)), np.ones(4, np.int64), "f" * 64).write(draft)
+        Centers(unit_rows(np.eye(4, 8, dtype=np.float32)), np.ones(4, np.int64), "f" * 64).write(
+            draft
+        )
         draft.publish()
     (tmp_path / "others" / GIVEN_NAMES).write_text(whole)
     with pytest.raises(ArtifactInvalid, match="names other centers"):

@@ -28,7 +28,10 @@ def result(name, *, commit="first", value=0.5, loss=2.0):
         "train_cpu_s": 1.0,
         "evaluation_s": 1.0,
         "origin": {"cpu": "a cpu", "commit": commit},
-        "measurements": [{**measured, "value": value}, {**measured, "metric": "linear_probe", "value": 0.25}],
+        "measurements": [
+            {**measured, "value": value},
+            {**measured, "metric": "linear_probe", "value": 0.25},
+        ],
         "curves": [{**cosines, "step": 6.0, "loss": 3.0}, {**cosines, "step": 12.0, "loss": loss}],
     }
 
@@ -38,7 +41,9 @@ def state(tmp_path):
     """A new state with one finished run, each time."""
 
     def make(name, **options):
-        study = Study(TIERS["toy"], tmp_path / "data", tmp_path / f"state-{len(list(tmp_path.iterdir()))}")
+        study = Study(
+            TIERS["toy"], tmp_path / "data", tmp_path / f"state-{len(list(tmp_path.iterdir()))}"
+        )
         folder = study.state / "runs" / name
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps(result(name, **options)))

@@ -10,7 +10,15 @@ import torch
 from scipy.stats import ttest_rel
 
 from benchmarks.validation import hardware
-from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant, default_setting, grid
+from benchmarks.validation.arms import (
+    CLUSTER_ARMS,
+    INSTANCE_ARMS,
+    UNTRAINED,
+    RunSpec,
+    Variant,
+    default_setting,
+    grid,
+)
 from benchmarks.validation.instance import InstanceLoss
 from benchmarks.validation.measure import measure_majority
 from benchmarks.validation.numbers import Numbers, differences, pairs_of_arms
@@ -131,14 +139,21 @@ def test_majority_needs_no_image():
 
 def test_every_sweep_changes_something_of_a_reported_run():
     specs = list(known(TIER, everything(by_rate)))
-    reported = {(spec.arm, spec.setting, spec.steps, spec.variant) for spec in specs if spec.stage == "report"}
+    reported = {
+        (spec.arm, spec.setting, spec.steps, spec.variant)
+        for spec in specs
+        if spec.stage == "report"
+    }
     sweeps = [spec for spec in specs if spec.stage == "sweep"]
     assert not reported & {(spec.arm, spec.setting, spec.steps, spec.variant) for spec in sweeps}
     assert all(spec.seed == TIER.seeds[0] or is_repeated(spec) for spec in sweeps)
     for seed in TIER.seeds:
         again = [spec for spec in sweeps if spec.seed == seed and is_repeated(spec)]
         assert {spec.arm for spec in again if spec.steps > TIER.steps} == set(CLUSTER_ARMS)
-        assert {spec.variant for spec in again if spec.steps == TIER.steps} == {FROM_RANDOM, FROM_KMEANS}
+        assert {spec.variant for spec in again if spec.steps == TIER.steps} == {
+            FROM_RANDOM,
+            FROM_KMEANS,
+        }
 
 
 def is_repeated(spec):
@@ -151,27 +166,46 @@ def test_longer_runs_are_paired_by_seed_and_told_from_the_others():
         RunSpec("sweep", arm, seed, setting, steps, variant)
         for arm in CLUSTER_ARMS
         for seed in (1, 2, 3, 4)
-        for steps, variant in ((TIER.steps, FROM_RANDOM), (TIER.steps, FROM_KMEANS), (LONGER * TIER.steps, Variant()))
+        for steps, variant in (
+            (TIER.steps, FROM_RANDOM),
+            (TIER.steps, FROM_KMEANS),
+            (LONGER * TIER.steps, Variant()),
+        )
     ]
     values = {Variant(): 0.5, FROM_RANDOM: 0.2, FROM_KMEANS: 0.3}
     rows = [
-        row_of(spec.arm, spec.seed, setting, values[spec.variant] + (spec.arm == "mlcd") * 0.01 + spec.seed / 100)
+        row_of(
+            spec.arm,
+            spec.seed,
+            setting,
+            values[spec.variant] + (spec.arm == "mlcd") * 0.01 + spec.seed / 100,
+        )
         | {"run": spec.name, "stage": "sweep"}
         for spec in specs
     ]
-    numbers = Numbers(TIER, [*rows, *(row_of(UNTRAINED, seed, setting, seed / 100) for seed in (1, 2, 3, 4))], [])
-    assert "| CIFAR-10, k-NN | **+1.0 ± 0.0** | **+1.0 ± 0.0** | **+1.0 ± 0.0** |" in longer_table(numbers)
-    assert "| CIFAR-10, k-NN | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+51.0 ± 0.0** |" in (
-        longer_untrained_table(numbers)
+    numbers = Numbers(
+        TIER, [*rows, *(row_of(UNTRAINED, seed, setting, seed / 100) for seed in (1, 2, 3, 4))], []
+    )
+    assert "| CIFAR-10, k-NN | **+1.0 ± 0.0** | **+1.0 ± 0.0** | **+1.0 ± 0.0** |" in longer_table(
+        numbers
+    )
+    assert (
+        "| CIFAR-10, k-NN | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+51.0 ± 0.0** |"
+        in (longer_untrained_table(numbers))
     )
     assert "| CIFAR-10, k-NN | **+10.0 ± 0.0** |" in centers_table(numbers)
 
 
 def test_paired_interval_is_that_of_the_t_test():
-    first, second = {1: 0.31, 2: 0.30, 3: 0.35, 4: 0.33}, {4: 0.30, 2: 0.29, 1: 0.32, 3: 0.31, 9: 0.9}
+    first, second = (
+        {1: 0.31, 2: 0.30, 3: 0.35, 4: 0.33},
+        {4: 0.30, 2: 0.29, 1: 0.32, 3: 0.31, 9: 0.9},
+    )
     found = paired_difference(first, second)
     seeds = [1, 2, 3, 4]
-    test = ttest_rel([first[seed] for seed in seeds], [second[seed] for seed in seeds]).confidence_interval(0.95)
+    test = ttest_rel(
+        [first[seed] for seed in seeds], [second[seed] for seed in seeds]
+    ).confidence_interval(0.95)
     assert found.n == 4
     assert found.mean - found.half_width == pytest.approx(test.low)
     assert found.mean + found.half_width == pytest.approx(test.high)
@@ -197,7 +231,13 @@ def test_two_equal_differences_are_no_interval():
 
 
 def row_of(arm, seed, setting, value, images="cifar10_jpg", metric="knn"):
-    stated = {"arm": arm, "seed": seed, "setting": json.dumps(asdict(setting)), "stage": "report", "value": value}
+    stated = {
+        "arm": arm,
+        "seed": seed,
+        "setting": json.dumps(asdict(setting)),
+        "stage": "report",
+        "value": value,
+    }
     task = {"set": images, "task": "class" if images == "pretrain" else "label", "metric": metric}
     return {"run": f"{arm}-{seed}-{setting}", **stated, **task}
 
@@ -210,11 +250,15 @@ def test_arms_are_paired_at_one_setting_and_held_out_photographs_are_no_evaluati
         for images, value in (("cifar10_jpg", value), ("pretrain", value / 2))
         for seed in (1, 2, 3, 4)
     ]
-    numbers = Numbers(TIER, [*rows, *(row_of("mlcd", seed, other, 0.9) for seed in (1, 2, 3, 4))], [])
+    numbers = Numbers(
+        TIER, [*rows, *(row_of("mlcd", seed, other, 0.9) for seed in (1, 2, 3, 4))], []
+    )
     assert numbers.tasks() == [("cifar10_jpg", "label", "knn")]
     assert numbers.settings()["mlcd"] == common  # nothing is tuned
     found = differences(numbers, dict.fromkeys(CLUSTER_ARMS, common))
-    assert {name: round(by_arm["cd"].mean, 9) for name, by_arm in found.items() if by_arm["cd"].n} == {
+    assert {
+        name: round(by_arm["cd"].mean, 9) for name, by_arm in found.items() if by_arm["cd"].n
+    } == {
         "mean of 1 tasks, k-NN": 0.2,
         "CIFAR-10, k-NN": 0.2,
         "pre-training's classes, photographs held out, k-NN": 0.1,
@@ -226,7 +270,9 @@ def set_of(num, test_share=0.3):
     generator = np.random.default_rng(0)
     classes = tuple(generator.choice(["a", "b", "c"], num).tolist())
     keys = tuple(f"{number}.jpg" for number in range(num))
-    return EvaluationSet("toy", "nowhere", keys, generator.random(num) < test_share, {"class": classes})
+    return EvaluationSet(
+        "toy", "nowhere", keys, generator.random(num) < test_share, {"class": classes}
+    )
 
 
 def test_hold_out_takes_just_the_test_images():

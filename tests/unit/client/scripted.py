@@ -38,7 +38,14 @@ def scripted(*replies):
         def do_POST(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             reply = script[min(len(asked), len(script) - 1)]
-            asked.append(Asked(time.monotonic(), self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+            asked.append(
+                Asked(
+                    time.monotonic(),
+                    self.path,
+                    {k.lower(): v for k, v in self.headers.items()},
+                    body,
+                )
+            )
             stop.wait(reply.wait_s)
             if reply.drop or stop.is_set():
                 self.close_connection = True

@@ -37,7 +37,9 @@ def test_no_body_is_larger_than_the_server_takes():
     assert list(itertools.chain(*batches)) == images
     sizes = [sum(len(image) + PART_BYTES for image in batch) for batch in batches]
     assert max(sizes) <= 10_000
-    assert all(a + len(b[0]) + PART_BYTES > 10_000 for a, b in zip(sizes, batches[1:], strict=False)), "cut too early"
+    assert all(
+        a + len(b[0]) + PART_BYTES > 10_000 for a, b in zip(sizes, batches[1:], strict=False)
+    ), "cut too early"
 
 
 def test_what_is_in_flight_is_bounded_whatever_the_server_takes():

@@ -46,8 +46,17 @@ def ask(url, **options):
 
 
 def problem(status, **fields):
-    body = {"type": "urn:mlcd:problem:some-name", "title": "T", "status": status, "detail": "what is wrong"} | fields
-    return Reply(status, json.dumps(body).encode(), {"Content-Type": "application/problem+json", "X-Request-Id": "r7"})
+    body = {
+        "type": "urn:mlcd:problem:some-name",
+        "title": "T",
+        "status": status,
+        "detail": "what is wrong",
+    } | fields
+    return Reply(
+        status,
+        json.dumps(body).encode(),
+        {"Content-Type": "application/problem+json", "X-Request-Id": "r7"},
+    )
 
 
 def test_a_busy_server_is_asked_again_and_never_before_it_said():
@@ -91,12 +100,19 @@ def test_what_no_repeat_mends_is_raised_at_once_with_all_that_the_server_said(st
         assert len(asked) == 1
     assert type(caught.value) is cls
     said = caught.value.problem
-    assert (said.status, said.name, said.detail, said.request_id) == (status, "some-name", "what is wrong", "r7")
+    assert (said.status, said.name, said.detail, said.request_id) == (
+        status,
+        "some-name",
+        "what is wrong",
+        "r7",
+    )
     assert (said.index, said.limit, said.param) == (3, "max_images", "files")
     assert str(caught.value) == f"what is wrong (status {status}, request r7)"
 
 
-@pytest.mark.parametrize(("reply", "cls"), [(BUSY, RefusedOverload), (Reply(503), RefusedUnavailable)])
+@pytest.mark.parametrize(
+    ("reply", "cls"), [(BUSY, RefusedOverload), (Reply(503), RefusedUnavailable)]
+)
 def test_repeats_are_bounded(reply, cls):
     with scripted(reply) as (url, asked):
         with pytest.raises(cls) as caught:
@@ -133,7 +149,10 @@ def test_a_server_that_is_not_there_is_named():
 
 
 def test_the_page_of_a_proxy_is_not_repeated_to_the_user():
-    with scripted(Reply(500, b"<html>SECRET of the proxy")) as (url, _), pytest.raises(Refused) as caught:
+    with (
+        scripted(Reply(500, b"<html>SECRET of the proxy")) as (url, _),
+        pytest.raises(Refused) as caught,
+    ):
         ask(url)
     assert "SECRET" not in str(caught.value)
     assert "the server answered 500" in str(caught.value)
@@ -173,7 +192,17 @@ def test_an_answer_that_cannot_be_unpacked_is_not_of_this_api():
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8000", "localhost", "ftp://host", "http://", "http://a:b@host", "http://host:port", 7]
+    "url",
+    [
+        "",
+        "127.0.0.1:8000",
+        "localhost",
+        "ftp://host",
+        "http://",
+        "http://a:b@host",
+        "http://host:port",
+        7,
+    ],
 )
 def test_a_url_that_cannot_be_used_is_refused(url):
     with pytest.raises(ConfigInvalid):

@@ -92,7 +92,8 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "single", ["a.jpg", b"bytes", bytearray(b"x"), np.zeros((4, 4, 3), np.uint8), Image.new("L", (2, 2)), 7]
+    "single",
+    ["a.jpg", b"bytes", bytearray(b"x"), np.zeros((4, 4, 3), np.uint8), Image.new("L", (2, 2)), 7],
 )
 def test_one_image_is_not_taken_for_a_series(single):
     with pytest.raises(InvalidInput, match="put the one image into a list"):

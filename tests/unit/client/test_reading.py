@@ -10,7 +10,12 @@ from mlcd.client import AnswerInvalid, Client
 from mlcd.client.reading import read_embedded, read_info, read_labeled, read_rows
 from tests.unit.client.scripted import Reply, scripted
 
-STAMP = {"X-Mlcd-Model": "m", "X-Mlcd-Fingerprint": "f", "X-Mlcd-Preprocess-Version": "1", "X-Mlcd-Dimension": "2"}
+STAMP = {
+    "X-Mlcd-Model": "m",
+    "X-Mlcd-Fingerprint": "f",
+    "X-Mlcd-Preprocess-Version": "1",
+    "X-Mlcd-Dimension": "2",
+}
 
 
 def answer(content, **headers):
@@ -23,7 +28,10 @@ def test_rows_are_read_in_the_order_of_bytes_of_the_contract():
     read = read_rows(answer(rows.astype("<f4").tobytes()), 2)
     assert np.stack(read.items).tolist() == rows.tolist()
     assert (read.origin.model, read.origin.fingerprint, read.origin.rounded) == ("m", "f", None)
-    assert read_rows(answer(rows.tobytes(), **{"X-Mlcd-Rounded": "float16"}), 2).origin.rounded == "float16"
+    assert (
+        read_rows(answer(rows.tobytes(), **{"X-Mlcd-Rounded": "float16"}), 2).origin.rounded
+        == "float16"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,12 @@ def test_json_that_lacks_an_item_or_is_something_else_is_refused(content):
 
 def test_fields_of_a_newer_server_are_passed_over():
     label = {"id": 1, "similarity": 0.5, "name": None, "color": "red"}
-    content = {"results": [{"index": 0, "labels": [label], "x": 1}], "errors": [], "y": 2, "audit": {"recall": 0.9}}
+    content = {
+        "results": [{"index": 0, "labels": [label], "x": 1}],
+        "errors": [],
+        "y": 2,
+        "audit": {"recall": 0.9},
+    }
     read = read_labeled(answer(content), 1)
     assert read.items[0][0].similarity == 0.5
     assert read.origin.audit == {"recall": 0.9}

@@ -22,12 +22,15 @@ def test_waits_grow_up_to_a_bound_and_differ():
     lows = [low for low, _ in spans]
     assert all(1.5 * low < later for low, later in itertools.pairwise(lows[:6]))
     assert all(0.25 <= low < high <= 10 for low, high in spans)
-    assert all(high > 1.15 * low for low, high in spans), "without jitter all clients come back at once"
+    assert all(high > 1.15 * low for low, high in spans), (
+        "without jitter all clients come back at once"
+    )
     assert pause_s(5000, None) <= 10
 
 
 @pytest.mark.parametrize(
-    ("header", "seconds"), [("3", 3), (" 7 ", 7), ("0", 0), (None, None), ("soon", None), ("", None), ("-1", None)]
+    ("header", "seconds"),
+    [("3", 3), (" 7 ", 7), ("0", 0), (None, None), ("soon", None), ("", None), ("-1", None)],
 )
 def test_seconds_are_read_and_nonsense_is_nothing(header, seconds):
     assert retry_after_s(header) == seconds

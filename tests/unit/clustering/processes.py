@@ -17,7 +17,9 @@ def rows():
 
 
 def run(rank, size, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
+    )
     world = World.current()
     flat = trainer.kmeans([rows()], 40, iterations=4, world=world)
     trainer.MANY_CLUSTERS = 50

@@ -3,7 +3,13 @@ import pytest
 from scipy.stats import binomtest
 
 from mlcd.clustering import approximate
-from mlcd.clustering.approximate import ApproximateScan, audit, divide, fewest_probes, wilson_interval
+from mlcd.clustering.approximate import (
+    ApproximateScan,
+    audit,
+    divide,
+    fewest_probes,
+    wilson_interval,
+)
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.errors import ConfigInvalid
 from mlcd.types import unit_rows
@@ -12,7 +18,9 @@ from mlcd.types import unit_rows
 def families(num_families, members, dimension, spread=0.3, seed=0):
     """Centers around common directions, as those of real embeddings lie."""
     generator = np.random.default_rng(seed)
-    middle = np.repeat(unit_rows(generator.standard_normal((num_families, dimension))), members, axis=0)
+    middle = np.repeat(
+        unit_rows(generator.standard_normal((num_families, dimension))), members, axis=0
+    )
     return unit_rows(middle + spread / dimension**0.5 * generator.standard_normal(middle.shape))
 
 
@@ -29,7 +37,10 @@ def scan(centers):
 @pytest.fixture(scope="module")
 def rows(centers):
     generator = np.random.default_rng(1)
-    return unit_rows(centers[generator.integers(0, len(centers), 300)] + 0.05 * generator.standard_normal((300, 32)))
+    return unit_rows(
+        centers[generator.integers(0, len(centers), 300)]
+        + 0.05 * generator.standard_normal((300, 32))
+    )
 
 
 @pytest.mark.parametrize("top", [1, 2, 8, 32])
@@ -104,7 +115,9 @@ def test_too_few_rows_to_show_the_recall_are_told_from_a_low_one(scan, centers, 
     few = np.resize(rows, (num, rows.shape[1]))
     exact = scan.nearest(few, 8, probes=64).ids  # so the recall is 1
     if refused:
-        with pytest.raises(ConfigInvalid, match=r"380 embeddings .* are too few to show a recall of 0.99"):
+        with pytest.raises(
+            ConfigInvalid, match=r"380 embeddings .* are too few to show a recall of 0.99"
+        ):
             fewest_probes(scan, few, exact)
     else:
         assert fewest_probes(scan, few, exact) <= 64
@@ -118,4 +131,6 @@ def test_few_centers_are_refused(centers):
 @pytest.mark.parametrize(("found", "num"), [(9, 10), (50, 100), (0, 7), (1987, 2000), (2000, 2000)])
 def test_the_interval_is_wilsons(found, num):
     expected = binomtest(found, num).proportion_ci(0.95, method="wilson")
-    assert wilson_interval(found / num, num) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert wilson_interval(found / num, num) == pytest.approx(
+        (expected.low, expected.high), abs=1e-12
+    )

@@ -17,7 +17,9 @@ def test_the_bound_holds_for_every_product(name):
     centers = unit_rows(generator.standard_normal((512, 256)) ** 3)
     exact = z.astype(np.float64) @ centers.astype(np.float64).T
     scan = CenterScan(centers, products=name)
-    product = np.asarray(torch.as_tensor(scan.products.multiply(scan.products.load(z), 0, 512)).double())
+    product = np.asarray(
+        torch.as_tensor(scan.products.multiply(scan.products.load(z), 0, 512)).double()
+    )
     slack = score_slack(z, scan.products, scan._norms)[:, None]
     assert (exact <= raised(product, scan.products.rounding.output) + slack).all()
     assert (exact >= lowered(product, scan.products.rounding.output) - slack).all()

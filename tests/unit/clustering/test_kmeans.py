@@ -29,14 +29,19 @@ def planted(num_clusters=8, per_cluster=40, dimension=16, noise=0.15):
 
 def test_it_finds_planted_clusters():
     rows, truth = planted()
-    best = max((kmeans([rows], 8, seed=seed) for seed in range(8)), key=lambda result: result.objective[-1])
+    best = max(
+        (kmeans([rows], 8, seed=seed) for seed in range(8)), key=lambda result: result.objective[-1]
+    )
     assert adjusted_rand_score(truth, best.assignment) > 0.99
 
 
 def test_the_objective_never_falls_and_is_that_of_the_final_centers():
     rows, _ = planted(noise=0.6)
     result = kmeans([rows], 12, tolerance=0.0)
-    assert all(later >= earlier - 1e-7 for earlier, later in zip(result.objective, result.objective[1:], strict=False))
+    assert all(
+        later >= earlier - 1e-7
+        for earlier, later in zip(result.objective, result.objective[1:], strict=False)
+    )
     exact = (rows.astype(np.float64) @ result.centers.astype(np.float64).T).max(axis=1).mean()
     assert result.objective[-1] == pytest.approx(exact, abs=1e-7)
 
@@ -44,7 +49,9 @@ def test_the_objective_never_falls_and_is_that_of_the_final_centers():
 def test_one_iteration_equals_the_definition():
     rows, _ = planted(noise=0.6)
     start = kmeans([rows], 5, iterations=0)
-    expected = np.stack([rows[start.assignment == k].astype(np.float64).sum(axis=0) for k in range(5)])
+    expected = np.stack(
+        [rows[start.assignment == k].astype(np.float64).sum(axis=0) for k in range(5)]
+    )
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert kmeans([rows], 5, iterations=1).centers == pytest.approx(expected, abs=1e-6)
 
@@ -117,7 +124,9 @@ def test_a_rotation_does_not_change_the_objective():
     rotation, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((16, 16)))
     turned = unit_rows(rows @ rotation)
     straight = kmeans([rows], 9, iterations=5, start=rows[:9])
-    assert kmeans([turned], 9, iterations=5, start=turned[:9]).objective == pytest.approx(straight.objective, abs=1e-6)
+    assert kmeans([turned], 9, iterations=5, start=turned[:9]).objective == pytest.approx(
+        straight.objective, abs=1e-6
+    )
 
 
 def test_more_clusters_fit_better_and_every_center_is_its_own_nearest():
@@ -133,7 +142,13 @@ def test_each_iteration_equals_faiss():
     centers = rows[:30].copy()
     for _ in range(6):
         theirs = faiss.Kmeans(
-            24, 30, niter=1, spherical=True, early_stop_threshold=-1, max_points_per_centroid=10**6, seed=1
+            24,
+            30,
+            niter=1,
+            spherical=True,
+            early_stop_threshold=-1,
+            max_points_per_centroid=10**6,
+            seed=1,
         )
         theirs.train(rows, init_centroids=centers)
         ours = kmeans([rows], 30, iterations=1, start=centers)
@@ -144,9 +159,15 @@ def test_each_iteration_equals_faiss():
 
 def test_it_finds_a_mixture_of_von_mises_fisher():
     means = unit_rows(np.random.default_rng(8).standard_normal((20, 32)))
-    parts = [scipy.stats.vonmises_fisher(mean, kappa=120).rvs(60, random_state=k) for k, mean in enumerate(means)]
+    parts = [
+        scipy.stats.vonmises_fisher(mean, kappa=120).rvs(60, random_state=k)
+        for k, mean in enumerate(means)
+    ]
     rows, truth = unit_rows(np.concatenate(parts)), np.repeat(np.arange(20), 60)
-    best = max((kmeans([rows], 20, seed=seed) for seed in range(12)), key=lambda result: result.objective[-1])
+    best = max(
+        (kmeans([rows], 20, seed=seed) for seed in range(12)),
+        key=lambda result: result.objective[-1],
+    )
     assert adjusted_rand_score(truth, best.assignment) > 0.9
     # And no start finds more than the truth itself is worth.
     assert best.objective[-1] <= kmeans([rows], 20, start=means).objective[-1] + 1e-9
@@ -239,4 +260,6 @@ def test_more_numbers_than_2_to_the_31(tmp_path):
     assert result.sizes.tolist() == (repeats * alone.sizes).tolist()
     assert result.centers == pytest.approx(alone.centers, abs=1e-7)
     assert result.objective == pytest.approx(alone.objective, abs=1e-9)
-    assert np.array_equal(result.assignment.reshape(repeats, -1), np.broadcast_to(alone.assignment, (repeats, 8192)))
+    assert np.array_equal(
+        result.assignment.reshape(repeats, -1), np.broadcast_to(alone.assignment, (repeats, 8192))
+    )

@@ -24,13 +24,17 @@ def centers():
     """Some at random, some in families of near-duplicates, some twice."""
     generator = np.random.default_rng(1)
     base = unit_rows(generator.standard_normal((700, 48)))
-    families = unit_rows(np.repeat(base[:20], 8, axis=0) + 1e-4 * generator.standard_normal((160, 48)))
+    families = unit_rows(
+        np.repeat(base[:20], 8, axis=0) + 1e-4 * generator.standard_normal((160, 48))
+    )
     return np.concatenate([base, families, base[:50]])
 
 
 def assert_same_up_to_ties(rows, centers, ours, theirs):
     exact = rows.astype(np.float64) @ centers.astype(np.float64).T
-    of_ours, of_theirs = (np.take_along_axis(exact, ids.astype(np.int64), axis=1) for ids in (ours, theirs))
+    of_ours, of_theirs = (
+        np.take_along_axis(exact, ids.astype(np.int64), axis=1) for ids in (ours, theirs)
+    )
     assert np.abs(of_ours - of_theirs).max() < TIE
     # Where scores are no tie, the ids are the same.
     last = of_ours[:, -1:]
@@ -51,7 +55,11 @@ def test_equals_faiss_knn(rows, centers, top, products):
 @pytest.mark.parametrize("top", [1, 2, 8, 32])
 def test_equals_sklearn_brute_force(rows, centers, top):
     ours = nearest_centers(rows, centers, top).ids
-    theirs = NearestNeighbors(n_neighbors=top, algorithm="brute", metric="cosine").fit(centers).kneighbors(rows)[1]
+    theirs = (
+        NearestNeighbors(n_neighbors=top, algorithm="brute", metric="cosine")
+        .fit(centers)
+        .kneighbors(rows)[1]
+    )
     assert_same_up_to_ties(rows, centers, ours, theirs)
 
 

@@ -7,7 +7,9 @@ from mlcd.types import unit_rows
 pytestmark = pytest.mark.plain_cpu
 
 ROWS = unit_rows(np.random.default_rng(0).standard_normal((9, 16)))
-CENTERS = unit_rows(np.random.default_rng(1).standard_normal((200, 16)))  # three groups of 64, and a bit
+CENTERS = unit_rows(
+    np.random.default_rng(1).standard_normal((200, 16))
+)  # three groups of 64, and a bit
 
 
 @pytest.fixture(params=["numpy", "torch-fp32", "torch-bf16"])
@@ -24,10 +26,14 @@ def as_float32(product):
     return product if isinstance(product, np.ndarray) else product.float().numpy()
 
 
-@pytest.mark.parametrize("threshold", [-np.inf, -0.4, -1e-30, -0.0, 0.0, 1e-30, 0.3, 2.0, "a product", "mixed"])
+@pytest.mark.parametrize(
+    "threshold", [-np.inf, -0.4, -1e-30, -0.0, 0.0, 1e-30, 0.3, 2.0, "a product", "mixed"]
+)
 def test_hits_are_all_products_above_the_threshold(products, product, threshold):
     values = as_float32(product)
-    thresholds = np.full(len(ROWS), 0.1 if isinstance(threshold, str) else threshold, dtype=np.float32)
+    thresholds = np.full(
+        len(ROWS), 0.1 if isinstance(threshold, str) else threshold, dtype=np.float32
+    )
     if threshold == "a product":
         thresholds = values[:, 77].copy()
     elif threshold == "mixed":

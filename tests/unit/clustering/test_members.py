@@ -40,7 +40,9 @@ def by_sorting(centers, scores, num_centers, num_each):
     """The definition: all members in order, the first few."""
     rows = np.full((num_centers, num_each), -1)
     for center in range(num_centers):
-        members = sorted(np.flatnonzero(centers == center), key=lambda row: (-scores[row], row))[:num_each]
+        members = sorted(np.flatnonzero(centers == center), key=lambda row: (-scores[row], row))[
+            :num_each
+        ]
         rows[center, : len(members)] = members
     return rows
 

@@ -19,7 +19,10 @@ def brute_force(z, centers, top, threshold=None):
     ids = np.full((len(z), top), -1)
     scores = np.full((len(z), top), -np.inf)
     for row in range(len(z)):
-        exact = [float(np.dot(z[row].astype(np.float64), center.astype(np.float64))) for center in centers]
+        exact = [
+            float(np.dot(z[row].astype(np.float64), center.astype(np.float64)))
+            for center in centers
+        ]
         order = sorted(range(len(centers)), key=lambda j: (-exact[j], j))
         kept = [j for j in order[:top] if threshold is None or exact[j] >= threshold]
         ids[row, : len(kept)] = kept
@@ -42,7 +45,12 @@ def test_equals_brute_force(top, threshold):
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 10_000), dimension=st.integers(1, 4), num=st.integers(1, 40), top=st.integers(1, 12))
+@given(
+    seed=st.integers(0, 10_000),
+    dimension=st.integers(1, 4),
+    num=st.integers(1, 40),
+    top=st.integers(1, 12),
+)
 def test_ties_go_to_the_lower_id(seed, dimension, num, top):
     generator = np.random.default_rng(seed)
     # Few distinct directions: many exact ties, duplicate centers among them.
@@ -84,12 +92,16 @@ def test_the_answer_does_not_depend_on_the_block(monkeypatch):
 def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     """One middle and 400 near it: more than `kept` lie within the slack of any answer."""
     monkeypatch.setattr(nearest, "_BATCH_ROWS", 16)
-    centers = unit_rows(random_rows(1, 64) + 1e-3 * np.random.default_rng(1).standard_normal((400, 64)))
+    centers = unit_rows(
+        random_rows(1, 64) + 1e-3 * np.random.default_rng(1).standard_normal((400, 64))
+    )
     z = unit_rows(centers[:50] + 0.05 * random_rows(50, 64, seed=2))
     scan = CenterScan(centers, products="torch-bf16")
     passes = []
     certified = scan._certified
-    monkeypatch.setattr(scan, "_certified", lambda *args: passes.append(args[2]) or certified(*args))
+    monkeypatch.setattr(
+        scan, "_certified", lambda *args: passes.append(args[2]) or certified(*args)
+    )
     found = scan.nearest(z, 8)
     assert (found.ids == brute_force(z, centers, 8)[0]).all()
     narrow = passes[0]
@@ -105,7 +117,9 @@ def test_a_shorter_list_is_a_prefix_of_a_longer_one():
 def test_permuted_centers_permute_the_labels():
     z, centers = random_rows(30, 16), random_rows(50, 16, seed=1)
     order = np.random.default_rng(2).permutation(50)
-    assert (order[nearest_centers(z, centers[order], 4).ids] == nearest_centers(z, centers, 4).ids).all()
+    assert (
+        order[nearest_centers(z, centers[order], 4).ids] == nearest_centers(z, centers, 4).ids
+    ).all()
 
 
 def test_bad_rows_are_named():
@@ -129,15 +143,29 @@ ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16"]
 def hard_cases():
     """name, rows, centers: what rounding confuses."""
     generator = np.random.default_rng(0)
-    families = np.repeat(random_rows(40, 64, seed=2), 32, axis=0) + 1e-3 * generator.standard_normal((1280, 64))
+    families = np.repeat(
+        random_rows(40, 64, seed=2), 32, axis=0
+    ) + 1e-3 * generator.standard_normal((1280, 64))
     yield "families of near-duplicates", random_rows(50, 64), unit_rows(families)
     negative = unit_rows(np.abs(generator.standard_normal((700, 24))))
-    yield "all similarities negative", -unit_rows(np.abs(generator.standard_normal((30, 24)))), negative
+    yield (
+        "all similarities negative",
+        -unit_rows(np.abs(generator.standard_normal((30, 24)))),
+        negative,
+    )
     yield "duplicates", random_rows(30, 16), np.repeat(random_rows(9, 16, seed=3), 37, axis=0)
     yield "one center", random_rows(5, 16), random_rows(1, 16, seed=3)
-    yield "one dimension", unit_rows(generator.standard_normal((9, 1))), unit_rows(generator.standard_normal((300, 1)))
+    yield (
+        "one dimension",
+        unit_rows(generator.standard_normal((9, 1))),
+        unit_rows(generator.standard_normal((300, 1))),
+    )
     yield "a group and a bit", random_rows(20, 8), random_rows(65, 8, seed=4)
-    yield "lengths that differ", random_rows(20, 8) * np.float32(30), random_rows(500, 8, seed=4) * np.float32(0.01)
+    yield (
+        "lengths that differ",
+        random_rows(20, 8) * np.float32(30),
+        random_rows(500, 8, seed=4) * np.float32(0.01),
+    )
 
 
 @pytest.mark.parametrize("products", ARITHMETICS)

@@ -33,7 +33,9 @@ def cases():
 
 
 @pytest.mark.parametrize("one_in", [0, 8, 4, 2, None])
-@pytest.mark.parametrize(("rows", "centers"), [pytest.param(*case[1:], id=case[0]) for case in cases()])
+@pytest.mark.parametrize(
+    ("rows", "centers"), [pytest.param(*case[1:], id=case[0]) for case in cases()]
+)
 def test_every_way_gives_the_nearest_center_and_of_equals_the_first(rows, centers, one_in):
     expected = nearest_centers(rows, centers, 1).ids[:, 0]
     scan = NearestCenter(centers, Basis(centers), one_in)

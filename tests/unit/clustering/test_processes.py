@@ -11,7 +11,11 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     for size in (1, 2, 3):
         torch.multiprocessing.spawn(processes.run, (size, str(folder)), nprocs=size)
-    return {(size, rank): dict(np.load(folder / f"{size}-{rank}.npz")) for size in (1, 2, 3) for rank in range(size)}
+    return {
+        (size, rank): dict(np.load(folder / f"{size}-{rank}.npz"))
+        for size in (1, 2, 3)
+        for rank in range(size)
+    }
 
 
 @pytest.mark.parametrize("name", ["flat", "sizes", "objective", "deep", "mean"])

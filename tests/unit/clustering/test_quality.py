@@ -21,7 +21,9 @@ def test_quality_equals_scikit_learn():
     classes[:150] = [str(c % 4) for c in assignment[:150]]
     expected = normalized_mutual_info_score(classes, assignment)
     assert normalized_mutual_information(assignment, classes) == pytest.approx(expected, abs=1e-12)
-    assert adjusted_rand_index(assignment, classes) == pytest.approx(adjusted_rand_score(classes, assignment))
+    assert adjusted_rand_index(assignment, classes) == pytest.approx(
+        adjusted_rand_score(classes, assignment)
+    )
     assert purity(np.array([0, 0, 0, 1, 1]), ["a", "a", "b", "b", "b"]) == 0.8
     assert normalized_mutual_information(np.zeros(4, int), ["a"] * 4) == 1.0
     assert adjusted_rand_index(np.zeros(4, int), ["a"] * 4) == 1.0
@@ -31,12 +33,20 @@ def test_quality_equals_scikit_learn():
 
 def test_conflicts_are_the_pairs_of_one_cluster_and_two_classes():
     # Cluster 0: 3 pairs, two of them of two classes; cluster 1: one pair, of one class.
-    assert conflict_rate(np.array([0, 0, 0, 1, 1]), ["a", "a", "b", "b", "b"]) == pytest.approx(2 / 4)
+    assert conflict_rate(np.array([0, 0, 0, 1, 1]), ["a", "a", "b", "b", "b"]) == pytest.approx(
+        2 / 4
+    )
     assert conflict_rate(np.array([0, 1]), ["a", "b"]) == 0.0
 
 
 def test_sizes_are_binned_by_powers_of_two():
-    assert size_histogram(np.array([0, 1, 1, 2, 3, 4, 9])) == [(0, 1), (1, 2), (2, 2), (4, 1), (8, 1)]
+    assert size_histogram(np.array([0, 1, 1, 2, 3, 4, 9])) == [
+        (0, 1),
+        (1, 2),
+        (2, 2),
+        (4, 1),
+        (8, 1),
+    ]
 
 
 def test_near_duplicates_are_counted_and_equal_centers_too():

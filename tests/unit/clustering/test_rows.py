@@ -24,14 +24,19 @@ def rows(request, tmp_path):
     if request.param == "selected":
         doubled = np.repeat(ROWS, 2, axis=0)
         return SelectedRows(ArrayRows([doubled]), np.arange(0, 40_000, 2))
-    return ArrayRows([ROWS] if request.param == "one array" else [ROWS[:5], ROWS[5:5], ROWS[5:9000], ROWS[9000:]])
+    return ArrayRows(
+        [ROWS] if request.param == "one array" else [ROWS[:5], ROWS[5:5], ROWS[5:9000], ROWS[9000:]]
+    )
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 20_000), (2, 12_001), (3, 3), (11_999, 12_000)])
 def test_blocks_give_every_row_once_and_in_order(rows, start, stop):
     assert (rows.num_rows, rows.dimension) == ROWS.shape
     found = list(rows.blocks(start, stop))
-    assert np.concatenate([ROWS[:0], *(block for _, block in found)]).tobytes() == ROWS[start:stop].tobytes()
+    assert (
+        np.concatenate([ROWS[:0], *(block for _, block in found)]).tobytes()
+        == ROWS[start:stop].tobytes()
+    )
     position = start
     for first, block in found:
         assert first == position
@@ -49,13 +54,18 @@ def test_rows_are_read_by_number_in_any_order(rows):
 def test_rows_of_a_file_with_more_than_2_to_the_31_numbers(tmp_path):
     """Positions do not fit 32 bits; the file is sparse but for its last rows."""
     num_rows, dimension = 2**19 + 3, 4096
-    values = np.lib.format.open_memmap(tmp_path / "sparse.npy", "w+", np.float32, (num_rows, dimension))
+    values = np.lib.format.open_memmap(
+        tmp_path / "sparse.npy", "w+", np.float32, (num_rows, dimension)
+    )
     last = np.random.default_rng(0).standard_normal((3, dimension), dtype=np.float32)
     values[-3:] = last
     del values
     rows = FileRows([tmp_path / "sparse.npy"])
     assert rows.read(np.array([num_rows - 1, num_rows - 3])).tobytes() == last[[2, 0]].tobytes()
-    assert rows.read(np.array([num_rows - 1, 5])).tobytes() == np.stack([last[2], np.zeros_like(last[0])]).tobytes()
+    assert (
+        rows.read(np.array([num_rows - 1, 5])).tobytes()
+        == np.stack([last[2], np.zeros_like(last[0])]).tobytes()
+    )
     [(first, block)] = rows.blocks(num_rows - 3, num_rows)
     assert (first, block.tobytes()) == (num_rows - 3, last.tobytes())
 
@@ -74,7 +84,9 @@ def test_float16_files_are_widened_and_other_files_refused(tmp_path):
         FileRows([tmp_path / "whole.npy"])
 
 
-@pytest.mark.parametrize(("value", "why"), [(np.nan, "NaN or Inf"), (-np.inf, "NaN or Inf"), (0, "no direction")])
+@pytest.mark.parametrize(
+    ("value", "why"), [(np.nan, "NaN or Inf"), (-np.inf, "NaN or Inf"), (0, "no direction")]
+)
 def test_a_row_without_direction_is_named(value, why):
     broken = ROWS.copy()
     broken[9000] = value
@@ -106,6 +118,9 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_named(tmp_path, wanted):
     rows = in_files(tmp_path)
     with (tmp_path / "1.npy").open("r+b") as file:
         file.truncate(1000)
-    for read in (lambda: rows.read(np.arange(12_000)[wanted]), lambda: list(rows.blocks(wanted.start, wanted.stop))):
+    for read in (
+        lambda: rows.read(np.arange(12_000)[wanted]),
+        lambda: list(rows.blocks(wanted.start, wanted.stop)),
+    ):
         with pytest.raises(ArtifactInvalid, match=r"1\.npy has been cut short"):
             read()

@@ -14,7 +14,9 @@ ROWS = unit_rows(np.random.default_rng(0).standard_normal((3000, 12)))
 
 
 def one_level(rows, num_clusters, seed):
-    return kmeans(rows, num_clusters, seed=seed, iterations=5, start=distinct_rows(rows, num_clusters, seed)).centers
+    return kmeans(
+        rows, num_clusters, seed=seed, iterations=5, start=distinct_rows(rows, num_clusters, seed)
+    ).centers
 
 
 def test_first_centers_are_the_distinct_rows_of_lowest_hash():
@@ -27,7 +29,9 @@ def test_first_centers_are_the_distinct_rows_of_lowest_hash():
 def test_all_the_distinct_rows_can_be_asked_for_and_no_more():
     rows = ArrayRows([np.repeat(ROWS[:9], 500, axis=0)])
     assert len({row.tobytes() for row in distinct_rows(rows, 9, 0)}) == 9
-    with pytest.raises(InvalidInput, match="10 clusters were asked of 9 distinct embeddings: ask for at most 9"):
+    with pytest.raises(
+        InvalidInput, match="10 clusters were asked of 9 distinct embeddings: ask for at most 9"
+    ):
         distinct_rows(rows, 10, 0)
 
 
@@ -64,7 +68,9 @@ def test_two_levels_start_about_as_well_as_one_ends(monkeypatch):
 @pytest.mark.parametrize(("num_clusters", "better"), [(93, True), (94, False), (49, False)])
 def test_several_clusters_start_in_two_levels_where_rows_abound(monkeypatch, num_clusters, better):
     monkeypatch.setattr(trainer, "_SEVERAL_CLUSTERS", 50)
-    [first] = kmeans([ROWS[:2976]], num_clusters, seed=0, iterations=0).objective  # 32 rows for each of 93 clusters
+    [first] = kmeans(
+        [ROWS[:2976]], num_clusters, seed=0, iterations=0
+    ).objective  # 32 rows for each of 93 clusters
     random = distinct_rows(ArrayRows([ROWS[:2976]]), num_clusters, 0)
     [drawn] = kmeans([ROWS[:2976]], num_clusters, start=random, iterations=0).objective
     assert (first > 1.05 * drawn) is better
@@ -80,5 +86,7 @@ def test_two_levels_refuse_and_serve_few_distinct_rows():
 
 def test_too_few_distinct_rows_for_the_coarse_cells_are_told_as_what_was_asked_for():
     rows = ArrayRows([np.repeat(ROWS[:3], 500, axis=0)])
-    with pytest.raises(InvalidInput, match="50 clusters were asked of 3 distinct embeddings: ask for at most 3"):
+    with pytest.raises(
+        InvalidInput, match="50 clusters were asked of 3 distinct embeddings: ask for at most 3"
+    ):
         two_level(rows, 50, 0, one_level, World())

@@ -49,7 +49,9 @@ def test_the_objective_is_the_mean_of_the_products():
     totals = totals_of(ROWS, CLUSTERS, 8)
     products = np.einsum("nd,nd->n", ROWS.astype(np.float64), centers[CLUSTERS].astype(np.float64))
     assert totals.objective(centers) == pytest.approx(products.mean(), abs=1e-9)
-    assert totals.cosines(centers)[:7] == pytest.approx([products[k == CLUSTERS].mean() for k in range(7)], abs=1e-9)
+    assert totals.cosines(centers)[:7] == pytest.approx(
+        [products[k == CLUSTERS].mean() for k in range(7)], abs=1e-9
+    )
     assert np.isnan(totals.cosines(centers)[7])
 
 
@@ -64,7 +66,9 @@ def test_a_cluster_without_direction_moves_beside_the_largest():
 
 
 def test_of_equal_centers_the_first_stays_and_the_largest_is_split_again_and_again():
-    rows = unit_rows(np.array([[1.0, 0, 0]] * 4 + [[0, 1, 0.1]] * 3 + [[0, 1, -0.1]] * 3 + [[0, 0, 1.0]]))
+    rows = unit_rows(
+        np.array([[1.0, 0, 0]] * 4 + [[0, 1, 0.1]] * 3 + [[0, 1, -0.1]] * 3 + [[0, 0, 1.0]])
+    )
     clusters = np.array([0, 0, 1, 1, *([2] * 6), 5])
     centers, repaired = next_centers(totals_of(rows, clusters, 6), rows[:6], 3, 1)
     assert repaired == 3  # one equal, two empty

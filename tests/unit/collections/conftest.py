@@ -13,7 +13,9 @@ DIMENSION = 16
 
 @pytest.fixture
 def collection(tmp_path):
-    with Collection.create(tmp_path / "c", fingerprint=FINGERPRINT, dimension=DIMENSION) as collection:
+    with Collection.create(
+        tmp_path / "c", fingerprint=FINGERPRINT, dimension=DIMENSION
+    ) as collection:
         yield collection
 
 
@@ -24,5 +26,7 @@ def vectors():
 
 @pytest.fixture
 def filled(collection, vectors):
-    collection.add([Item(f"i{n}", vector, {"n": n, "odd": n % 2 == 1}) for n, vector in enumerate(vectors)])
+    collection.add(
+        [Item(f"i{n}", vector, {"n": n, "odd": n % 2 == 1}) for n, vector in enumerate(vectors)]
+    )
     return collection

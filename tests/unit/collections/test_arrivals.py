@@ -50,7 +50,18 @@ def test_one_that_arrives_is_opened_by_name_and_with_all(store, arrive):
 
 def test_what_is_no_name_of_a_collection_is_never_looked_at(store, arrive, tmp_path):
     outside = arrive("outside", tmp_path)
-    for name in ("../outside", str(outside), "", ".", "..", "a.partial", ".hidden", "x" * 300, "a\0b", "é"):
+    for name in (
+        "../outside",
+        str(outside),
+        "",
+        ".",
+        "..",
+        "a.partial",
+        ".hidden",
+        "x" * 300,
+        "a\0b",
+        "é",
+    ):
         assert not store.has_arrived(name)
         store.open_arrived(name)
     for name in ("a.partial", ".hidden", "é"):
@@ -95,19 +106,25 @@ def test_one_that_another_process_has_open_is_refused_and_tried_again_later(stor
     assert len(store.get("a")) == 1
 
 
-def test_a_damaged_one_is_read_once_in_a_while_and_stops_no_other(store, arrive, monkeypatch, caplog):
+def test_a_damaged_one_is_read_once_in_a_while_and_stops_no_other(
+    store, arrive, monkeypatch, caplog
+):
     path = arrive("a")
     (path / "items.sqlite").write_bytes(b"no ledger" * 1000)
     arrive("b")
     tries = []
     opening = Collection.open
-    monkeypatch.setattr(Collection, "open", lambda path, **options: tries.append(path) or opening(path, **options))
+    monkeypatch.setattr(
+        Collection, "open", lambda path, **options: tries.append(path) or opening(path, **options)
+    )
     for _ in range(5):
         with pytest.raises(Conflict) as caught:
             store.open_arrived("a")
         assert str(path) not in str(caught.value)
     assert tries == [path]
-    assert [record.message.split(":")[0] for record in caplog.records] == ["the collection a cannot be opened"]
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "the collection a cannot be opened"
+    ]
     store.open_all_arrived()
     assert store.names() == ["b"]
 

@@ -22,7 +22,9 @@ FINGERPRINT = "a" * 64
 
 def best(vectors, query, num, allowed=None):
     scores = vectors.astype(np.float64) @ query
-    order = [n for n in np.argsort(-scores, kind="stable").tolist() if allowed is None or allowed(n)]
+    order = [
+        n for n in np.argsort(-scores, kind="stable").tolist() if allowed is None or allowed(n)
+    ]
     return [f"i{n}" for n in order[:num]]
 
 
@@ -30,7 +32,10 @@ def test_adding_is_idempotent_by_id(collection, vectors):
     items = [Item("a", vectors[0], {"x": 1}), Item("b", vectors[1])]
     assert collection.add(items) == ["created", "created"]
     assert collection.add(items) == ["unchanged", "unchanged"]
-    assert collection.add([Item("a", vectors[0], {"x": 2}), Item("b", vectors[2])]) == ["updated", "updated"]
+    assert collection.add([Item("a", vectors[0], {"x": 2}), Item("b", vectors[2])]) == [
+        "updated",
+        "updated",
+    ]
     assert len(collection) == 2
     assert collection.get("a").metadata == {"x": 2}
     assert (collection.get("b").embedding == vectors[2]).all()
@@ -47,7 +52,9 @@ def test_search_finds_what_brute_force_finds(filled, vectors):
     queries = unit_rows(np.random.default_rng(1).standard_normal((20, DIMENSION)))
     found = filled.search(queries, 7)
     assert found.exact
-    assert [[match.id for match in matches] for matches in found.matches] == [best(vectors, q, 7) for q in queries]
+    assert [[match.id for match in matches] for matches in found.matches] == [
+        best(vectors, q, 7) for q in queries
+    ]
     odd = filled.search(queries, 7, filter={"field": "odd", "eq": True})
     assert [[match.id for match in matches] for matches in odd.matches] == [
         best(vectors, q, 7, lambda n: n % 2) for q in queries
@@ -68,7 +75,12 @@ def test_a_threshold_keeps_what_reaches_it(filled, vectors):
 def test_what_is_deleted_is_found_no_more(filled, vectors):
     filled.delete("i7")
     assert "i7" not in {match.id for match in filled.search(vectors[7:8], 400).matches[0]}
-    for call in (filled.delete, filled.get, filled.embedding_of, lambda i: filled.update_metadata(i, {})):
+    for call in (
+        filled.delete,
+        filled.get,
+        filled.embedding_of,
+        lambda i: filled.update_metadata(i, {}),
+    ):
         with pytest.raises(NotFound, match="'i7'"):
             call("i7")
     assert filled.add([Item("i7", vectors[7])]) == ["created"]
@@ -85,7 +97,9 @@ def test_metadata_are_replaced_and_the_vector_stays(filled, vectors):
 @pytest.mark.parametrize("indexed", [False, True])
 def test_all_is_there_after_a_restart(tmp_path, vectors, indexed):
     items = [Item(f"i{n}", vector, {"n": n}) for n, vector in enumerate(vectors)]
-    with Collection.create(tmp_path / "c", fingerprint=FINGERPRINT, dimension=DIMENSION) as collection:
+    with Collection.create(
+        tmp_path / "c", fingerprint=FINGERPRINT, dimension=DIMENSION
+    ) as collection:
         collection.add(items[:300])
         if indexed:
             collection.reindex()
@@ -101,7 +115,9 @@ def test_all_is_there_after_a_restart(tmp_path, vectors, indexed):
             assert {(match.id, str(match.metadata)) for match in left} == {
                 (match.id, str(match.metadata)) for match in right
             }
-            assert [m.similarity for m in left] == pytest.approx([m.similarity for m in right], abs=1e-6)
+            assert [m.similarity for m in left] == pytest.approx(
+                [m.similarity for m in right], abs=1e-6
+            )
         assert collection.get("i6").metadata == {"n": -6}
         collection.reindex()
         assert collection.describe().indexed == len(collection) == 399
@@ -117,7 +133,9 @@ def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind):
     generator = np.random.default_rng(0)
     vectors = unit_rows(generator.standard_normal((6000, DIMENSION)))
     path = tmp_path / "c"
-    with Collection.create(path, fingerprint=FINGERPRINT, dimension=DIMENSION, recall=0.95) as collection:
+    with Collection.create(
+        path, fingerprint=FINGERPRINT, dimension=DIMENSION, recall=0.95
+    ) as collection:
         collection.add([Item(f"i{n}", vector, {"n": n}) for n, vector in enumerate(vectors)])
         collection.reindex()
     with Collection.open(path) as collection:
@@ -133,7 +151,12 @@ def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind):
             assert truth.exact
             hits = 0
             for near, true in zip(found.matches, truth.matches, strict=True):
-                assert len(near) == len({match.id for match in near}) == len(true) == min(10, truth.matching)
+                assert (
+                    len(near)
+                    == len({match.id for match in near})
+                    == len(true)
+                    == min(10, truth.matching)
+                )
                 assert all(int(match.id[1:]) < 6000 * share for match in near)
                 hits += len({match.id for match in near} & {match.id for match in true})
             assert hits / sum(map(len, truth.matches)) >= 0.9
@@ -154,8 +177,12 @@ def test_where_an_index_finds_too_few_everything_is_compared(tmp_path, monkeypat
     axis = np.eye(DIMENSION)[0]
     vectors = unit_rows(4 * sides[:, None] * axis + generator.standard_normal((6000, DIMENSION)))
     path = tmp_path / "c"
-    with Collection.create(path, fingerprint=FINGERPRINT, dimension=DIMENSION, recall=0.9) as collection:
-        collection.add([Item(f"i{n}", vector, {"far": n >= 3000}) for n, vector in enumerate(vectors)])
+    with Collection.create(
+        path, fingerprint=FINGERPRINT, dimension=DIMENSION, recall=0.9
+    ) as collection:
+        collection.add(
+            [Item(f"i{n}", vector, {"far": n >= 3000}) for n, vector in enumerate(vectors)]
+        )
         collection.reindex()
         assert collection.describe().kind == "ivf-sq8"
         far = {"field": "far", "eq": True}
@@ -163,7 +190,9 @@ def test_where_an_index_finds_too_few_everything_is_compared(tmp_path, monkeypat
         truth = collection.search(vectors[:20], 10, filter=far, exact=True)
         assert [len(matches) for matches in found.matches] == [10] * 20
         for near, true in zip(found.matches, truth.matches, strict=True):
-            assert [match.similarity for match in near] == pytest.approx([m.similarity for m in true], abs=1e-6)
+            assert [match.similarity for match in near] == pytest.approx(
+                [m.similarity for m in true], abs=1e-6
+            )
 
 
 def bad_items():
@@ -191,7 +220,9 @@ def bad_items():
 
 
 @pytest.mark.parametrize(("message", "item"), list(bad_items()))
-def test_an_item_that_cannot_be_held_is_named_and_none_of_its_request_is(collection, vectors, message, item):
+def test_an_item_that_cannot_be_held_is_named_and_none_of_its_request_is(
+    collection, vectors, message, item
+):
     with pytest.raises(InvalidInput, match=message) as raised:
         collection.add([Item("good", vectors[0]), item])
     assert len(str(raised.value)) < 400
@@ -266,15 +297,38 @@ def test_the_store_creates_lists_and_deletes(tmp_path, vectors):
     (tmp_path / "s" / ".photos.1.2.tmp").mkdir()
     with Collections.open(tmp_path / "s") as store:
         assert len(store.get("photos")) == 0
-        assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [".locks", "other", "photos"]
+        assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [
+            ".locks",
+            "other",
+            "photos",
+        ]
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "a" * 129, "a\0", "a b", "é", "a.partial", None]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "/etc",
+        ".hidden",
+        "a" * 129,
+        "a\0",
+        "a b",
+        "é",
+        "a.partial",
+        None,
+    ],
 )
 def test_a_name_that_is_a_path_is_refused(tmp_path, name):
     with Collections.open(tmp_path / "s") as store:
-        for call in (store.get, store.delete, lambda n: store.create(n, fingerprint=FINGERPRINT, dimension=4)):
+        for call in (
+            store.get,
+            store.delete,
+            lambda n: store.create(n, fingerprint=FINGERPRINT, dimension=4),
+        ):
             with pytest.raises(InvalidInput, match="cannot name a collection"):
                 call(name)
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
@@ -383,7 +437,11 @@ with Collection.open(path) as collection:
 
 def test_an_index_that_finds_no_space_disturbs_no_search(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", INDEXING, tmp_path / "c"], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", INDEXING, tmp_path / "c"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
 

@@ -38,7 +38,9 @@ class Traffic:
         rng = np.random.default_rng(number)
         try:
             # On a machine under load as on an idle one, enough has happened at the end.
-            while not self.errors and (time.monotonic() < self.until or min(self.writes, self.searches) < 100):
+            while not self.errors and (
+                time.monotonic() < self.until or min(self.writes, self.searches) < 100
+            ):
                 work(rng, number)
         except BaseException as error:  # noqa: BLE001 - told by the test's own thread
             self.errors.append(error)
@@ -78,12 +80,22 @@ def traffic(tmp_path, monkeypatch, seconds):
     monkeypatch.setattr(module, "_UNINDEXED_ROWS", 20)
     path = tmp_path / "c"
     with Collection.create(path, fingerprint="a" * 64, dimension=DIMENSION) as collection:
-        collection.add([Item(f"r{n}", np.eye(DIMENSION)[n % 16] + 0.01 * n, {"odd": n % 2 == 1}) for n in range(50)])
+        collection.add(
+            [
+                Item(f"r{n}", np.eye(DIMENSION)[n % 16] + 0.01 * n, {"odd": n % 2 == 1})
+                for n in range(50)
+            ]
+        )
         run = Traffic(collection, seconds)
         run.run()
         assert collection.describe().generation > 1
     with Collection.open(path) as collection:
-        kept = {item.id: item.embedding for block in collection.items() for item in block if item.id[0] == "w"}
+        kept = {
+            item.id: item.embedding
+            for block in collection.items()
+            for item in block
+            if item.id[0] == "w"
+        }
         expected = run.state[0] | run.state[1]
         assert kept.keys() == expected.keys()
         assert all((kept[item_id] == vector).all() for item_id, vector in expected.items())
@@ -111,7 +123,8 @@ def test_writers_share_a_transaction(tmp_path, monkeypatch):
     with Collection.create(tmp_path / "c", fingerprint="a" * 64, dimension=DIMENSION) as collection:
         with collection._writing:
             threads = [
-                threading.Thread(target=collection.add, args=([Item(f"i{n}", np.ones(DIMENSION))],)) for n in range(40)
+                threading.Thread(target=collection.add, args=([Item(f"i{n}", np.ones(DIMENSION))],))
+                for n in range(40)
             ]
             for thread in threads:
                 thread.start()
@@ -135,7 +148,10 @@ def test_of_changes_written_together_each_has_its_own_answer(tmp_path):
                 answers[name] = error
 
         with collection._writing:
-            threads = [threading.Thread(target=ask, args=(name,)) for name in ("absent", "there", "nowhere")]
+            threads = [
+                threading.Thread(target=ask, args=(name,))
+                for name in ("absent", "there", "nowhere")
+            ]
             for thread in threads:
                 thread.start()
             while len(collection._waiting) < 3:

@@ -103,11 +103,15 @@ def kill_and_check(path, known, number, rng):
             assert np.allclose(item.embedding, vector_of(fitting[0][0]), atol=1e-6)
             known[item_id] = fitting[0]
         assert not found, "items that nobody added"
-        vectors = np.stack([item.embedding for item in items]) if items else np.empty((0, DIMENSION))
+        vectors = (
+            np.stack([item.embedding for item in items]) if items else np.empty((0, DIMENSION))
+        )
         queries = unit_rows(np.random.default_rng(number).standard_normal((5, DIMENSION)))
         truth = np.sort(queries.astype(np.float64) @ vectors.T, axis=1)[:, ::-1][:, :10]
         for matches, scores in zip(collection.search(queries, 10).matches, truth, strict=True):
-            assert [match.similarity for match in matches] == pytest.approx(scores.tolist(), abs=1e-5)
+            assert [match.similarity for match in matches] == pytest.approx(
+                scores.tolist(), abs=1e-5
+            )
     return acknowledged
 
 
@@ -135,7 +139,9 @@ def indexed(tmp_path_factory):
     with Collection.create(path, fingerprint="a" * 64, dimension=DIMENSION) as collection:
         collection.add([Item(f"i{n}", vector, {"n": n}) for n, vector in enumerate(vectors[:250])])
         collection.reindex()
-        collection.add([Item(f"i{n}", vector, {"n": n}) for n, vector in enumerate(vectors[250:], 250)])
+        collection.add(
+            [Item(f"i{n}", vector, {"n": n}) for n, vector in enumerate(vectors[250:], 250)]
+        )
     return path, vectors
 
 
@@ -145,7 +151,9 @@ def test_a_damaged_index_is_made_again_and_never_served(indexed, tmp_path, seed,
     path, vectors = indexed
     copy = shutil.copytree(path, tmp_path / "c")
     rng = random.Random(seed)
-    file = rng.choice(sorted(path for path in (copy / "index" / "00000001").iterdir() if path.is_file()))
+    file = rng.choice(
+        sorted(path for path in (copy / "index" / "00000001").iterdir() if path.is_file())
+    )
     content = bytearray(file.read_bytes())
     place = rng.randrange(len(content))
     if damage == "flipped":
@@ -169,7 +177,9 @@ def check(collection, vectors):
     matches = collection.search(vectors, 3).matches
     assert [found[0].id for found in matches] == [f"i{n}" for n in range(300)]
     scores = np.sort(vectors.astype(np.float64) @ vectors.T, axis=1)[:, ::-1][:, :3]
-    assert np.array([[match.similarity for match in found] for found in matches]) == pytest.approx(scores, abs=1e-5)
+    assert np.array([[match.similarity for match in found] for found in matches]) == pytest.approx(
+        scores, abs=1e-5
+    )
 
 
 def test_a_damaged_index_is_made_again_in_the_background(indexed, tmp_path):

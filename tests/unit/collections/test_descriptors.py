@@ -75,7 +75,9 @@ def limited(num):
 
 def opened_elsewhere(path, kind="write"):
     """What another process is told that opens the collection."""
-    return subprocess.run([sys.executable, "-c", OPENS, path, kind], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", OPENS, path, kind], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,9 @@ def test_many_threads_write_to_many_collections_that_rest_in_between(folder):
 
         def write(number):
             collection = store.get(f"c{number % 7}")
-            assert collection.add([Item(f"i{number}", np.eye(DIMENSION)[number % DIMENSION])]) == ["created"]
+            assert collection.add([Item(f"i{number}", np.eye(DIMENSION)[number % DIMENSION])]) == [
+                "created"
+            ]
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(write, range(200)))
@@ -127,7 +131,9 @@ def test_many_threads_write_to_many_collections_that_rest_in_between(folder):
 
 
 def test_kill_loses_nothing_of_collections_that_rest_in_between(folder):
-    with subprocess.Popen([sys.executable, "-c", WRITES, folder], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITES, folder], stdout=subprocess.PIPE
+    ) as process:
         told = [process.stdout.readline() for _ in range(40)]
         process.kill()
         told += process.stdout.read().splitlines(keepends=True)
@@ -140,7 +146,9 @@ def test_another_process_finds_a_collection_taken_that_rests(folder):
     with Collections.open(folder) as store:
         assert store.get("c3").rest()
         for kind in ("write", "read"):
-            assert "another process has the collection c3 open" in opened_elsewhere(folder / "c3", kind)
+            assert "another process has the collection c3 open" in opened_elsewhere(
+                folder / "c3", kind
+            )
         with pytest.raises(Conflict, match="another process has the collection c0 open"):
             Collections.open(folder)
         (folder.parent / "linked").symlink_to(folder / "c3")
@@ -156,7 +164,10 @@ def test_another_process_finds_a_collection_taken_that_rests(folder):
 
 
 def test_stores_and_commands_that_only_read_share_it(folder):
-    with Collections.open(folder, read_only=True), Collections.open(folder, read_only=True) as store:
+    with (
+        Collections.open(folder, read_only=True),
+        Collections.open(folder, read_only=True) as store,
+    ):
         assert opened_elsewhere(folder / "c3", "read") == ""
         assert "another process" in opened_elsewhere(folder / "c3")
         with pytest.raises(Conflict, match="another process"):
@@ -186,7 +197,9 @@ def test_a_ledger_that_was_replaced_while_it_rested_is_not_written(folder):
         (folder / "c3" / LEDGER).unlink()
         (folder / "c4" / LEDGER).write_bytes((folder / "c5" / LEDGER).read_bytes())
         for name in ("c3", "c4"):
-            with pytest.raises(Conflict, match=f"{name} was removed or replaced meanwhile") as caught:
+            with pytest.raises(
+                Conflict, match=f"{name} was removed or replaced meanwhile"
+            ) as caught:
                 store.get(name).delete("a")
             assert str(folder) not in str(caught.value)
             assert store.get(name).search(np.eye(DIMENSION)[:1], 1).matches[0]

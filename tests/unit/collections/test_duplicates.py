@@ -33,7 +33,10 @@ def components(rows, similarity):
 def test_they_are_the_connected_components(num_rows, tile_rows, seed):
     generator = np.random.default_rng(seed)
     middles = generator.standard_normal((6, 5))
-    rows = unit_rows(middles[generator.integers(6, size=num_rows)] + 0.3 * generator.standard_normal((num_rows, 5)))
+    rows = unit_rows(
+        middles[generator.integers(6, size=num_rows)]
+        + 0.3 * generator.standard_normal((num_rows, 5))
+    )
     widest = []
 
     def read(start, stop):
@@ -54,19 +57,25 @@ def test_they_are_the_connected_components(num_rows, tile_rows, seed):
 def test_a_chain_is_one_group():
     angles = np.deg2rad(np.arange(0, 90, 10))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    found = duplicate_groups(9, lambda start, stop: rows[start:stop], 0.98, meter=Counter(), tile_rows=2)
+    found = duplicate_groups(
+        9, lambda start, stop: rows[start:stop], 0.98, meter=Counter(), tile_rows=2
+    )
     assert [group.rows.tolist() for group in found] == [list(range(9))]
 
 
 def test_a_group_tells_how_alike_each_of_its_items_is_to_another():
     rows = unit_rows(np.array([[1, 0], [1, 0.1], [1, 0], [0, 1]]))
-    (group,) = duplicate_groups(4, lambda start, stop: rows[start:stop], 0.9, meter=Counter(), tile_rows=2)
+    (group,) = duplicate_groups(
+        4, lambda start, stop: rows[start:stop], 0.9, meter=Counter(), tile_rows=2
+    )
     assert group.record("abcd") == {"ids": ["a", "b", "c"], "similarities": [1.0, 0.995037, 1.0]}
 
 
 def test_many_copies_are_one_group():
     rows = np.ones((3000, 1), dtype=np.float32)
-    found = duplicate_groups(3000, lambda start, stop: rows[start:stop], 1.0, meter=Counter(), tile_rows=512)
+    found = duplicate_groups(
+        3000, lambda start, stop: rows[start:stop], 1.0, meter=Counter(), tile_rows=512
+    )
     assert [len(group.rows) for group in found] == [3000]
 
 

@@ -20,7 +20,11 @@ RANGES = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operato
 ORDERED = st.sampled_from(["", "a", "b", 0, 1, 2.5])
 CONDITIONS = st.one_of(
     st.builds(lambda field, value: {"field": field, "eq": value}, st.sampled_from("xyz"), SCALARS),
-    st.builds(lambda field, values: {"field": field, "in": values}, st.sampled_from("xyz"), st.lists(SCALARS)),
+    st.builds(
+        lambda field, values: {"field": field, "in": values},
+        st.sampled_from("xyz"),
+        st.lists(SCALARS),
+    ),
     st.builds(
         lambda field, bounds: {"field": field, **bounds},
         st.sampled_from("xyz"),
@@ -38,7 +42,9 @@ FILTERS = st.recursive(
     lambda inner: st.one_of(
         st.builds(lambda part: {"not": part}, inner),
         st.builds(
-            lambda name, parts: {name: parts}, st.sampled_from(["and", "or"]), st.lists(inner, min_size=1, max_size=3)
+            lambda name, parts: {name: parts},
+            st.sampled_from(["and", "or"]),
+            st.lists(inner, min_size=1, max_size=3),
         ),
     ),
     max_leaves=6,
@@ -61,7 +67,13 @@ def holds(filter_, metadata):
     if "or" in filter_:
         return any(holds(part, metadata) for part in filter_["or"])
     value = metadata.get(filter_["field"])
-    entries = value if isinstance(value, list) else [value] if isinstance(value, str | int | float) else []
+    entries = (
+        value
+        if isinstance(value, list)
+        else [value]
+        if isinstance(value, str | int | float)
+        else []
+    )
     return any(
         all(
             (name == "eq" and same(entry, bound))

@@ -60,11 +60,17 @@ def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings
     assert items["k3"].metadata == {"class_name": "third"}
     assert items["k4"].metadata == {}
     assert described.fingerprint == "c" * 64
-    assert [finding.kind for finding in verify(tmp_path / "c")] == ["collection-index", "collection", "embeddings"]
+    assert [finding.kind for finding in verify(tmp_path / "c")] == [
+        "collection-index",
+        "collection",
+        "embeddings",
+    ]
     damaged = shutil.copytree(tmp_path / "c", tmp_path / "damaged")
     ledger = (damaged / "items.sqlite").read_bytes()
     place = ledger.index(rows[7].tobytes())
-    (damaged / "items.sqlite").write_bytes(ledger[:place] + bytes([ledger[place] ^ 1]) + ledger[place + 1 :])
+    (damaged / "items.sqlite").write_bytes(
+        ledger[:place] + bytes([ledger[place] ^ 1]) + ledger[place + 1 :]
+    )
     with pytest.raises(ArtifactInvalid, match=r"the vector of item 8 .* is damaged"):
         list(verify(damaged))
     with Collection.open(tmp_path / "c", background=False):

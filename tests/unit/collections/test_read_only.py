@@ -81,12 +81,17 @@ def allow_writing(state):
 def test_a_folder_that_cannot_be_written_is_searched(state, crashed):
     """Run by somebody else where these tests are root's, whom no mode of a file stops."""
     if crashed:
-        assert subprocess.run([sys.executable, "-c", CRASHES, state / "c"], check=False).returncode == 9
+        assert (
+            subprocess.run([sys.executable, "-c", CRASHES, state / "c"], check=False).returncode
+            == 9
+        )
         assert (state / "c" / "items.sqlite-wal").stat().st_size
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*")}
     forbid_writing(state)
     try:
-        read = subprocess.run([sys.executable, "-c", READS, state], capture_output=True, text=True, check=False)
+        read = subprocess.run(
+            [sys.executable, "-c", READS, state], capture_output=True, text=True, check=False
+        )
     finally:
         allow_writing(state)
     assert read.returncode == 0, read.stderr
@@ -97,7 +102,10 @@ def test_a_folder_that_cannot_be_written_is_searched(state, crashed):
 
 
 def test_many_may_read_at_one_time_and_none_while_one_writes(state):
-    with Collection.open(state / "c", read_only=True) as one, Collection.open(state / "c", read_only=True) as other:
+    with (
+        Collection.open(state / "c", read_only=True) as one,
+        Collection.open(state / "c", read_only=True) as other,
+    ):
         assert len(one) == len(other) == 30
         with pytest.raises(Conflict, match="another process"):
             Collection.open(state / "c")

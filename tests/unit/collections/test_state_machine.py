@@ -18,7 +18,9 @@ from mlcd.types import unit_rows
 DIMENSION = 6
 VECTORS = unit_rows(np.random.default_rng(0).standard_normal((40, DIMENSION)))
 IDS = st.sampled_from([f"i{n}" for n in range(6)])
-METADATA = st.fixed_dictionaries({}, optional={"n": st.integers(0, 5), "tags": st.lists(st.sampled_from("ab"))})
+METADATA = st.fixed_dictionaries(
+    {}, optional={"n": st.integers(0, 5), "tags": st.lists(st.sampled_from("ab"))}
+)
 # Few ids and few vectors: that the same comes again is what has to happen often.
 FILTERS = st.sampled_from(
     [
@@ -38,7 +40,9 @@ def holds(filter_, metadata):
         "{'field': 'n', 'ge': 2}": lambda: n is not None and n >= 2,
         "{'not': {'field': 'n', 'eq': 3}}": lambda: n != 3,
         "{'field': 'tags', 'eq': 'a'}": lambda: "a" in tags,
-        "{'or': [{'field': 'tags', 'in': ['b']}, {'field': 'n', 'lt': 1}]}": lambda: "b" in tags or n == 0,
+        "{'or': [{'field': 'tags', 'in': ['b']}, {'field': 'n', 'lt': 1}]}": lambda: (
+            "b" in tags or n == 0
+        ),
     }[str(filter_) if filter_ else None]()
 
 
@@ -47,7 +51,9 @@ class Model(RuleBasedStateMachine):
     def create(self):
         self.folder = Path(tempfile.mkdtemp())
         self.path = self.folder / "0"
-        self.collection = Collection.create(self.path, fingerprint="a" * 64, dimension=DIMENSION, background=False)
+        self.collection = Collection.create(
+            self.path, fingerprint="a" * 64, dimension=DIMENSION, background=False
+        )
         self.expected = {}
 
     def teardown(self):
@@ -56,11 +62,15 @@ class Model(RuleBasedStateMachine):
 
     @rule(ids=st.lists(IDS, unique=True, max_size=4), vector=st.integers(0, 2), metadata=METADATA)
     def add(self, ids, vector, metadata):
-        outcomes = self.collection.add([Item(i, VECTORS[vector + n], metadata) for n, i in enumerate(ids)])
+        outcomes = self.collection.add(
+            [Item(i, VECTORS[vector + n], metadata) for n, i in enumerate(ids)]
+        )
         for n, (item_id, outcome) in enumerate(zip(ids, outcomes, strict=True)):
             after = (vector + n, metadata)
             before = self.expected.get(item_id)
-            assert outcome == ("created" if before is None else "unchanged" if before == after else "updated")
+            assert outcome == (
+                "created" if before is None else "unchanged" if before == after else "updated"
+            )
             self.expected[item_id] = after
 
     @rule(item_id=IDS, metadata=METADATA)
@@ -102,7 +112,9 @@ class Model(RuleBasedStateMachine):
     def search(self, query, top, filter_, exact):
         matching = {i: v for i, (v, metadata) in self.expected.items() if holds(filter_, metadata)}
         try:
-            found = self.collection.search(VECTORS[query : query + 1], top, filter=filter_, exact=exact)
+            found = self.collection.search(
+                VECTORS[query : query + 1], top, filter=filter_, exact=exact
+            )
         except InvalidInput as error:
             named = str(error).removeprefix("no item has the field '").split("'")[0]
             assert not any(metadata.get(named) for _, metadata in self.expected.values())
@@ -110,8 +122,12 @@ class Model(RuleBasedStateMachine):
         matches = found.matches[0]
         assert found.matching == len(matching)
         assert len({match.id for match in matches}) == len(matches) == min(top, len(matching))
-        cosine = {i: float(VECTORS[v].astype(np.float64) @ VECTORS[query]) for i, v in matching.items()}
-        assert [m.similarity for m in matches] == pytest.approx(sorted(cosine.values())[::-1][:top], abs=1e-5)
+        cosine = {
+            i: float(VECTORS[v].astype(np.float64) @ VECTORS[query]) for i, v in matching.items()
+        }
+        assert [m.similarity for m in matches] == pytest.approx(
+            sorted(cosine.values())[::-1][:top], abs=1e-5
+        )
         for match in matches:
             assert match.similarity == pytest.approx(cosine[match.id], abs=1e-5)
             assert match.metadata == self.expected[match.id][1]
@@ -119,7 +135,9 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def it_is_the_dict(self):
         items = {item.id: item for block in self.collection.items() for item in block}
-        assert {i: item.metadata for i, item in items.items()} == {i: m for i, (_, m) in self.expected.items()}
+        assert {i: item.metadata for i, item in items.items()} == {
+            i: m for i, (_, m) in self.expected.items()
+        }
         for item_id, (vector, metadata) in self.expected.items():
             assert (items[item_id].embedding == VECTORS[vector]).all()
             read = self.collection.get(item_id)
@@ -127,7 +145,9 @@ class Model(RuleBasedStateMachine):
         assert len(self.collection) == len(self.expected)
 
 
-QUICK = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestQuick = Model.TestCase
 TestQuick.settings = QUICK
 
@@ -136,5 +156,8 @@ TestQuick.settings = QUICK
 @pytest.mark.timeout(1200)
 class TestLong(Model.TestCase):
     settings = settings(
-        max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=200,
+        stateful_step_count=50,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )

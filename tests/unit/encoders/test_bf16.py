@@ -16,7 +16,9 @@ def test_a_plain_cpu_computes_no_bf16(engine):
     """In a process of its own: a library asks once."""
     code = f"from mlcd.encoders.{engine} import computes_bf16; print(computes_bf16())"
     command = [sys.executable, "-c", code]
-    told = subprocess.run(command, env={**os.environ, **PLAIN_CPU}, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        command, env={**os.environ, **PLAIN_CPU}, capture_output=True, text=True, check=True
+    )
     assert told.stdout == "False\n"
 
 

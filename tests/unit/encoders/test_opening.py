@@ -10,12 +10,15 @@ import mlcd.encoders
 from mlcd.encoders import choose_engine, open_encoder
 from mlcd.encoders import openvino as openvino_engine
 from mlcd.encoders.batches import MAX_BATCH, encode_in_parts
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 
 
 def without(monkeypatch, *packages):
     installed = mlcd.encoders._installed
-    monkeypatch.setattr(mlcd.encoders, "_installed", lambda name: name not in packages and installed(name))
+    monkeypatch.setattr(
+        mlcd.encoders, "_installed", lambda name: name not in packages and installed(name)
+    )
 
 
 def test_a_cpu_takes_openvino_and_leaves_torch_alone(tmp_path, monkeypatch):
@@ -45,17 +48,21 @@ def test_without_openvino_a_cpu_takes_torch(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("spec", "engine", "remedy"),
-    [("hog", "torch", "engine auto"), ("pixels", "openvino", "engine auto"), ("m.onnx", "torch", "engine openvino")],
+    [
+        ("hog", "torch", "engine auto"),
+        ("pixels", "openvino", "engine auto"),
+        ("m.onnx", "torch", "engine openvino"),
+    ],
 )
 def test_a_wrong_combination_is_refused(spec, engine, remedy):
     with pytest.raises(ConfigInvalid, match=remedy):
-        open_encoder(spec, engine=engine)
+        open_encoder(spec, EncoderOptions(engine=engine))
 
 
 def test_bf16_is_refused_where_the_cpu_has_none(journey, monkeypatch):
     monkeypatch.setattr(openvino_engine, "capabilities", lambda: ["FP32"])
     with pytest.raises(ConfigInvalid, match="use precision fp32"):
-        open_encoder(str(journey / "model"), engine="openvino", precision="bf16")
+        open_encoder(str(journey / "model"), EncoderOptions(engine="openvino", precision="bf16"))
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(0, 3), (1, 1)])
@@ -72,7 +79,9 @@ def test_openvino_is_told_its_threads(journey, monkeypatch, asked, expected):
 
     # On the one Core: a second one that ends would leave signals without their stack.
     monkeypatch.setattr(openvino_engine.ov.Core, "compile_model", recording)
-    open_encoder(str(journey / "model"), engine="openvino", num_threads=asked).close()
+    open_encoder(
+        str(journey / "model"), EncoderOptions(engine="openvino", num_threads=asked)
+    ).close()
     assert told["INFERENCE_NUM_THREADS"] == expected
 
 
@@ -80,9 +89,11 @@ def test_opening_warms_up_with_one_image_and_a_few(journey, monkeypatch):
     sizes = []
     run = openvino_engine.OpenVinoEncoder._run
     monkeypatch.setattr(
-        openvino_engine.OpenVinoEncoder, "_run", lambda self, images: (sizes.append(len(images)), run(self, images))[1]
+        openvino_engine.OpenVinoEncoder,
+        "_run",
+        lambda self, images: (sizes.append(len(images)), run(self, images))[1],
     )
-    open_encoder(str(journey / "model"), engine="openvino").close()
+    open_encoder(str(journey / "model"), EncoderOptions(engine="openvino")).close()
     assert sizes == [1, 4]
 
 
@@ -97,7 +108,9 @@ def test_an_engine_never_sees_more_than_the_bound():
     rows = encode_in_parts(batch, run, crop=2, dimension=3)
     assert sizes == [MAX_BATCH, MAX_BATCH, 1]
     expected = batch.reshape(len(batch), -1)[:, :3].astype(np.float64) + 1
-    assert rows == pytest.approx(expected / np.linalg.norm(expected, axis=1, keepdims=True), abs=1e-6)
+    assert rows == pytest.approx(
+        expected / np.linalg.norm(expected, axis=1, keepdims=True), abs=1e-6
+    )
 
 
 def run_blocked(package, body):
@@ -111,15 +124,19 @@ def test_everything_but_the_torch_engine_opens_without_torch(journey):
         "torch",
         f"""
 from mlcd.encoders import choose_engine, open_encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 print(choose_engine().engine, open_encoder("pixels").engine, open_encoder({model!r}).engine)
 try:
-    open_encoder({model!r}, engine="torch")
+    open_encoder({model!r}, EncoderOptions(engine="torch"))
 except ConfigInvalid as error:
     print(error.remedy)
 """,
     )
-    assert result.stdout.splitlines() == ["openvino numpy openvino", "pip install 'mlcd[serve,train]'"], result.stderr
+    assert result.stdout.splitlines() == [
+        "openvino numpy openvino",
+        "pip install 'mlcd[serve,train]'",
+    ], result.stderr
 
 
 def test_a_model_opens_without_openvino(journey):

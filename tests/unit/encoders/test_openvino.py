@@ -32,7 +32,9 @@ sys.exit(0 if heard else 3)
 
 
 def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
-    done = subprocess.run([sys.executable, "-c", _ENCODER + _SIGNAL], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _ENCODER + _SIGNAL], check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -40,11 +42,15 @@ def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
 def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
     """Else two processes with one thread each share the first core: they were no faster than one."""
     code = 'print(encoder(num_threads=1)._request.get_compiled_model().get_property("ENABLE_CPU_PINNING"))'
-    result = subprocess.run([sys.executable, "-c", _ENCODER + code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", _ENCODER + code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "False"
 
 
 def test_openvino_reports_nothing_to_its_maker():
     code = "import sys, mlcd.encoders.openvino; print(sys.modules['openvino_telemetry'], 'openvino' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == ["None", "True"]

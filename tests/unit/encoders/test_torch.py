@@ -18,7 +18,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GP
 
 
 def servable():
-    config = ViTConfig(image_size=SIDE, patch_size=8, width=64, depth=3, heads=2, mlp_width=128, embedding_dim=24)
+    config = ViTConfig(
+        image_size=SIDE, patch_size=8, width=64, depth=3, heads=2, mlp_width=128, embedding_dim=24
+    )
     trunk = ViT(config)
     trunk.initialize(torch.Generator().manual_seed(0))
     return Servable(trunk, PreprocessSpec(resize_shortest=SIDE, crop=SIDE))
@@ -26,7 +28,9 @@ def servable():
 
 def opened(**options):
     model = servable()
-    return TorchEncoder(model, name="tiny", fingerprint="f" * 64, preprocess=model.preprocess, **options)
+    return TorchEncoder(
+        model, name="tiny", fingerprint="f" * 64, preprocess=model.preprocess, **options
+    )
 
 
 def images(num):
@@ -70,7 +74,9 @@ def test_bf16_is_near_fp32_and_gives_float32_unit_rows(bf16_cpu):
 
 def test_bf16_rounds_the_weights_of_products_and_no_others(bf16_cpu):
     model = servable()
-    TorchEncoder(model, name="t", fingerprint="", preprocess=model.preprocess, precision="bf16", device="cpu")
+    TorchEncoder(
+        model, name="t", fingerprint="", preprocess=model.preprocess, precision="bf16", device="cpu"
+    )
     kept = {name for name, tensor in model.named_parameters() if tensor.dtype == torch.float32}
     assert "trunk.norm_pre.weight" in kept
     assert "trunk.pos" in kept

@@ -31,7 +31,9 @@ class Told(service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, parameters=PARAMETERS):
         self.parameters = parameters
         self.requests: list[tuple[service_pb2.ModelInferRequest, dict[str, str], float]] = []
-        self.answer: Callable[[np.ndarray], np.ndarray] = lambda images: images.mean(axis=(2, 3)).astype(np.float32)
+        self.answer: Callable[[np.ndarray], np.ndarray] = lambda images: images.mean(
+            axis=(2, 3)
+        ).astype(np.float32)
         self.delay_s: Callable[[np.ndarray], float] = lambda _: 0
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.ready = True
@@ -46,9 +48,13 @@ class Told(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelStatistics(self, request, context):
         if self.ended is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header")
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header"
+            )
         answer = service_pb2.ModelStatisticsResponse()
-        found = answer.model_stats.add(name=request.name, version=request.version, inference_count=self.ended)
+        found = answer.model_stats.add(
+            name=request.name, version=request.version, inference_count=self.ended
+        )
         row = found.batch_stats.add(batch_size=1)
         row.compute_infer.count, row.compute_infer.ns = self.ended, self.ended * 10**9
         return answer
@@ -62,10 +68,14 @@ class Told(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelConfigResponse(config=config)
 
     async def ModelInfer(self, request, context):
-        self.requests.append((request, dict(context.invocation_metadata()), context.time_remaining()))
+        self.requests.append(
+            (request, dict(context.invocation_metadata()), context.time_remaining())
+        )
         if self.status is not None:
             await context.abort(*self.status)
-        images = np.frombuffer(request.raw_input_contents[0], np.uint8).reshape(request.inputs[0].shape)
+        images = np.frombuffer(request.raw_input_contents[0], np.uint8).reshape(
+            request.inputs[0].shape
+        )
         await asyncio.sleep(self.delay_s(images))
         rows = self.answer(images)
         response = service_pb2.ModelInferResponse(raw_output_contents=[rows.tobytes()])
@@ -151,11 +161,31 @@ def test_a_row_without_a_direction_is_zeros():
     ("code", "text", "error", "message"),
     [
         (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", Overloaded, "queue is full"),
-        (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", DeadlineExceeded, "passed in Triton's queue"),
-        (grpc.StatusCode.UNAVAILABLE, "Server is stopping", Unavailable, "cannot be reached: is it up"),
-        (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'm'", Unavailable, "version 3 of the model m is not"),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Request timeout expired",
+            DeadlineExceeded,
+            "passed in Triton's queue",
+        ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Server is stopping",
+            Unavailable,
+            "cannot be reached: is it up",
+        ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Request for unknown model: 'm'",
+            Unavailable,
+            "version 3 of the model m is not",
+        ),
         (grpc.StatusCode.NOT_FOUND, "no", Unavailable, "version 3 of the model m is not loaded"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "late", DeadlineExceeded, "did not answer within the time"),
+        (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "late",
+            DeadlineExceeded,
+            "did not answer within the time",
+        ),
         (grpc.StatusCode.INVALID_ARGUMENT, "shape", Unavailable, "failed in Triton"),
         (grpc.StatusCode.INTERNAL, "CUDA", Unavailable, "failed in Triton"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "memory", Unavailable, "failed in Triton"),
@@ -203,7 +233,9 @@ def test_an_answer_of_another_shape_is_no_embedding(shape):
     ],
 )
 def test_a_model_that_does_not_say_whose_it_is_is_refused(changes):
-    parameters = {key: value for key, value in {**PARAMETERS, **changes}.items() if value is not None}
+    parameters = {
+        key: value for key, value in {**PARAMETERS, **changes}.items() if value is not None
+    }
 
     async def embed():
         async with opened(Told(parameters)):
@@ -286,7 +318,9 @@ def test_while_another_client_is_answered_nothing_hangs():
                 with pytest.raises(DeadlineExceeded):
                     await encoder.encode(images(1), timeout_s=0.5)
                 assert encoder.up
-            assert encoder.patience_s == pytest.approx(2, rel=0.2)  # batches of others take a second
+            assert encoder.patience_s == pytest.approx(
+                2, rel=0.2
+            )  # batches of others take a second
             others.cancel()
             with pytest.raises(Unavailable):  # now nobody is
                 await encoder.encode(images(1), timeout_s=0.2)

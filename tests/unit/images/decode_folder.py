@@ -26,7 +26,9 @@ def main(folder, mode, memory_bytes, seconds):
         line = {"path": path.relative_to(folder).as_posix()}
         sys.stderr.write(line["path"] + "\n")  # the last one is the one that died
         data = path.read_bytes()
-        signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles it: even C code that never returns is ended
+        signal.setitimer(
+            signal.ITIMER_REAL, seconds
+        )  # nobody handles it: even C code that never returns is ended
         started = time.perf_counter()
         try:
             line["pixels"] = spec.prepare(data).tobytes().hex()

@@ -15,7 +15,13 @@ from tests import hostile
 
 @pytest.mark.parametrize("read", [decode, num_pixels])
 @pytest.mark.parametrize(
-    "name", ["JPEG of 500,000 comments", "JPEG of 2,000 scans", "PNG of 300,000 chunks", "GIF of 5 MB of comment"]
+    "name",
+    [
+        "JPEG of 500,000 comments",
+        "JPEG of 2,000 scans",
+        "PNG of 300,000 chunks",
+        "GIF of 5 MB of comment",
+    ],
 )
 def test_much_work_for_few_bytes_is_refused_by_the_header(labyrinths, name, read):
     with pytest.raises(ImageRejected) as caught:

@@ -20,8 +20,16 @@ SECONDS_PER_FILE = 20.0  # the slowest takes 0.2 s
 
 # Why we refuse what Pillow opened: (rule, whom it covers, our reason).
 RULES = [
-    ("format not allowed", lambda row: row["format"] not in {*FORMATS, "MPO"}, "unsupported-format"),
-    ("pixel cap", lambda row: int(row["width"]) * int(row["height"]) > DEFAULT_LIMITS.max_pixels, "too-many-pixels"),
+    (
+        "format not allowed",
+        lambda row: row["format"] not in {*FORMATS, "MPO"},
+        "unsupported-format",
+    ),
+    (
+        "pixel cap",
+        lambda row: int(row["width"]) * int(row["height"]) > DEFAULT_LIMITS.max_pixels,
+        "too-many-pixels",
+    ),
     ("no single range", lambda row: row["mode"] in {"F", "LAB"}, "unsupported-format"),
     # Its pixels can be had at a second attempt, which expected.csv made and nobody should.
     ("damage behind the first rows", lambda row: row["exif_orientation"] == "error", "undecodable"),
@@ -56,7 +64,9 @@ def run_child(folder, mode):
     script = Path(__file__).with_name("decode_folder.py")
     command = [sys.executable, script, folder, mode, str(MEMORY_BYTES), str(SECONDS_PER_FILE)]
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=one_thread)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, check=False, env=one_thread
+    )
     assert result.returncode == 0, f"{mode}: ended by {result.returncode} at {result.stderr[-300:]}"
     *files, peak = map(json.loads, result.stdout.splitlines())
     assert peak["peak_bytes"] < PEAK_BYTES
@@ -81,7 +91,9 @@ def test_no_rule_is_idle(corpus):
         needed = [
             row
             for row in corpus[1].values()
-            if row["status"] == "ok" and covers(row) and not any(c(row) for n, c, _ in RULES if n != name)
+            if row["status"] == "ok"
+            and covers(row)
+            and not any(c(row) for n, c, _ in RULES if n != name)
         ]
         assert needed, f"{name} ({reason}) explains nothing"
 
@@ -94,11 +106,16 @@ def test_both_modes_accept_the_same_files_and_see_the_same_pictures(outcomes):
     differences = {}
     for path, outcome in exact.items():
         if "pixels" in outcome:
-            one, other = (np.frombuffer(bytes.fromhex(each["pixels"]), np.uint8) for each in (outcome, fast[path]))
+            one, other = (
+                np.frombuffer(bytes.fromhex(each["pixels"]), np.uint8)
+                for each in (outcome, fast[path])
+            )
             differences[path] = np.abs(one.astype(np.int64) - other).mean()
     # At 16 pixels a side every eighth is a coarse step; a wrong turn, crop or color would differ by tens.
     assert max(differences.values()) < 2.5
-    assert sum(difference > 0 for difference in differences.values()) > 40, "the fast path was hardly taken"
+    assert sum(difference > 0 for difference in differences.values()) > 40, (
+        "the fast path was hardly taken"
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,6 +124,10 @@ def test_both_modes_accept_the_same_files_and_see_the_same_pictures(outcomes):
 def test_the_eight_orientations_agree(shared_data, upright):
     pictures = []
     for orientation in range(1, 9):
-        path = next((shared_data / "nasty_images" / "exif_orientation").glob(f"Landscape_{orientation}.jpg"))
-        pictures.append(np.asarray(upright(path.read_bytes()).convert("L").resize((64, 64)), np.float64).ravel())
+        path = next(
+            (shared_data / "nasty_images" / "exif_orientation").glob(f"Landscape_{orientation}.jpg")
+        )
+        pictures.append(
+            np.asarray(upright(path.read_bytes()).convert("L").resize((64, 64)), np.float64).ravel()
+        )
     assert np.corrcoef(pictures).min() > 0.8

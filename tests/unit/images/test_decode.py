@@ -23,7 +23,9 @@ def encode(image, kind="PNG", **options):
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.decode)
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_the_pixel_cap_is_read_from_the_header(kind, spec):
-    header = encode(Image.new("L", (3000, 3000)), kind)[:400]  # enough for the header, too little for a pixel
+    header = encode(Image.new("L", (3000, 3000)), kind)[
+        :400
+    ]  # enough for the header, too little for a pixel
     with pytest.raises(ImageRejected, match="3000 x 3000") as caught:
         spec.prepare(header, DecodeLimits(max_pixels=1_000_000))
     assert caught.value.reason == "too-many-pixels"
@@ -31,7 +33,11 @@ def test_the_pixel_cap_is_read_from_the_header(kind, spec):
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.decode)
 def test_empty_foreign_and_oversized_bytes_have_their_reasons(spec):
-    cases = {b"": "empty", b"no image": "unsupported-format", b"%!PS-Adobe-3.0 EPSF": "unsupported-format"}
+    cases = {
+        b"": "empty",
+        b"no image": "unsupported-format",
+        b"%!PS-Adobe-3.0 EPSF": "unsupported-format",
+    }
     for data, reason in cases.items():
         with pytest.raises(ImageRejected) as caught:
             spec.prepare(data)
@@ -44,12 +50,21 @@ def test_empty_foreign_and_oversized_bytes_have_their_reasons(spec):
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.decode)
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("missing", [1, 2, 3, *(f"{percent} %" for percent in range(1, 100, 7))])
-def test_a_truncated_file_is_refused_and_says_nothing_of_the_library(photo, missing, progressive, spec):
+def test_a_truncated_file_is_refused_and_says_nothing_of_the_library(
+    photo, missing, progressive, spec
+):
     data = encode(Image.open(io.BytesIO(photo)), "JPEG", progressive=True) if progressive else photo
-    keep = len(data) - missing if isinstance(missing, int) else len(data) * (100 - int(missing[:-2])) // 100
+    keep = (
+        len(data) - missing
+        if isinstance(missing, int)
+        else len(data) * (100 - int(missing[:-2])) // 100
+    )
     with pytest.raises(ImageRejected) as caught:
         spec.prepare(data[:keep])
-    assert caught.value.reason in {"undecodable", "unsupported-format"}  # the latter inside the header
+    assert caught.value.reason in {
+        "undecodable",
+        "unsupported-format",
+    }  # the latter inside the header
     assert "PIL" not in str(caught.value)
     assert "truncated (" not in str(caught.value)
 
@@ -57,7 +72,9 @@ def test_a_truncated_file_is_refused_and_says_nothing_of_the_library(photo, miss
 @settings(max_examples=200, deadline=None)
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_a_flipped_bit_gives_a_picture_or_a_typed_error(position, bit):
-    data = bytearray(encode(Image.fromarray(np.arange(768, dtype=np.uint8).reshape(16, 16, 3)), "PNG"))
+    data = bytearray(
+        encode(Image.fromarray(np.arange(768, dtype=np.uint8).reshape(16, 16, 3)), "PNG")
+    )
     data[position % len(data)] ^= 1 << bit
     with contextlib.suppress(ImageRejected):
         assert decode(bytes(data)).mode == "RGB"

@@ -18,7 +18,11 @@ from mlcd.images.sources import open_source
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 ENTRY = st.builds(
-    Entry, TEXT, st.none() | TEXT, st.integers(0, 2**40), st.tuples(st.none() | TEXT, st.binary(max_size=3))
+    Entry,
+    TEXT,
+    st.none() | TEXT,
+    st.integers(0, 2**40),
+    st.tuples(st.none() | TEXT, st.binary(max_size=3)),
 )
 TABLES = st.lists(st.lists(ENTRY, max_size=4), max_size=4)
 
@@ -36,7 +40,9 @@ def columns(entries):
 
 
 def both(tables):
-    return Entries.of(columns(table) for table in tables), [entry for table in tables for entry in table]
+    return Entries.of(columns(table) for table in tables), [
+        entry for table in tables for entry in table
+    ]
 
 
 def assert_alike(entries, oracle):
@@ -69,7 +75,10 @@ def test_slices_of_slices_are_those_of_the_list(tables, first, second):
 def test_selections_are_those_of_the_list(tables, data):
     entries, oracle = both(tables)
     places = data.draw(st.lists(st.integers(0, len(oracle) - 1)) if oracle else st.just([]))
-    selected, expected = entries.select(np.array(places, dtype=np.int64)), [oracle[place] for place in places]
+    selected, expected = (
+        entries.select(np.array(places, dtype=np.int64)),
+        [oracle[place] for place in places],
+    )
     assert_alike(selected, expected)
     assert_alike(selected[1::2], expected[1::2])
     assert_alike(selected.select(np.arange(len(places))[::-1]), expected[::-1])
@@ -77,7 +86,9 @@ def test_selections_are_those_of_the_list(tables, data):
 
 @given(st.lists(TEXT, unique=True, max_size=12), st.lists(TEXT, max_size=8), st.slices(12))
 def test_keys_are_found_where_they_stand(own, others, part):
-    entries, _ = both([[Entry(key, None, 0, (None, b"")) for key in half] for half in (own[:5], own[5:])])
+    entries, _ = both(
+        [[Entry(key, None, 0, (None, b"")) for key in half] for half in (own[:5], own[5:])]
+    )
     wanted = pa.chunked_array([own[::2], others], pa.large_string())
     for some, names in ((entries, own), (entries[part], own[part]), (entries[::-1], own[::-1])):
         places = {key: place for place, key in enumerate(names)}
@@ -97,7 +108,9 @@ def test_the_first_repeated_key_is_named(equal_hashes, keys):
 
 def test_more_entries_than_are_read_at_a_time(monkeypatch):
     monkeypatch.setattr(module, "_BLOCK", 3)
-    entries, oracle = both([[Entry(f"{n}", None, n, (None, b"")) for n in range(start, start + 4)] for start in (0, 4)])
+    entries, oracle = both(
+        [[Entry(f"{n}", None, n, (None, b"")) for n in range(start, start + 4)] for start in (0, 4)]
+    )
     assert_alike(entries, oracle)
     assert_alike(entries[2:7], oracle[2:7])
 
@@ -153,12 +166,25 @@ def test_listing_and_joining_take_few_bytes_an_image(tmp_path):
         for part in range(num_files):
             keys = [f"{part:05d}/{row:09d}" for row in range(num // num_files)]
             pq.write_table(
-                pa.table({"key": keys, "image": [b"x"] * len(keys)}), tmp_path / f"images/{part:05d}.parquet"
+                pa.table({"key": keys, "image": [b"x"] * len(keys)}),
+                tmp_path / f"images/{part:05d}.parquet",
             )
             ids = np.arange(8 * len(keys), dtype=np.int32).reshape(-1, 8) % 1000
-            write_part(draft, part, keys, [bytes(32)] * len(keys), Neighbors(ids, np.ones(ids.shape, np.float32)))
+            write_part(
+                draft,
+                part,
+                keys,
+                [bytes(32)] * len(keys),
+                Neighbors(ids, np.ones(ids.shape, np.float32)),
+            )
         draft.publish()
-    command = [sys.executable, "-c", MEASURED, str(tmp_path / "images" / "*.parquet"), str(tmp_path / "labels")]
+    command = [
+        sys.executable,
+        "-c",
+        MEASURED,
+        str(tmp_path / "images" / "*.parquet"),
+        str(tmp_path / "labels"),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     samples, held, peak = map(int, result.stdout.split())

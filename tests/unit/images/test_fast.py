@@ -24,11 +24,16 @@ def jpeg(image=PHOTO, *, orientation=1, **options):
     return buffer.getvalue()
 
 
-SMALL = [jpeg(PHOTO.resize((96, 64)), orientation=6, **options) for options in ({}, {"progressive": True})]
+SMALL = [
+    jpeg(PHOTO.resize((96, 64)), orientation=6, **options)
+    for options in ({}, {"progressive": True})
+]
 
 
 def both(data, side, crop=None, **options):
-    specs = [PreprocessSpec(side, crop or side, decode=mode, **options) for mode in ("exact", "fast")]
+    specs = [
+        PreprocessSpec(side, crop or side, decode=mode, **options) for mode in ("exact", "fast")
+    ]
     return [spec.prepare(data).astype(np.int64) for spec in specs]
 
 
@@ -88,7 +93,12 @@ def test_every_kind_but_plain_jpeg_takes_the_exact_path():
     cmyk = PHOTO.convert("CMYK")
     pixels = np.ascontiguousarray(np.asarray(cmyk))
     files = [jpeg(cmyk), simplejpeg.encode_jpeg(pixels, colorspace="CMYK")]
-    for kind, picture in (("PNG", PHOTO), ("WEBP", PHOTO), ("TIFF", PHOTO), ("PNG", PHOTO.convert("LA"))):
+    for kind, picture in (
+        ("PNG", PHOTO),
+        ("WEBP", PHOTO),
+        ("TIFF", PHOTO),
+        ("PNG", PHOTO.convert("LA")),
+    ):
         buffer = io.BytesIO()
         picture.save(buffer, kind)
         files.append(buffer.getvalue())
@@ -112,18 +122,24 @@ def test_arithmetic_coding_and_two_headers_are_left_to_pillow():
     taller = data[frame : frame + 5] + (854).to_bytes(2, "big") + data[frame + 7 : frame + length]
     twice = data[:frame] + taller + data[frame:]
     for odd in (arithmetic, twice):
-        prepared = [outcome(PreprocessSpec(32, 32, decode=mode).prepare, odd) for mode in ("exact", "fast")]
+        prepared = [
+            outcome(PreprocessSpec(32, 32, decode=mode).prepare, odd) for mode in ("exact", "fast")
+        ]
         assert prepared[0] == prepared[1]
 
 
 def test_an_arithmetic_picture_takes_the_exact_path(shared_data):
-    exact, fast = both((shared_data / "nasty_images" / "libjpeg-turbo" / "testimgari.jpg").read_bytes(), 16)
+    exact, fast = both(
+        (shared_data / "nasty_images" / "libjpeg-turbo" / "testimgari.jpg").read_bytes(), 16
+    )
     assert (exact == fast).all()
 
 
 def test_what_pillow_forgives_is_accepted_with_the_exact_pixels():
     data = jpeg()
-    cut = data[: len(data) // 2] + b"\xff\xd9"  # an end that comes too early: a warning, the rest is gray
+    cut = (
+        data[: len(data) // 2] + b"\xff\xd9"
+    )  # an end that comes too early: a warning, the rest is gray
     tables = data.index(b"\xff\xdb")
     junk = data[:tables] + b"\0\0\0" + data[tables:]
     for odd in (cut, junk):
@@ -134,7 +150,10 @@ def test_what_pillow_forgives_is_accepted_with_the_exact_pixels():
 @pytest.mark.parametrize("data", SMALL, ids=["baseline", "progressive"])
 def test_a_jpeg_cut_anywhere_is_refused_alike(data):
     for keep in {*range(1, len(data), 37), len(data) - 2, len(data) - 1}:
-        exact, fast = (outcome(PreprocessSpec(16, 16, decode=mode).prepare, data[:keep]) for mode in ("exact", "fast"))
+        exact, fast = (
+            outcome(PreprocessSpec(16, 16, decode=mode).prepare, data[:keep])
+            for mode in ("exact", "fast")
+        )
         assert exact == fast
         assert exact[0] in {"undecodable", "unsupported-format"}
 
@@ -142,14 +161,18 @@ def test_a_jpeg_cut_anywhere_is_refused_alike(data):
 @settings(max_examples=400, deadline=None)
 @given(
     which=st.integers(0, 1),
-    edits=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=3), st.integers(0, 4)), min_size=1, max_size=3),
+    edits=st.lists(
+        st.tuples(st.floats(0, 1), st.binary(max_size=3), st.integers(0, 4)), min_size=1, max_size=3
+    ),
 )
 def test_both_modes_accept_and_refuse_the_same_bytes(which, edits):
     data = SMALL[which]
     for where, put, drop in edits:
         at = int(where * len(data))
         data = data[:at] + put + data[at + drop :]
-    exact, fast = (outcome(PreprocessSpec(16, 16, decode=mode).prepare, data) for mode in ("exact", "fast"))
+    exact, fast = (
+        outcome(PreprocessSpec(16, 16, decode=mode).prepare, data) for mode in ("exact", "fast")
+    )
     assert exact == fast
 
 
@@ -167,5 +190,7 @@ def test_scaled_and_whole_pictures_are_the_same_size_of_scene():
     assert scaled.full_size == decode(data).size == (413, 603)
     left, top, right, bottom = scaled.region
     assert ((right - left) / (bottom - top)) == pytest.approx(413 / 603)
-    assert right == scaled.image.width  # turned clockwise, the last row of the file stands at the left
+    assert (
+        right == scaled.image.width
+    )  # turned clockwise, the last row of the file stands at the left
     assert left == pytest.approx(scaled.image.width - 413 * 2 / 8)

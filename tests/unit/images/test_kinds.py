@@ -37,11 +37,19 @@ def raw_png(bits, color, size, rows, *chunks):
     """A PNG of bit depths that Pillow does not write."""
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, bits, color, 0, 0, 0))
     pixels = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + bytes(row) for row in rows)))
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunk(*each) for each in chunks) + pixels + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + b"".join(chunk(*each) for each in chunks)
+        + pixels
+        + chunk(b"IEND", b"")
+    )
 
 
 def palette_image():
@@ -51,7 +59,9 @@ def palette_image():
 
 
 def with_alpha(color, alpha):
-    return np.concatenate([color if color.ndim == 3 else color[..., None], alpha[..., None]], axis=2)
+    return np.concatenate(
+        [color if color.ndim == 3 else color[..., None], alpha[..., None]], axis=2
+    )
 
 
 def grays(values):
@@ -107,16 +117,31 @@ KINDS = {
     "PA TIFF": (encode(pa_image(), "TIFF"), over_white(PALETTE[INDEXES], ALPHA)),
     "P PNG": (encode(palette_image()), PALETTE[INDEXES]),
     "P with a transparent index": (encode(palette_image(), transparency=1), palette_alpha(255, 0)),
-    "P with an alpha per index": (encode(palette_image(), transparency=bytes([0, 77, 255])), palette_alpha(0, 77)),
-    "P GIF with a transparent index": (encode(palette_image(), "GIF", transparency=2), palette_alpha(255, 255, 0)),
-    "CMYK TIFF": (encode(Image.new("CMYK", (2, 2), CMYK), "TIFF"), np.full((2, 2, 3), [46, 190, 139], np.uint8)),
+    "P with an alpha per index": (
+        encode(palette_image(), transparency=bytes([0, 77, 255])),
+        palette_alpha(0, 77),
+    ),
+    "P GIF with a transparent index": (
+        encode(palette_image(), "GIF", transparency=2),
+        palette_alpha(255, 255, 0),
+    ),
+    "CMYK TIFF": (
+        encode(Image.new("CMYK", (2, 2), CMYK), "TIFF"),
+        np.full((2, 2, 3), [46, 190, 139], np.uint8),
+    ),
     "I;16 PNG": (encode(WIDE), eight_bits(WIDE)),
     "I;16 little endian TIFF": (encode(sixteen("I;16", "<"), "TIFF"), eight_bits(WIDE)),
     "I;16 big endian TIFF": (encode(sixteen("I;16B", ">"), "TIFF"), eight_bits(WIDE)),
     "I TIFF within 16 bits": (encode(WIDE.astype(np.int32), "TIFF"), eight_bits(WIDE)),
     "16-bit PGM": (b"P5 7 5 65535\n" + WIDE.astype(">u2").tobytes(), eight_bits(WIDE)),
     "16-bit gray with a transparent value": (
-        raw_png(16, 0, (7, 5), [row.astype(">u2").tobytes() for row in WIDE], (b"tRNS", WIDE[0, :1].tobytes())),
+        raw_png(
+            16,
+            0,
+            (7, 5),
+            [row.astype(">u2").tobytes() for row in WIDE],
+            (b"tRNS", WIDE[0, :1].tobytes()),
+        ),
         eight_bits(WIDE),
     ),
     "16-bit RGB PNG": (
@@ -133,7 +158,14 @@ KINDS = {
     "2-bit gray PNG": (raw_png(2, 0, (4, 1), [[0b00_01_10_11]]), grays([[0, 85, 170, 255]])),
     "4-bit gray PNG": (raw_png(4, 0, (2, 1), [[0x5C]]), grays([[0x55, 0xCC]])),
     "2-bit palette PNG": (
-        raw_png(2, 3, (4, 1), [[0b00_01_10_11]], (b"PLTE", PALETTE.tobytes()), (b"tRNS", bytes([0, 128]))),
+        raw_png(
+            2,
+            3,
+            (4, 1),
+            [[0b00_01_10_11]],
+            (b"PLTE", PALETTE.tobytes()),
+            (b"tRNS", bytes([0, 128])),
+        ),
         over_white(PALETTE[None], np.array([[0, 128, 255, 255]])),
     ),
     "an ICC profile is ignored": (
@@ -144,9 +176,15 @@ KINDS = {
         encode(palette_image(), "GIF", save_all=True, append_images=[Image.new("P", (7, 5))]),
         PALETTE[INDEXES],
     ),
-    "animated WebP": (encode(RGB, "WEBP", save_all=True, append_images=[Image.new("RGB", (7, 5))], **LOSSLESS), RGB),
+    "animated WebP": (
+        encode(RGB, "WEBP", save_all=True, append_images=[Image.new("RGB", (7, 5))], **LOSSLESS),
+        RGB,
+    ),
     "animated PNG": (encode(RGB, save_all=True, append_images=[Image.new("RGB", (7, 5))]), RGB),
-    "several pages of TIFF": (encode(RGB, "TIFF", save_all=True, append_images=[Image.new("L", (9, 9))]), RGB),
+    "several pages of TIFF": (
+        encode(RGB, "TIFF", save_all=True, append_images=[Image.new("L", (9, 9))]),
+        RGB,
+    ),
 }
 
 
@@ -165,7 +203,9 @@ def test_a_jpeg_is_pillows_own_picture(photo, mode, options):
     data = encode(picture, "JPEG", **options)
     assert decode(data).tobytes() == Image.open(io.BytesIO(data)).convert("RGB").tobytes()
     # Lossy, but it is this picture: the colors are not swapped, the range is whole.
-    assert np.abs(np.asarray(decode(data), np.int64) - np.asarray(picture.convert("RGB"))).mean() < 12
+    assert (
+        np.abs(np.asarray(decode(data), np.int64) - np.asarray(picture.convert("RGB"))).mean() < 12
+    )
 
 
 def test_a_jpeg_of_several_pictures_gives_its_first(photo):
@@ -178,7 +218,9 @@ def test_a_jpeg_of_several_pictures_gives_its_first(photo):
 def test_cmyk_and_ycck_jpegs_become_rgb():
     # Lossy: one color, at best quality, comes back within 2 levels of (255 - c) * (255 - k) / 255.
     stored = np.full((16, 16, 4), CMYK, np.uint8)
-    ycck = simplejpeg.encode_jpeg(255 - stored, quality=100, colorspace="CMYK", colorsubsampling="444")
+    ycck = simplejpeg.encode_jpeg(
+        255 - stored, quality=100, colorspace="CMYK", colorsubsampling="444"
+    )
     cmyk = encode(Image.new("CMYK", (16, 16), CMYK), "JPEG", quality=100)
     for data, transform in ((cmyk, 0), (ycck, 2)):
         assert Image.open(io.BytesIO(data)).info["adobe_transform"] == transform
@@ -205,7 +247,9 @@ def test_the_orientation_is_applied_or_ignored(kind, orientation):
     exif = Image.Exif()
     exif[274] = orientation
     lossless = LOSSLESS if kind == "WEBP" else {}
-    stored = np.asarray(decode(encode(RGB, kind, **lossless)))  # as it comes back where the kind is lossy
+    stored = np.asarray(
+        decode(encode(RGB, kind, **lossless))
+    )  # as it comes back where the kind is lossy
     data = encode(RGB, kind, exif=exif, **lossless)
     assert np.asarray(decode(data)).tolist() == turned(stored, orientation).tolist()
     # In a TIFF the orientation is a field of the format, which Pillow applies whenever it reads one.

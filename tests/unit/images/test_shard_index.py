@@ -42,7 +42,10 @@ def found(shard, listing, folder):
 
 
 def test_a_large_shard_is_listed_once_and_again_when_it_changes(shard, tmp_path):
-    first, second = Listing(members(1000), damaged=False), Listing(members(1001, offset=5), damaged=False)
+    first, second = (
+        Listing(members(1000), damaged=False),
+        Listing(members(1001, offset=5), damaged=False),
+    )
     assert found(shard, first, tmp_path / "cache") == (first, True)
     assert found(shard, second, tmp_path / "cache") == (first, False)
     os.utime(shard, (1, 1))
@@ -73,7 +76,9 @@ def test_without_a_place_to_write_shards_are_listed_every_time(shard, tmp_path):
         assert found(shard, listing, tmp_path / "file" / "cache") == (listing, True)
 
 
-def test_a_disk_that_fills_while_the_index_is_written_keeps_nothing_of_it(shard, tmp_path, monkeypatch):
+def test_a_disk_that_fills_while_the_index_is_written_keeps_nothing_of_it(
+    shard, tmp_path, monkeypatch
+):
     def fill(_table, file):
         file.write(b"begun")
         raise OSError(errno.ENOSPC, "full")
@@ -94,7 +99,9 @@ def test_a_file_system_that_tells_nothing_of_changes_is_listed_every_time(tmp_pa
     listing = Listing(members(1000), damaged=False)
     for _ in range(2):
         calls = []
-        list_once(Silent(), "s.tar", lambda calls=calls: calls.append(1) or listing, folder=tmp_path)
+        list_once(
+            Silent(), "s.tar", lambda calls=calls: calls.append(1) or listing, folder=tmp_path
+        )
         assert calls
 
 
@@ -113,4 +120,9 @@ def test_a_source_lists_the_same_from_its_index(tmp_path, monkeypatch):
     monkeypatch.setattr("tarfile.open", None)
     again = open_source(str(tmp_path / "*.tar"))
     assert list(again.entries) == list(first)
-    assert [again.read(entry) for entry in again.entries] == [b"a.png", b"b.png", b"b.jpg", b"sub/c.png"]
+    assert [again.read(entry) for entry in again.entries] == [
+        b"a.png",
+        b"b.png",
+        b"b.jpg",
+        b"sub/c.png",
+    ]

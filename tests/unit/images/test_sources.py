@@ -240,7 +240,10 @@ def test_a_zip_whose_names_cannot_be_read_is_a_problem_of_its_own(tmp_path):
 def test_where_nothing_can_be_listed_the_first_damaged_file_is_named(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.zip").write_bytes(b"no zip")
-    with pytest.raises(InvalidInput, match=r"no image of .* can be listed: a: the zip file is damaged.*, and 1 more"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"no image of .* can be listed: a: the zip file is damaged.*, and 1 more",
+    ):
         open_source(f"{tmp_path}/*.zip").check_not_empty()
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput, match="there are no images in"):
@@ -255,8 +258,14 @@ def test_zip_members_carry_their_folder_as_class(tmp_path):
 
 
 def test_parquet_takes_bytes_and_hugging_face_structs(tmp_path):
-    pq.write_table(pa.table({"key": ["k1", "k2"], "image": [png(1), png(2)], "label": [3, 4]}), tmp_path / "a.parquet")
-    assert contents(open_source(str(tmp_path / "a.parquet"))) == {"k1": ("3", png(1)), "k2": ("4", png(2))}
+    pq.write_table(
+        pa.table({"key": ["k1", "k2"], "image": [png(1), png(2)], "label": [3, 4]}),
+        tmp_path / "a.parquet",
+    )
+    assert contents(open_source(str(tmp_path / "a.parquet"))) == {
+        "k1": ("3", png(1)),
+        "k2": ("4", png(2)),
+    }
     structs = [{"bytes": png(5), "path": "x"}, {"bytes": None, "path": "y"}]
     pq.write_table(pa.table({"image": structs}), tmp_path / "b.parquet", row_group_size=1)
     found = contents(open_source(str(tmp_path / "b.parquet")))
@@ -266,7 +275,10 @@ def test_parquet_takes_bytes_and_hugging_face_structs(tmp_path):
 def test_parquet_keeps_null_classes_and_refuses_what_is_no_image_or_has_two_names(tmp_path):
     table = {"key": ["a", None], "image": [png(1), png(2)], "label": [None, "cat"]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    assert contents(open_source(str(tmp_path / "a.parquet"))) == {"a": (None, png(1)), "a/00000001": ("cat", png(2))}
+    assert contents(open_source(str(tmp_path / "a.parquet"))) == {
+        "a": (None, png(1)),
+        "a/00000001": ("cat", png(2)),
+    }
     for column in (["x", "y"], [1, 2], [[1], [2]], [{"path": "x"}, {"path": "y"}]):
         pq.write_table(pa.table({"image": column}), tmp_path / "b.parquet")
         with pytest.raises(InvalidInput, match="image column holds"):
@@ -278,10 +290,14 @@ def test_parquet_keeps_null_classes_and_refuses_what_is_no_image_or_has_two_name
 
 def test_parquet_tells_the_same_files_by_keys_and_sizes_whatever_its_layout(tmp_path):
     images = [png(value) * (value + 1) for value in range(7)]
-    table = pa.table({"key": ["a", "", None, "d", "e", "f", "g"], "image": [*images[:3], None, *images[4:]]})
+    table = pa.table(
+        {"key": ["a", "", None, "d", "e", "f", "g"], "image": [*images[:3], None, *images[4:]]}
+    )
     keys = ["a", "s/00000001", "s/00000002", "d", "e", "f", "g"]
     sizes = [len(data or b"") for data in table["image"].to_pylist()]
-    expected = hashlib.sha256("".join(f"{key}\0{size}\0" for key, size in zip(keys, sizes, strict=True)).encode())
+    expected = hashlib.sha256(
+        "".join(f"{key}\0{size}\0" for key, size in zip(keys, sizes, strict=True)).encode()
+    )
     for rows in (7, 3, 1):
         pq.write_table(table, tmp_path / "s.parquet", row_group_size=rows)
         source = open_source(str(tmp_path / "s.parquet"))
@@ -306,10 +322,18 @@ def test_parquet_is_listed_without_its_images_in_memory(tmp_path):
 
 def test_parquet_is_read_through_once_for_all_listings(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    table = pa.table({"key": [f"k{row}" for row in range(1000)], "image": [png(1)] * 1000, "label": ["cat"] * 1000})
+    table = pa.table(
+        {
+            "key": [f"k{row}" for row in range(1000)],
+            "image": [png(1)] * 1000,
+            "label": ["cat"] * 1000,
+        }
+    )
     for name in ("a", "b"):
         keys = [f"{name}{row}" for row in range(1000)] if name == "b" else [None] * 1000
-        pq.write_table(table.set_column(0, "key", pa.array(keys, pa.string())), tmp_path / f"{name}.parquet")
+        pq.write_table(
+            table.set_column(0, "key", pa.array(keys, pa.string())), tmp_path / f"{name}.parquet"
+        )
     listed = open_source(str(tmp_path / "*.parquet"))
     first = list(listed.entries)
     with monkeypatch.context() as patched:
@@ -362,7 +386,9 @@ def write_pictures(folder, *names):
 
 
 def test_a_pattern_of_image_files_is_read_with_keys_below_its_first_wildcard(tmp_path):
-    write_pictures(tmp_path, "cat/1.png", "cat/2.jpg", "dog/1.png", "dog/old/3.png", "top.png", "cat/notes.txt")
+    write_pictures(
+        tmp_path, "cat/1.png", "cat/2.jpg", "dog/1.png", "dog/old/3.png", "top.png", "cat/notes.txt"
+    )
     whole = contents(open_source(str(tmp_path)))
 
     def found(pattern):
@@ -387,8 +413,13 @@ def test_a_list_of_files_is_read_with_keys_below_its_folder(tmp_path):
     listed = tmp_path / "in" / "some.txt"
     listed.write_text(f"dog/2.png\r\n\n./cat/1.png\n{tmp_path}/in/dog/2.png\n")
     whole = contents(open_source(str(tmp_path / "in")))
-    assert contents(open_source(str(listed))) == {key: whole[key] for key in ("cat/1.png", "dog/2.png")}
-    for line, message in (("../out.png", "outside of its folder"), ("dog/3.png", "dog/3.png, which is not there")):
+    assert contents(open_source(str(listed))) == {
+        key: whole[key] for key in ("cat/1.png", "dog/2.png")
+    }
+    for line, message in (
+        ("../out.png", "outside of its folder"),
+        ("dog/3.png", "dog/3.png, which is not there"),
+    ):
         listed.write_text(f"cat/1.png\n{line}\n")
         with pytest.raises(InvalidInput, match=message):
             open_source(str(listed))
@@ -418,16 +449,23 @@ def test_links_that_a_pattern_or_a_list_names_are_not_followed(tmp_path):
 def test_a_url_whose_file_system_is_not_installed_names_the_package(url, package, monkeypatch):
     for module in ("s3fs", "gcsfs", "adlfs", "paramiko"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InvalidInput, match=f"needs a package that is not installed: pip install {package}$"):
+    with pytest.raises(
+        InvalidInput, match=f"needs a package that is not installed: pip install {package}$"
+    ):
         open_source(url)
 
 
 def test_numbers_of_classes_become_their_names_where_the_file_has_them(tmp_path):
     images = pa.array([{"bytes": png(1)}] * 4)
-    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"_type": "ClassLabel", "names": ["cat", "dog"]},
+    }
     table = pa.table({"image": images, "label": [1, 0, -1, None]})
     pq.write_table(table, tmp_path / "numbers.parquet")
-    named = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    named = table.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
     pq.write_table(named, tmp_path / "named.parquet")
 
     def classes(name):

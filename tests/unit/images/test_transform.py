@@ -56,7 +56,9 @@ def test_exact_equals_the_clip_image_processor_bit_for_bit(clip, size):
 
 
 @pytest.mark.parametrize(
-    "size", [(5, 321), (321, 5), (2, 331), (1, 999), (999, 1), (223, 20000), (225, 20000), (20000, 230)], ids=str
+    "size",
+    [(5, 321), (321, 5), (2, 331), (1, 999), (999, 1), (223, 20000), (225, 20000), (20000, 230)],
+    ids=str,
 )
 def test_strips_beyond_the_aspect_limit_are_within_one_level(clip, size):
     # Only the part that the crop keeps is computed there, with coordinates that round otherwise.
@@ -95,9 +97,18 @@ def test_json_round_trips_and_is_canonical(tmp_path):
 
 def test_an_exact_spec_is_written_as_before_the_field_decode():
     text = PreprocessSpec(resize_shortest=256, crop=224).to_json()
-    assert list(json.loads(text)) == ["crop", "exif", "interpolation", "mean", "resize_shortest", "std", "version"]
+    assert list(json.loads(text)) == [
+        "crop",
+        "exif",
+        "interpolation",
+        "mean",
+        "resize_shortest",
+        "std",
+        "version",
+    ]
     assert (
-        hashlib.sha256(text.encode()).hexdigest() == "8c859299ec3e4169a8d7f7f4d21f08b0f24de0a8ee56dcc4901fd1705996806a"
+        hashlib.sha256(text.encode()).hexdigest()
+        == "8c859299ec3e4169a8d7f7f4d21f08b0f24de0a8ee56dcc4901fd1705996806a"
     )
     assert PreprocessSpec.from_dict({**json.loads(text), "decode": "exact"}).to_json() == text
 

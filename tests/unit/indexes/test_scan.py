@@ -18,7 +18,10 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("top", [1, 10, 70])
 def test_it_finds_what_float64_finds(subset, top):
     generator = np.random.default_rng(0)
-    rows, queries = unit_rows(generator.standard_normal((500, 16))), unit_rows(generator.standard_normal((20, 16)))
+    rows, queries = (
+        unit_rows(generator.standard_normal((500, 16))),
+        unit_rows(generator.standard_normal((20, 16))),
+    )
     numbers = None if subset is None else np.sort(generator.choice(500, subset, replace=False))
     found = scan(queries, rows, top, numbers=numbers)
     among = np.arange(500) if numbers is None else numbers
@@ -26,7 +29,9 @@ def test_it_finds_what_float64_finds(subset, top):
     wanted = min(top, len(among))
     assert found.ids.shape == (20, top)
     assert ((found.ids >= 0).sum(axis=1) == wanted).all()
-    assert found.scores[:, :wanted] == pytest.approx(np.sort(truth, axis=1)[:, ::-1][:, :wanted], abs=1e-6)
+    assert found.scores[:, :wanted] == pytest.approx(
+        np.sort(truth, axis=1)[:, ::-1][:, :wanted], abs=1e-6
+    )
     assert set(found.ids[found.ids >= 0].tolist()) <= set(among.tolist())
     assert all(len(set(ids[:wanted])) == wanted for ids in found.ids.tolist())
 

@@ -15,11 +15,15 @@ def clustered(num, dimension=48, seed=0):
     """Rows around 200 centers, as features are: neither uniform nor separable."""
     generator = np.random.default_rng(seed)
     centers = generator.standard_normal((200, dimension))
-    rows = centers[generator.integers(200, size=num)] + 0.7 * generator.standard_normal((num, dimension))
+    rows = centers[generator.integers(200, size=num)] + 0.7 * generator.standard_normal(
+        (num, dimension)
+    )
     return unit_rows(rows)
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf-sq8", pytest.param("ivf-pq", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["hnsw", "ivf-sq8", pytest.param("ivf-pq", marks=pytest.mark.slow)]
+)
 def test_the_audited_recall_reaches_the_target_and_is_true(kind):
     rows, fresh = clustered(12_000), clustered(12_400)[12_000:]
     tuned = tune(rows, 0.9, kind=kind)
@@ -70,7 +74,9 @@ def test_an_effort_that_its_audit_does_not_confirm_is_not_taken():
         audited = (part[0] == queries[200]).all()
         return right if effort >= 64 or not audited else Neighbors(right.ids, right.scores - 0.5)
 
-    effort, recall = tuning._choose_effort(search, queries, truth, 0.95, len(rows), "hnsw", lambda _: None)
+    effort, recall = tuning._choose_effort(
+        search, queries, truth, 0.95, len(rows), "hnsw", lambda _: None
+    )
     assert (effort, recall.measured, recall.queries) == (64, 1.0, 200)
 
 
@@ -110,7 +116,9 @@ def test_recall_on_real_features(kind, shared_data, tmp_path):
     from mlcd.progress import Reporter
 
     images = shared_data / "tiny_imagenet_pretrain" / "*.tar"
-    artifact = embed(open_source(str(images)), open_encoder("hog"), tmp_path / "e", Reporter("silent"))
+    artifact = embed(
+        open_source(str(images)), open_encoder("hog"), tmp_path / "e", Reporter("silent")
+    )
     rows = EmbeddingsArtifact(artifact).load()
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
     tuned = tune(rows, 0.95, kind=kind)

@@ -18,13 +18,21 @@ def scalar(value):
 
 def test_known_values():
     pair = torch.eye(2, **DOUBLE)
-    assert clip_loss(pair, pair, scalar(1 / 0.07)).item() == pytest.approx(6.248747557e-07, rel=1e-9)
-    assert siglip_loss(pair, pair, scalar(10.0), scalar(-10.0)).item() == pytest.approx(0.693192579459, abs=1e-12)
+    assert clip_loss(pair, pair, scalar(1 / 0.07)).item() == pytest.approx(
+        6.248747557e-07, rel=1e-9
+    )
+    assert siglip_loss(pair, pair, scalar(10.0), scalar(-10.0)).item() == pytest.approx(
+        0.693192579459, abs=1e-12
+    )
     for num, value in ((512, 10.023244236399), (4096, None)):
         images, texts = torch.zeros((num, 2), **DOUBLE), torch.zeros((num, 2), **DOUBLE)
-        assert clip_loss(images, texts, scalar(1.0)).item() == pytest.approx(math.log(num), abs=1e-12)
+        assert clip_loss(images, texts, scalar(1.0)).item() == pytest.approx(
+            math.log(num), abs=1e-12
+        )
         if value is not None:
-            assert siglip_loss(images, texts, scalar(10.0), scalar(-10.0)).item() == pytest.approx(value, abs=1e-9)
+            assert siglip_loss(images, texts, scalar(10.0), scalar(-10.0)).item() == pytest.approx(
+                value, abs=1e-9
+            )
 
 
 def random_pairs(num=7, dimension=5):
@@ -50,7 +58,9 @@ def test_siglip_equals_its_definition():
         for b in range(7):
             logit = 3.0 * float(images[a] @ texts[b]) - 1.0
             expected += math.log(1 + math.exp(-logit if a == b else logit)) / 7
-    assert siglip_loss(images, texts, scalar(3.0), scalar(-1.0)).item() == pytest.approx(expected, abs=1e-12)
+    assert siglip_loss(images, texts, scalar(3.0), scalar(-1.0)).item() == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_gradients():
@@ -95,7 +105,9 @@ def test_clip_equals_open_clip_and_transformers():
     arguments = (*random_pairs(), scalar(9.0))
     ours = gradients_of(clip_loss, *arguments)
     assert_same(ours, gradients_of(open_clip_losses().ClipLoss(), *arguments))
-    assert_same(ours, gradients_of(lambda i, t, s: image_text_contrastive_loss(s * t @ i.T), *arguments))
+    assert_same(
+        ours, gradients_of(lambda i, t, s: image_text_contrastive_loss(s * t @ i.T), *arguments)
+    )
 
 
 def test_siglip_equals_open_clip_and_transformers():
@@ -106,9 +118,18 @@ def test_siglip_equals_open_clip_and_transformers():
     assert_same(ours, gradients_of(open_clip_losses().SigLipLoss(), *arguments))
 
     # transformers computes its loss inside the model, from embeddings that it returns too.
-    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision = {**small, "image_size": 8, "patch_size": 4}
-    model = SiglipModel(SiglipConfig(text_config={**small, "vocab_size": 9}, vision_config=vision)).double().eval()
+    model = (
+        SiglipModel(SiglipConfig(text_config={**small, "vocab_size": 9}, vision_config=vision))
+        .double()
+        .eval()
+    )
     with torch.no_grad():
         model.logit_scale.fill_(math.log(9.0))
         model.logit_bias.fill_(-4.0)

@@ -25,7 +25,9 @@ def test_it_is_monotone_and_finite_from_minus_one_to_one(grad):
 
 def test_both_gradients_are_what_they_say():
     for degrees, factor in ((90, 0.955), (60, 1.126), (45, 1.251), (20, 1.767)):
-        cosine = torch.tensor(math.cos(math.radians(degrees)), dtype=torch.float64, requires_grad=True)
+        cosine = torch.tensor(
+            math.cos(math.radians(degrees)), dtype=torch.float64, requires_grad=True
+        )
         with_margin(cosine, grad="exact").backward()
         assert float(cosine.grad) == pytest.approx(factor, abs=1e-3)
         cosine.grad = None

@@ -44,13 +44,19 @@ def test_negatives_draw_no_number_that_something_else_of_the_run_draws(monkeypat
     for seed in range(3):
         for step in range(20):
             for column in (None, 0, 1, 7):
-                drawn = hash_classes(seed, step, torch.arange(20), column=column).numpy().view(np.uint64)
+                drawn = (
+                    hash_classes(seed, step, torch.arange(20), column=column)
+                    .numpy()
+                    .view(np.uint64)
+                )
                 assert not {int(number) for number in drawn ^ np.uint64(1 << 63)} & seen.keys()
 
 
 def test_columns_of_a_seed_are_not_other_seeds():
     whole = [draw_negatives(1000, 0.1, seed=seed, step=2).tolist() for seed in (0, 7919, 15838)]
-    columns = [draw_negatives(1000, 0.1, seed=0, step=2, column=column).tolist() for column in range(3)]
+    columns = [
+        draw_negatives(1000, 0.1, seed=0, step=2, column=column).tolist() for column in range(3)
+    ]
     assert len({tuple(drawn) for drawn in whole + columns}) == 6
 
 
@@ -81,7 +87,8 @@ def test_no_pattern_repeats_over_shards():
     """One stream reused on every process would draw the same local rows of each shard."""
     drawn = draw_negatives(4000, 0.25, seed=0, step=0)
     shards = [
-        set((drawn[(drawn >= first) & (drawn < first + 1000)] - first).tolist()) for first in range(0, 4000, 1000)
+        set((drawn[(drawn >= first) & (drawn < first + 1000)] - first).tolist())
+        for first in range(0, 4000, 1000)
     ]
     for first, second in ((0, 1), (1, 2), (2, 3)):
         common = len(shards[first] & shards[second])
@@ -94,14 +101,21 @@ def test_partialfc_takes_the_positives_and_fills_up():
     assert len(drawn) == 100
     assert {3, 17, 900} <= set(drawn.tolist())
     many = torch.arange(300).view(30, 10)
-    assert draw_negatives(1000, 0.1, seed=0, step=0, policy="partialfc", labels=many).tolist() == list(range(300))
+    assert draw_negatives(
+        1000, 0.1, seed=0, step=0, policy="partialfc", labels=many
+    ).tolist() == list(range(300))
 
 
 def test_own_positions_are_found_and_padding_hits_nothing():
     drawn = torch.tensor([0, 3, 5, 9])
     labels = torch.tensor([[3, 9, -1], [4, -1, -1], [0, 5, -1], [11, 1, -1]])
     rows, slots = own_positions(drawn, labels)
-    assert sorted(zip(rows.tolist(), slots.tolist(), strict=True)) == [(0, 1), (0, 3), (2, 0), (2, 2)]
+    assert sorted(zip(rows.tolist(), slots.tolist(), strict=True)) == [
+        (0, 1),
+        (0, 3),
+        (2, 0),
+        (2, 2),
+    ]
     assert (slots.diff() >= 0).all()
     assert len(own_positions(torch.tensor([], dtype=torch.int64), labels)[0]) == 0
 

@@ -67,7 +67,9 @@ def hf_class(config):
         return MLCDVisionModel, MLCDVisionConfig(**hf_fields(config))
     if config.embedding_dim is None:
         return CLIPVisionModel, CLIPVisionConfig(**hf_fields(config))
-    return CLIPVisionModelWithProjection, CLIPVisionConfig(**hf_fields(config), projection_dim=config.embedding_dim)
+    return CLIPVisionModelWithProjection, CLIPVisionConfig(
+        **hf_fields(config), projection_dim=config.embedding_dim
+    )
 
 
 def write_hf(trunk, folder, prefix="vision_model."):
@@ -76,7 +78,10 @@ def write_hf(trunk, folder, prefix="vision_model."):
     spec = PreprocessSpec(config.image_size, config.image_size)
     (folder / "preprocessor_config.json").write_text(json.dumps(write_hf_preprocessing(spec)))
     state = write_state(trunk.state_dict(), "hf")
-    state = {name.replace("vision_model.", prefix): tensor.contiguous().clone() for name, tensor in state.items()}
+    state = {
+        name.replace("vision_model.", prefix): tensor.contiguous().clone()
+        for name, tensor in state.items()
+    }
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -88,7 +93,9 @@ def pixels(side, *, num=2, width=None):
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @torch.no_grad()
-def test_transformers_loads_our_weights_and_gives_the_same_outputs(tmp_path, size, activation, positions):
+def test_transformers_loads_our_weights_and_gives_the_same_outputs(
+    tmp_path, size, activation, positions
+):
     if positions == "rope":
         size = (*size[:6], None)
     trunk = tower(size, activation=activation, positions=positions)
@@ -98,16 +105,22 @@ def test_transformers_loads_our_weights_and_gives_the_same_outputs(tmp_path, siz
     x = pixels(size[0])
     expected = theirs(x, output_hidden_states=True)
     pooled = getattr(expected, "image_embeds", None)
-    assert torch.allclose(trunk(x), pooled if pooled is not None else expected.pooler_output, atol=1e-5)
+    assert torch.allclose(
+        trunk(x), pooled if pooled is not None else expected.pooler_output, atol=1e-5
+    )
     assert torch.allclose(trunk(x, "patches"), expected.last_hidden_state[:, 1:], atol=1e-5)
-    assert torch.allclose(trunk(x, "penultimate_patches"), expected.hidden_states[-2][:, 1:], atol=1e-5)
+    assert torch.allclose(
+        trunk(x, "penultimate_patches"), expected.hidden_states[-2][:, 1:], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @torch.no_grad()
-def test_we_load_what_transformers_saves_and_give_the_same_outputs(tmp_path, size, activation, positions):
+def test_we_load_what_transformers_saves_and_give_the_same_outputs(
+    tmp_path, size, activation, positions
+):
     if positions == "rope":
         size = (*size[:6], None)
     config = tower(size, activation=activation, positions=positions).config
@@ -121,15 +134,24 @@ def test_we_load_what_transformers_saves_and_give_the_same_outputs(tmp_path, siz
     x = pixels(size[0])
     expected = theirs(x)
     pooled = getattr(expected, "image_embeds", None)
-    assert torch.allclose(ours.trunk(x), pooled if pooled is not None else expected.pooler_output, atol=1e-5)
+    assert torch.allclose(
+        ours.trunk(x), pooled if pooled is not None else expected.pooler_output, atol=1e-5
+    )
 
 
 @torch.no_grad()
 def test_a_whole_clip_model_gives_its_image_tower(tmp_path):
     vision = hf_fields(tower(SIZES[0]).config) | {"hidden_act": "gelu"}
-    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     ids = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    model = CLIPModel(CLIPConfig(text_config=text | ids, vision_config=vision, projection_dim=12)).eval()
+    model = CLIPModel(
+        CLIPConfig(text_config=text | ids, vision_config=vision, projection_dim=12)
+    ).eval()
     model.save_pretrained(tmp_path)
     CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=16).save_pretrained(tmp_path)
     ours = zoo.load(str(tmp_path))
@@ -138,7 +160,9 @@ def test_a_whole_clip_model_gives_its_image_tower(tmp_path):
     x = pixels(16)
     expected = model.visual_projection(model.vision_model(x).pooler_output)
     assert torch.allclose(ours.trunk(x), expected, atol=1e-5)
-    assert torch.allclose(zoo.load(str(tmp_path), LoadOptions(projection=False)).trunk(x), ours.trunk(x, "pooled"))
+    assert torch.allclose(
+        zoo.load(str(tmp_path), LoadOptions(projection=False)).trunk(x), ours.trunk(x, "pooled")
+    )
 
 
 @torch.no_grad()
@@ -171,8 +195,12 @@ def test_the_angles_are_those_of_the_definition():
     grid = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     expected = [[*(h * f for f in frequencies), *(w * f for f in frequencies)] for h, w in grid]
     assert angles.tolist() == pytest.approx([pytest.approx(row) for row in expected])
-    assert patch_angles((1, 2), 104)[1, 26:29].tolist() == pytest.approx([1, 0.7017038, 0.4923883], abs=1e-7)
-    assert patch_angles((1, 2), 64)[1, 16:19].tolist() == pytest.approx([1, 0.5623413, 0.3162278], abs=1e-7)
+    assert patch_angles((1, 2), 104)[1, 26:29].tolist() == pytest.approx(
+        [1, 0.7017038, 0.4923883], abs=1e-7
+    )
+    assert patch_angles((1, 2), 64)[1, 16:19].tolist() == pytest.approx(
+        [1, 0.5623413, 0.3162278], abs=1e-7
+    )
 
 
 def test_the_rotation_is_a_complex_multiplication():
@@ -196,8 +224,14 @@ def test_the_tables_stay_in_float32_in_a_bf16_model():
 @pytest.mark.parametrize("layout", ["hf", "open_clip", "native", "ours"])
 @pytest.mark.parametrize("wrapper", ["", "module.", "_orig_mod.", "module._orig_mod."])
 def test_every_layout_round_trips(layout, wrapper):
-    trunk = tower((16, 4, 32, 2, 2, 64, None), positions="rope") if layout == "native" else tower(SIZES[0])
-    theirs = {wrapper + name: tensor for name, tensor in write_state(trunk.state_dict(), layout).items()}
+    trunk = (
+        tower((16, 4, 32, 2, 2, 64, None), positions="rope")
+        if layout == "native"
+        else tower(SIZES[0])
+    )
+    theirs = {
+        wrapper + name: tensor for name, tensor in write_state(trunk.state_dict(), layout).items()
+    }
     found, ours = read_state(theirs, "a file")
     assert found == layout
     assert ours.keys() == trunk.state_dict().keys()
@@ -210,10 +244,19 @@ def test_open_clip_s_names_are_those_of_its_own_tower():
     trunk = tower(SIZES[0])
     theirs = write_state(trunk.state_dict(), "open_clip")
     attention = torch.nn.MultiheadAttention(32, 2)
-    expected = {f"transformer.resblocks.1.attn.{name}": p.shape for name, p in attention.named_parameters()}
-    expected |= {"conv1.weight": (32, 3, 8, 8), "class_embedding": (32,), "positional_embedding": (5, 32)}
+    expected = {
+        f"transformer.resblocks.1.attn.{name}": p.shape for name, p in attention.named_parameters()
+    }
+    expected |= {
+        "conv1.weight": (32, 3, 8, 8),
+        "class_embedding": (32,),
+        "positional_embedding": (5, 32),
+    }
     expected |= {"ln_pre.weight": (32,), "ln_post.bias": (32,), "proj": (32, 16)}
-    expected |= {"transformer.resblocks.0.ln_1.weight": (32,), "transformer.resblocks.0.mlp.c_proj.weight": (32, 64)}
+    expected |= {
+        "transformer.resblocks.0.ln_1.weight": (32,),
+        "transformer.resblocks.0.mlp.c_proj.weight": (32, 64),
+    }
     for name, shape in expected.items():
         assert tuple(theirs[name].shape) == tuple(shape), name
 
@@ -230,8 +273,13 @@ def open_clip_folder(trunk, folder, **model):
     }
     model = {"embed_dim": config.embedding_dim, "vision_cfg": vision, "text_cfg": {}, **model}
     preprocess = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25], "interpolation": "bicubic"}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}))
-    state = {f"visual.{name}": tensor for name, tensor in write_state(trunk.state_dict(), "open_clip").items()}
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": model, "preprocess_cfg": preprocess})
+    )
+    state = {
+        f"visual.{name}": tensor
+        for name, tensor in write_state(trunk.state_dict(), "open_clip").items()
+    }
     text = {"positional_embedding": torch.zeros(7, 8), "token_embedding.weight": torch.zeros(9, 8)}
     save_file(state | text, folder / "open_clip_model.safetensors")
 
@@ -247,16 +295,25 @@ def test_a_directory_of_open_clip_is_read_with_its_own_statistics(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".bin"])
-def test_bare_weights_take_the_rest_from_a_named_tower_and_are_never_guessed(tmp_path, suffix, monkeypatch):
+def test_bare_weights_take_the_rest_from_a_named_tower_and_are_never_guessed(
+    tmp_path, suffix, monkeypatch
+):
     trunk = tower(SIZES[0], activation="quick_gelu")
     monkeypatch.setattr(zoo, "PUBLISHED", {"small": zoo.Published(trunk.config, None)})
-    state = {f"visual.{name}": tensor for name, tensor in write_state(trunk.state_dict(), "open_clip").items()}
+    state = {
+        f"visual.{name}": tensor
+        for name, tensor in write_state(trunk.state_dict(), "open_clip").items()
+    }
     file = tmp_path / f"weights{suffix}"
     if suffix == ".safetensors":
         save_file(state, file)
     else:
         torch.save(
-            {"epoch": 3, "state_dict": {f"module.{name}": tensor.half() for name, tensor in state.items()}}, file
+            {
+                "epoch": 3,
+                "state_dict": {f"module.{name}": tensor.half() for name, tensor in state.items()},
+            },
+            file,
         )
     with pytest.raises(ConfigInvalid, match="--like NAME") as error:
         zoo.load(str(file))
@@ -276,7 +333,10 @@ def test_sharded_weights_are_read_by_their_index(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     names = sorted(state)
     for part, chosen in enumerate((names[:9], names[9:])):
-        save_file({name: state[name].contiguous() for name in chosen}, tmp_path / f"part-{part}.safetensors")
+        save_file(
+            {name: state[name].contiguous() for name in chosen},
+            tmp_path / f"part-{part}.safetensors",
+        )
     index = {name: f"part-{int(name in names[9:])}.safetensors" for name in names}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     assert zoo.load(str(tmp_path)).fingerprint() == whole.fingerprint()
@@ -308,24 +368,34 @@ def test_the_published_towers_have_their_parameter_counts(name, parameters):
 def test_rice_has_about_its_published_parameter_count():
     with torch.device("meta"):
         trunk = ViT(PUBLISHED["rice-vit-large-patch14-560"].config)
-    assert sum(parameter.numel() for parameter in trunk.parameters()) / 1e6 == pytest.approx(302.9, abs=0.05)
+    assert sum(parameter.numel() for parameter in trunk.parameters()) / 1e6 == pytest.approx(
+        302.9, abs=0.05
+    )
 
 
 def break_missing(folder):
     state = write_state(tower(SIZES[0]).state_dict(), "hf")
     del state["vision_model.encoder.layers.1.mlp.fc2.bias"]
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
 
 
 def break_half_of_qkv(folder):
     state = write_state(tower(SIZES[0]).state_dict(), "hf")
     del state["vision_model.encoder.layers.1.self_attn.v_proj.bias"]
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
 
 
 def break_unknown(folder):
-    state = write_state(tower(SIZES[0]).state_dict(), "hf") | {"vision_model.extra.weight": torch.zeros(3)}
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    state = write_state(tower(SIZES[0]).state_dict(), "hf") | {
+        "vision_model.extra.weight": torch.zeros(3)
+    }
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors"
+    )
 
 
 def break_shape(folder):
@@ -379,10 +449,22 @@ def edit_preprocessing(**changes):
         (edit_preprocessing(image_mean=[0.5]), ConfigInvalid, "image_mean"),
         (edit_preprocessing(do_center_crop=False), ConfigInvalid, "do_center_crop"),
         (edit_preprocessing(crop_size=8, size=8), ConfigInvalid, "--image-size"),
-        (lambda folder: (folder / "preprocessor_config.json").unlink(), ConfigInvalid, "--preprocess clip"),
-        (lambda folder: (folder / "config.json").write_text("{"), ArtifactInvalid, "cannot be read as JSON"),
+        (
+            lambda folder: (folder / "preprocessor_config.json").unlink(),
+            ConfigInvalid,
+            "--preprocess clip",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text("{"),
+            ArtifactInvalid,
+            "cannot be read as JSON",
+        ),
         (lambda folder: (folder / "config.json").unlink(), ConfigInvalid, "--like NAME"),
-        (lambda folder: (folder / "model.safetensors").unlink(), ArtifactInvalid, "holds no weights"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            ArtifactInvalid,
+            "holds no weights",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_that_names_it(tmp_path, damage, error, message):
@@ -448,5 +530,9 @@ def test_activation_and_heads_are_part_of_the_fingerprint():
     prints = set()
     for change in ({}, {"activation": "quick_gelu"}, {"heads": 4}, {"norm_eps": 1e-6}):
         config = dataclasses.replace(trunk.config, **change)
-        prints.add(Servable(tower_of(config, trunk.state_dict(), "x"), PreprocessSpec(16, 16)).fingerprint())
+        prints.add(
+            Servable(
+                tower_of(config, trunk.state_dict(), "x"), PreprocessSpec(16, 16)
+            ).fingerprint()
+        )
     assert len(prints) == 4

@@ -8,7 +8,9 @@ from mlcd.images.transform import CLIP_MEAN, CLIP_STD, PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 
-SMALL = ViTConfig(image_size=16, patch_size=8, width=32, depth=2, heads=2, mlp_width=64, embedding_dim=16)
+SMALL = ViTConfig(
+    image_size=16, patch_size=8, width=32, depth=2, heads=2, mlp_width=64, embedding_dim=16
+)
 
 
 def small_model(config=SMALL, seed=0):
@@ -21,7 +23,9 @@ def small_model(config=SMALL, seed=0):
     ("size", "patch", "width", "depth", "mlp", "parameters"),
     [(224, 32, 768, 12, 3072, 87_456_000), (336, 14, 1024, 24, 4096, 303_507_456)],
 )
-def test_the_published_towers_have_their_parameter_counts(size, patch, width, depth, mlp, parameters):
+def test_the_published_towers_have_their_parameter_counts(
+    size, patch, width, depth, mlp, parameters
+):
     with torch.device("meta"):
         tower = ViT(ViTConfig(size, patch, width, depth, width // 64, mlp, activation="quick_gelu"))
     assert sum(parameter.numel() for parameter in tower.parameters()) == parameters
@@ -35,7 +39,9 @@ def test_a_block_equals_torch_s_own_transformer_layer(activation):
     ours.initialize(torch.Generator().manual_seed(0))
     block = ours.blocks[0]
     gelu = nn.functional.gelu if activation == "gelu" else lambda x: x * torch.sigmoid(1.702 * x)
-    theirs = nn.TransformerEncoderLayer(32, 4, 64, 0.0, gelu, batch_first=True, norm_first=True).eval()
+    theirs = nn.TransformerEncoderLayer(
+        32, 4, 64, 0.0, gelu, batch_first=True, norm_first=True
+    ).eval()
     names = {
         "self_attn.in_proj_weight": "attn.qkv.weight",
         "self_attn.in_proj_bias": "attn.qkv.bias",
@@ -79,7 +85,9 @@ def test_weights_round_trip_and_the_fingerprint_is_theirs(tmp_path):
 
 def test_damaged_or_foreign_weights_are_refused_naming_the_tensor(tmp_path):
     small_model().write(tmp_path)
-    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace('"depth": 2', '"depth": 3'))
+    (tmp_path / "config.json").write_text(
+        (tmp_path / "config.json").read_text().replace('"depth": 2', '"depth": 3')
+    )
     with pytest.raises(ArtifactInvalid, match=r"blocks\.2\.attn\.out\.bias is missing"):
         Servable.read(tmp_path)
     small_model().write(tmp_path)

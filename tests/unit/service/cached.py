@@ -62,7 +62,13 @@ def cached(pipeline, metrics, *, dtype="float32", memory_bytes=10**6, redis=None
 def redis_cache(server, metrics, *, dtype="float32", timeout_s=0.5, ttl_s=60, max_bytes=None):
     vectors = VectorFormat(3, dtype)
     return RedisCache(
-        server.url, space(vectors), vectors, timeout_s=timeout_s, ttl_s=ttl_s, max_bytes=max_bytes, metrics=metrics
+        server.url,
+        space(vectors),
+        vectors,
+        timeout_s=timeout_s,
+        ttl_s=ttl_s,
+        max_bytes=max_bytes,
+        metrics=metrics,
     )
 
 
@@ -75,10 +81,22 @@ class RedisServer:
         self.start()
 
     def start(self):
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = [
+            "redis-server",
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
         log = (self._folder / "redis.log").open("a")
         with log:
-            self.process = subprocess.Popen([*command, *self._options], cwd=self._folder, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*command, *self._options], cwd=self._folder, stdout=log, stderr=log
+            )
         until_answers = time.monotonic() + 10
         while b"PONG" not in self.ask("PING"):
             assert self.process.poll() is None, (self._folder / "redis.log").read_text()
@@ -87,7 +105,10 @@ class RedisServer:
 
     def ask(self, *words):
         """The raw answer to a command in words, empty where nobody answers."""
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as client:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), timeout=1) as client,
+        ):
             client.sendall(" ".join(words).encode() + b"\r\n")
             return client.recv(65536)
         return b""

@@ -72,7 +72,9 @@ def sample(metrics, name):
 
 
 def new_batcher(engine, metrics=None, **options):
-    return MicroBatcher(engine, **({"max_batch": 8, "max_queued": 100} | options), metrics=metrics or new_metrics())
+    return MicroBatcher(
+        engine, **({"max_batch": 8, "max_queued": 100} | options), metrics=metrics or new_metrics()
+    )
 
 
 def new_admission(metrics=None, *, max_images=100, **most):
@@ -84,7 +86,17 @@ def new_admission(metrics=None, *, max_images=100, **most):
     return Admission(max_images=max_images, **capacities, metrics=metrics)
 
 
-def new_pipeline(engine, batcher, metrics=None, *, headers=None, decoders=None, large=None, admission=None, **options):
+def new_pipeline(
+    engine,
+    batcher,
+    metrics=None,
+    *,
+    headers=None,
+    decoders=None,
+    large=None,
+    admission=None,
+    **options,
+):
     pool = decoders or ThreadPoolExecutor(2)
     settings = {"limits": DecodeLimits(), "max_pixels": 10**9, "num_decoders": 2} | options
     return Pipeline(

@@ -33,8 +33,14 @@ def test_a_wrong_setting_is_refused_with_a_hint(monkeypatch, name, value, messag
     [
         ({"model": "hog", "engine": "fake"}, "go together only"),
         ({"model": "fake:latency_ms=5"}, "go together only"),
-        ({"model": "hog", "limits": {"max_queued_bytes": 1}}, "max_queued_bytes must not be less than max_body_bytes"),
-        ({"model": "hog", "limits": {"max_queued_images": 3}}, "max_queued_images must not be less than max_images"),
+        (
+            {"model": "hog", "limits": {"max_queued_bytes": 1}},
+            "max_queued_bytes must not be less than max_body_bytes",
+        ),
+        (
+            {"model": "hog", "limits": {"max_queued_images": 3}},
+            "max_queued_images must not be less than max_images",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):

@@ -56,7 +56,9 @@ def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
     head = PartialFC(num_classes, DIMENSION, config, world=world).double()
     head.initialize(7)
     with torch.no_grad():
-        head.weight.mul_(torch.linspace(50, 150, num_classes)[head.shard.start : head.shard.stop, None])
+        head.weight.mul_(
+            torch.linspace(50, 150, num_classes)[head.shard.start : head.shard.stop, None]
+        )
     total = 0.0
     for part in range(accumulate):
         rows = slice(part * len(x) // accumulate, (part + 1) * len(x) // accumulate)
@@ -79,11 +81,19 @@ def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
 def clip_step(world):
     """Gradients after clipping by one norm: a backbone's, alike everywhere, and this process's rows of a shard's."""
     generator = torch.Generator().manual_seed(1)
-    dense, whole = torch.randn(5, generator=generator).double(), torch.randn((11, 3), generator=generator).double()
+    dense, whole = (
+        torch.randn(5, generator=generator).double(),
+        torch.randn((11, 3), generator=generator).double(),
+    )
     shard = Shard.of(world.rank, world.size, 11)
-    backbone_parameter, rows = torch.zeros_like(dense), torch.zeros(len(shard), 3, dtype=torch.float64)
+    backbone_parameter, rows = (
+        torch.zeros_like(dense),
+        torch.zeros(len(shard), 3, dtype=torch.float64),
+    )
     backbone_parameter.grad, own = dense, whole[shard.start : shard.stop]
-    rows.grad = torch.sparse_coo_tensor(torch.arange(len(shard))[None], own, own.shape, check_invariants=True)
+    rows.grad = torch.sparse_coo_tensor(
+        torch.arange(len(shard))[None], own, own.shape, check_invariants=True
+    )
     norms = clip_global_norm([backbone_parameter], [rows], 0.5, world)
     # `gradients` are compared whole on every process: the shards are put together first.
     centers = world.gather_rows(rows.grad.to_dense())
@@ -98,12 +108,19 @@ def contrastive_step(world, kind, x, y):
     scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
     bias = torch.tensor(-2.0, dtype=torch.float64, requires_grad=True)
     a, b = (nn.functional.normalize(tower(z), dim=1) for tower, z in ((images, x), (texts, y)))
-    loss = clip_loss(a, b, scale, world=world) if kind == "clip" else siglip_loss(a, b, scale, bias, world=world)
+    loss = (
+        clip_loss(a, b, scale, world=world)
+        if kind == "clip"
+        else siglip_loss(a, b, scale, bias, world=world)
+    )
     loss.backward()
     scalars = [scale.grad, *([bias.grad] if kind == "siglip" else [])]
     towers = [p.grad.flatten() for tower in (images, texts) for p in tower.parameters()]
     gradients = torch.cat([*towers, torch.stack(scalars)])
-    return {"loss": (world.sum(loss.detach()) / world.size).item(), "gradients": world.sum(gradients) / world.size}
+    return {
+        "loss": (world.sum(loss.detach()) / world.size).item(),
+        "gradients": world.sum(gradients) / world.size,
+    }
 
 
 def cases():
@@ -122,7 +139,9 @@ def resharded_loss(world, weight=None):
     """The loss of a later step on the whole batch, every process with its part; all labels present."""
     x, labels = batch(11, 4, num=12, seed=2)
     own = split(len(x), world.size)[world.rank]
-    head = PartialFC(11, DIMENSION, HeadConfig(scale=16.0, negative_ratio=0.5), world=world).double()
+    head = PartialFC(
+        11, DIMENSION, HeadConfig(scale=16.0, negative_ratio=0.5), world=world
+    ).double()
     with torch.no_grad():
         head.weight.copy_(weight)
         return head(backbone()(x[own]), labels[own], 9).loss.item()
@@ -132,12 +151,19 @@ def as_rows(local, shard, size):
     """A process's rows as a part of those of all classes."""
     local, mesh = local.detach(), init_device_mesh("cpu", (size,))
     shape = torch.Size([shard.num_classes, *local.shape[1:]])
-    return DTensor.from_local(local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride())
+    return DTensor.from_local(
+        local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride()
+    )
 
 
 def column_cases():
     for ratio in (0.1, 0.3, 1.0):
-        yield ratio, HeadConfig(kind="per_column", scale=16.0, margin_grad="exact", negative_ratio=ratio, seed=5)
+        yield (
+            ratio,
+            HeadConfig(
+                kind="per_column", scale=16.0, margin_grad="exact", negative_ratio=ratio, seed=5
+            ),
+        )
 
 
 def run_columns(rank, size, folder):
@@ -147,16 +173,23 @@ def run_columns(rank, size, folder):
     )
     x, labels = batch(60, 4)
     own = split(len(x), size)[rank]
-    results = {ratio: head_step(World.current(), config, 60, x[own], labels[own]) for ratio, config in column_cases()}
+    results = {
+        ratio: head_step(World.current(), config, 60, x[own], labels[own])
+        for ratio, config in column_cases()
+    }
     torch.save(results, f"{folder}/columns-{size}-{rank}.pt")
     dist.destroy_process_group()
 
 
 def save(rank, size, folder):
     """Two updates of the centers, then this process's rows and moments as a file, and the next loss."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-save", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-save", rank=rank, world_size=size
+    )
     world = World.current()
-    head = PartialFC(11, DIMENSION, HeadConfig(scale=16.0, negative_ratio=0.5), world=world).double()
+    head = PartialFC(
+        11, DIMENSION, HeadConfig(scale=16.0, negative_ratio=0.5), world=world
+    ).double()
     head.initialize(7)
     optimizer = RowAdamW(head.parameters(), lr=0.01)
     x, labels = batch(11, 4)
@@ -166,16 +199,22 @@ def save(rank, size, folder):
         head(backbone()(x[own]).detach(), labels[own], step).loss.backward()
         optimizer.step()
     moments = optimizer.state[head.weight]
-    rows = {name: as_rows(tensor, head.shard, size) for name, tensor in {"weight": head.weight, **moments}.items()}
+    rows = {
+        name: as_rows(tensor, head.shard, size)
+        for name, tensor in {"weight": head.weight, **moments}.items()
+    }
     write_tensors(rows, Path(folder, "rows"), world.group)
     torch.save(
-        {"weight": head.weight.detach(), "loss": resharded_loss(world, head.weight)}, f"{folder}/saved-{rank}.pt"
+        {"weight": head.weight.detach(), "loss": resharded_loss(world, head.weight)},
+        f"{folder}/saved-{rank}.pt",
     )
     dist.destroy_process_group()
 
 
 def load(rank, size, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-load-{size}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-load-{size}", rank=rank, world_size=size
+    )
     world = World.current()
     shard, stored = Shard.of(rank, size, 11), stored_tensors(Path(folder, "rows"))
     rows = {
@@ -184,12 +223,16 @@ def load(rank, size, folder):
     }
     read_tensors(rows, Path(folder, "rows"), world.group)
     rows = {name: tensor.to_local() for name, tensor in rows.items()}
-    torch.save({**rows, "loss": resharded_loss(world, rows["weight"])}, f"{folder}/loaded-{size}-{rank}.pt")
+    torch.save(
+        {**rows, "loss": resharded_loss(world, rows["weight"])}, f"{folder}/loaded-{size}-{rank}.pt"
+    )
     dist.destroy_process_group()
 
 
 def run(rank, size, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
+    )
     world = World.current()
     results = {}
     for name, config, num_classes, num_labels in cases():
@@ -200,13 +243,17 @@ def run(rank, size, folder):
     x, labels = batch(11, 3)
     own = split(len(x), size)[rank]
     one = torch.zeros_like(labels[own])
-    results["one-owner"] = head_step(world, HeadConfig(scale=16.0, negative_ratio=1.0), 11, x[own], one)
+    results["one-owner"] = head_step(
+        world, HeadConfig(scale=16.0, negative_ratio=1.0), 11, x[own], one
+    )
     for accumulate in (1, 2, 4):
         # Equal parts, as the mean of means needs; micro-batch i of every process is the global micro-batch i.
         x, labels = batch(11, 4, num=8 * size)
         rows = torch.arange(len(x)).view(4, size, 2)[:, rank].flatten()
         config = HeadConfig(scale=16.0, negative_ratio=0.4)
-        results[f"accumulate-{accumulate}"] = head_step(world, config, 11, x[rows], labels[rows], accumulate=accumulate)
+        results[f"accumulate-{accumulate}"] = head_step(
+            world, config, 11, x[rows], labels[rows], accumulate=accumulate
+        )
     x, _ = batch(3, 1)
     y, _ = batch(3, 1, seed=9)
     own = split(len(x), size)[rank]

@@ -18,7 +18,11 @@ from training.evaluation.while_training import check_evaluation, evaluate_model
 
 def model(seed=0):
     """An untrained tower for 16 px that has a projection."""
-    trunk = ViT(ViTConfig(image_size=16, patch_size=8, width=32, depth=1, heads=2, mlp_width=64, embedding_dim=16))
+    trunk = ViT(
+        ViTConfig(
+            image_size=16, patch_size=8, width=32, depth=1, heads=2, mlp_width=64, embedding_dim=16
+        )
+    )
     trunk.initialize(torch.Generator().manual_seed(seed))
     return Servable(trunk, PreprocessSpec(resize_shortest=16, crop=16))
 
@@ -41,7 +45,9 @@ def run_config(trained_on, **evaluation):
 
 
 def prepared(images):
-    return PreparedImages(ImageSet.of(open_source(str(images))), PreprocessSpec(resize_shortest=16, crop=16))
+    return PreparedImages(
+        ImageSet.of(open_source(str(images))), PreprocessSpec(resize_shortest=16, crop=16)
+    )
 
 
 def measure(world, images):
@@ -54,20 +60,26 @@ def measure(world, images):
         "splits": samples.splits.tolist(),
         "knn": dict(knn(samples, neighbors=5, hold_out=0.2, world=world)),
         "leave-one-out": dict(knn(samples, neighbors=5, hold_out=0.0, world=world)),
-        "while training": evaluate_model(model(), config, world=world, images=check_evaluation(config)),
+        "while training": evaluate_model(
+            model(), config, world=world, images=check_evaluation(config)
+        ),
     }
 
 
 def evaluate(rank, size, folder, images):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
+    )
     torch.save(measure(World.current(), images), f"{folder}/evaluation-{size}-{rank}.pt")
     dist.destroy_process_group()
 
 
 def probe(rank, size, folder, samples):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
+    )
     measured = dict(linear_probe(samples, hold_out=0.2, metric="accuracy", world=World.current()))
     torch.save(measured, f"{folder}/probe-{size}-{rank}.pt")
     dist.destroy_process_group()

@@ -25,7 +25,17 @@ COUNTS = {
 
 
 def new_state(world, precision="fp64"):
-    trunk = ViT(ViTConfig(image_size=IMAGE, patch_size=4, width=16, depth=2, heads=2, mlp_width=32, embedding_dim=6))
+    trunk = ViT(
+        ViTConfig(
+            image_size=IMAGE,
+            patch_size=4,
+            width=16,
+            depth=2,
+            heads=2,
+            mlp_width=32,
+            embedding_dim=6,
+        )
+    )
     trunk.initialize(torch.Generator().manual_seed(0))
     model = Servable(trunk, PreprocessSpec(resize_shortest=IMAGE, crop=IMAGE))
     state_of = Backbone(model, ComputeConfig(precision=precision, accumulation=4), world)
@@ -43,7 +53,10 @@ def micro_batches(counts_of_all, rank, dtype=torch.float64):
     images, labels = [], []
     for index, counts in enumerate(counts_of_all):
         generator = torch.Generator().manual_seed(index)
-        whole = torch.rand((sum(counts), 3, IMAGE, IMAGE), generator=generator, dtype=torch.float64) * 255
+        whole = (
+            torch.rand((sum(counts), 3, IMAGE, IMAGE), generator=generator, dtype=torch.float64)
+            * 255
+        )
         ids = torch.randint(0, CLASSES, (sum(counts), 3), generator=generator)
         own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
         images.append(whole[own].to(dtype))
@@ -54,18 +67,28 @@ def micro_batches(counts_of_all, rank, dtype=torch.float64):
 
 def gradients(state, counts, rank=0, dtype=torch.float64):
     loss, _ = backward(state, *micro_batches(counts, rank, dtype))
-    return {"loss": loss, **{name: each.grad.clone() for name, each in state.model.trunk.named_parameters()}}
+    return {
+        "loss": loss,
+        **{name: each.grad.clone() for name, each in state.model.trunk.named_parameters()},
+    }
 
 
 def run(rank, size, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
-    torch.save(gradients(new_state(World.current()), COUNTS[size], rank), f"{folder}/gradients-{size}-{rank}.pt")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
+    )
+    torch.save(
+        gradients(new_state(World.current()), COUNTS[size], rank),
+        f"{folder}/gradients-{size}-{rank}.pt",
+    )
     dist.destroy_process_group()
 
 
 def run_twice(rank, size, folder):
     """A process's third backward pass, and the first one of a process that begins there."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size
+    )
     world = World.current()
     state = new_state(world, "fp32")
     for _ in range(2):

@@ -53,7 +53,8 @@ def test_the_hours_in_a_recipe_s_header_are_those_of_its_plan(recipe):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "depth", "dimension", "lr"), [("vit-b32-1m", 12, 512, 5e-4), ("vit-l14-1m", 24, 768, 4e-4)]
+    ("recipe", "depth", "dimension", "lr"),
+    [("vit-b32-1m", 12, 512, 5e-4), ("vit-l14-1m", 24, 768, 4e-4)],
 )
 def test_the_paper_s_recipes_hold_the_paper_s_settings(recipe, depth, dimension, lr):
     # method.md sections 6, 9.1 and 10.
@@ -61,12 +62,21 @@ def test_the_paper_s_recipes_hold_the_paper_s_settings(recipe, depth, dimension,
     assert (config.model.depth, config.model.embedding_dim) == (depth, dimension)
     assert config.schedule.steps * config.schedule.batch_size == 32 * 400_000_000
     loss, optim = config.loss, config.optim
-    assert (loss.kind, loss.labels_per_image, loss.negative_ratio, loss.margin_kind) == ("mlcd", 8, 0.1, "arcface")
+    assert (loss.kind, loss.labels_per_image, loss.negative_ratio, loss.margin_kind) == (
+        "mlcd",
+        8,
+        0.1,
+        "arcface",
+    )
     assert (loss.scale, loss.margin, loss.policy) == (64, 0.3, "independent")
     # Table 9, and what the paper leaves out by CLIP, as its Table 9 and "same augmentation as CLIP" do.
     assert (optim.lr, optim.weight_decay, optim.warmup_steps) == (lr, 0.2, 2000)
     assert (optim.betas, optim.eps, optim.center_lr) == ((0.9, 0.98), 1e-6, None)
-    assert (config.augment.min_area, config.augment.max_aspect, config.augment.flip) == (0.9, pytest.approx(4 / 3), 0)
+    assert (config.augment.min_area, config.augment.max_aspect, config.augment.flip) == (
+        0.9,
+        pytest.approx(4 / 3),
+        0,
+    )
     assert config.data.hold_out == 0
     assert config.compute.precision == "bf16"
 
@@ -89,11 +99,15 @@ def test_what_stands_in_fills_sections_that_are_given_in_part():
 
 def test_a_correction_that_would_undo_the_filter_is_refused():
     with pytest.raises(ConfigInvalid, match="take one of them"):
-        load_config("demo-digits", [*PLACES, "loss.correct_ratio=true", "loss.filter_threshold=0.75"])
+        load_config(
+            "demo-digits", [*PLACES, "loss.correct_ratio=true", "loss.filter_threshold=0.75"]
+        )
 
 
 def test_overrides_reach_nested_keys():
-    config = load_config("demo-digits", [*PLACES, "optim.lr=3e-4", "loss.kind=mlc", "model.width=48"])
+    config = load_config(
+        "demo-digits", [*PLACES, "optim.lr=3e-4", "loss.kind=mlc", "model.width=48"]
+    )
     assert (config.optim.lr, config.loss.kind, config.model.width) == (3e-4, "mlc", 48)
 
 
@@ -101,7 +115,10 @@ def test_overrides_reach_nested_keys():
     ("override", "message"),
     [
         ("optim.learning_rate=1", r"unknown key optim.learning_rate: did you mean optim.lr\?"),
-        ("schedule.epochs=3", r"did you mean schedule.steps \(epochs x images / schedule.batch_size\)"),
+        (
+            "schedule.epochs=3",
+            r"did you mean schedule.steps \(epochs x images / schedule.batch_size\)",
+        ),
         ("batch=8", "did you mean schedule.batch_size"),
         ("optim.batch_size=8", "did you mean schedule.batch_size"),
         ("optim.beta=0.9", "did you mean optim.betas"),
@@ -121,7 +138,10 @@ def test_a_wrong_override_is_refused_with_a_hint(override, message):
 @pytest.mark.parametrize(
     ("given", "missing"),
     [
-        (["out=o"], "data.images, data.labels are not set: add data.images=VALUE data.labels=VALUE"),
+        (
+            ["out=o"],
+            "data.images, data.labels are not set: add data.images=VALUE data.labels=VALUE",
+        ),
         (["data.images=i"], "out, data.labels are not set: add out=VALUE data.labels=VALUE"),
         (["out=o", "data.images=i"], "data.labels is not set: add data.labels=VALUE"),
     ],
@@ -133,9 +153,12 @@ def test_all_missing_places_are_named(given, missing):
 
 def test_the_missing_keys_of_a_recipe_of_one_s_own_are_named_and_not_their_sections(tmp_path):
     recipe = tmp_path / "my.yaml"
-    recipe.write_text("model: {image_size: 32, patch_size: 4, width: 64, depth: 2, heads: 2, mlp_width: 128}\n")
+    recipe.write_text(
+        "model: {image_size: 32, patch_size: 4, width: 64, depth: 2, heads: 2, mlp_width: 128}\n"
+    )
     with pytest.raises(
-        ConfigInvalid, match=r"^data.images, data.labels, model.embedding_dim, schedule.steps are not set"
+        ConfigInvalid,
+        match=r"^data.images, data.labels, model.embedding_dim, schedule.steps are not set",
     ):
         load_config(str(recipe), ["out=o"])
 
@@ -170,18 +193,27 @@ def test_scale_and_negatives_have_no_cliff_between_few_classes_and_a_million(kin
     assert (negatives[1:] / negatives[:-1] <= steps * (1 + 1e-9)).all()
     assert (np.diff(scales) >= 0).all()
     assert (scales[1:] / scales[:-1] <= steps).all()
-    assert (loss.resolved_scale(10_000), loss.resolved_ratio(10_000)) == (8.0 if kind == "mlcd" else 16.0, 1.0)
+    assert (loss.resolved_scale(10_000), loss.resolved_ratio(10_000)) == (
+        8.0 if kind == "mlcd" else 16.0,
+        1.0,
+    )
     assert loss.resolved_ratio(100_000) == pytest.approx(0.1)
-    assert loss.resolved_scale(100_000) == pytest.approx(math.sqrt(64 * (8 if kind == "mlcd" else 16)))
+    assert loss.resolved_scale(100_000) == pytest.approx(
+        math.sqrt(64 * (8 if kind == "mlcd" else 16))
+    )
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():
     load_config("demo-digits", [*PLACES, "schedule.steps=50"])
-    with pytest.raises(ConfigInvalid, match=r"^optim.warmup_steps=50 is more than schedule.steps=49: "):
+    with pytest.raises(
+        ConfigInvalid, match=r"^optim.warmup_steps=50 is more than schedule.steps=49: "
+    ):
         load_config("demo-digits", [*PLACES, "schedule.steps=49"])
 
 
 def test_places_are_no_part_of_a_run_s_identity():
-    first, second = (load_config("demo-digits", ["data.labels=l", f"data.images={x}", f"out={x}"]) for x in "ab")
+    first, second = (
+        load_config("demo-digits", ["data.labels=l", f"data.images={x}", f"out={x}"]) for x in "ab"
+    )
     assert first.identity() == second.identity()
     assert load_config("demo-digits", [*PLACES, "seed=1"]).identity() != first.identity()

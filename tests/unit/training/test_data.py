@@ -27,7 +27,15 @@ from training.config import AugmentConfig, RunConfig, load_config
 from training.data.augment import Augmentation, crop_boxes
 from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
-from training.data.order import BLOCK, block_shares, locate, own_part, part_counts, part_indices, step_positions
+from training.data.order import (
+    BLOCK,
+    block_shares,
+    locate,
+    own_part,
+    part_counts,
+    part_indices,
+    step_positions,
+)
 from training.data.pictures import open_picture, picture_side
 from training.optim.schedule import learning_rate
 from training.run import run_training
@@ -65,7 +73,9 @@ def test_every_element_goes_everywhere_and_pairs_are_torn(num):
 
 
 def test_every_epoch_shows_every_sample_once_across_batch_borders():
-    rows = np.concatenate([locate(step_positions(step, 7), [10], [1.0], seed=0)[1] for step in range(10)])
+    rows = np.concatenate(
+        [locate(step_positions(step, 7), [10], [1.0], seed=0)[1] for step in range(10)]
+    )
     for epoch in range(7):
         assert sorted(rows[10 * epoch : 10 * epoch + 10]) == list(range(10))
     assert rows[:10].tolist() != rows[10:20].tolist()
@@ -79,7 +89,8 @@ def test_the_order_does_not_depend_on_batch_size_processes_or_where_it_is_resume
     whole = np.stack(locate(np.arange(end), sizes, weights, 4))
     for batch_size in (96, 1024):
         steps = [
-            np.stack(locate(step_positions(step, batch_size), sizes, weights, 4)) for step in range(end // batch_size)
+            np.stack(locate(step_positions(step, batch_size), sizes, weights, 4))
+            for step in range(end // batch_size)
         ]
         assert np.array_equal(np.concatenate(steps, axis=1), whole)
     for size in (1, 2, 3, 8):
@@ -106,7 +117,13 @@ def test_a_mixture_is_exact_and_its_parts_run_through_their_own_epochs():
         for start in range(0, len(own) - size, size):
             assert sorted(own[start : start + size]) == list(range(size))
     # Spread, not in runs: every batch holds some of each.
-    assert min(np.bincount(parts[start : start + 128], minlength=3).min() for start in range(0, BLOCK, 128)) > 10
+    assert (
+        min(
+            np.bincount(parts[start : start + 128], minlength=3).min()
+            for start in range(0, BLOCK, 128)
+        )
+        > 10
+    )
 
 
 def test_shares_are_by_largest_remainder():
@@ -126,17 +143,32 @@ def test_how_many_of_each_part_come_before_is_closed_form():
 
 
 # Large: torchvision's boxes are of whole pixels, ours are not.
-SIZES = [(6000, 2000), (6000, 4000), (6400, 3600), (4000, 4000), (3600, 6400), (4000, 6000), (2000, 6000)]
+SIZES = [
+    (6000, 2000),
+    (6000, 4000),
+    (6400, 3600),
+    (4000, 4000),
+    (3600, 6400),
+    (4000, 6000),
+    (2000, 6000),
+]
 
 
 def torchvision_box(width, height, config, generator):
     """What RandomResizedCrop.get_params of torchvision does, written anew: it does not import beside this torch."""
     for _ in range(10):
         area = width * height * generator.uniform(config.min_area, 1.0)
-        aspect = math.exp(generator.uniform(-math.log(config.max_aspect), math.log(config.max_aspect)))
+        aspect = math.exp(
+            generator.uniform(-math.log(config.max_aspect), math.log(config.max_aspect))
+        )
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
-            return int(generator.integers(width - w + 1)), int(generator.integers(height - h + 1)), w, h
+            return (
+                int(generator.integers(width - w + 1)),
+                int(generator.integers(height - h + 1)),
+                w,
+                h,
+            )
     if width / height < 1 / config.max_aspect:
         w, h = width, round(width * config.max_aspect)
     elif width / height > config.max_aspect:
@@ -170,8 +202,12 @@ def test_crop_boxes_are_distributed_as_torchvision_s(width, height, min_area, ma
         assert (w / h).min() >= 1 / max_aspect * (1 - slack)
     # Less than half a percent of the picture's sides blurs what a whole pixel makes of the boxes in the middle.
     sides = np.array([width, height, width, height])
-    mine, other = (boxes + generator.uniform(-0.005, 0.005, boxes.shape) * sides for boxes in (ours, theirs))
-    mine, other = (np.column_stack([b, b[:, 2] * b[:, 3], b[:, 2] / b[:, 3]]) for b in (mine, other))
+    mine, other = (
+        boxes + generator.uniform(-0.005, 0.005, boxes.shape) * sides for boxes in (ours, theirs)
+    )
+    mine, other = (
+        np.column_stack([b, b[:, 2] * b[:, 3], b[:, 2] / b[:, 3]]) for b in (mine, other)
+    )
     for column, name in enumerate(("left", "top", "width", "height", "area", "aspect")):
         assert ks_2samp(mine[:, column], other[:, column], method="asymp").pvalue > 1e-4, name
 
@@ -194,14 +230,20 @@ def random_picture(width, height, seed=0):
 
 
 def test_a_crop_follows_the_position_and_not_the_batch_bit_for_bit():
-    pictures = [open_picture(encoded(random_picture(30 + n, 60 - n, n)), 100, "exact") for n in range(33)]
+    pictures = [
+        open_picture(encoded(random_picture(30 + n, 60 - n, n)), 100, "exact") for n in range(33)
+    ]
     positions = list(range(30, 63))
     augmentation = Augmentation(16, AugmentConfig(min_area=0.1, max_aspect=1.3), 0)
     whole = crop_pictures(pictures, positions, augmentation)
     assert (whole.shape, whole.dtype) == ((33, 3, 16, 16), torch.uint8)
-    alone = [crop_pictures(pictures[n : n + 1], positions[n : n + 1], augmentation) for n in range(33)]
+    alone = [
+        crop_pictures(pictures[n : n + 1], positions[n : n + 1], augmentation) for n in range(33)
+    ]
     assert torch.equal(whole, torch.cat(alone))
-    assert not torch.equal(whole, crop_pictures(pictures, positions, Augmentation(16, augmentation.config, 1)))
+    assert not torch.equal(
+        whole, crop_pictures(pictures, positions, Augmentation(16, augmentation.config, 1))
+    )
     assert crop_pictures([], [], augmentation).shape == (0, 3, 16, 16)
 
 
@@ -211,7 +253,9 @@ def test_without_randomness_it_is_a_plain_resize():
     for flip in (0.0, 1.0):
         still = Augmentation(20, AugmentConfig(min_area=1.0, max_aspect=1.0, flip=flip), 0)
         (crop,) = crop_pictures([picture], [5], still)
-        expected = np.asarray(Image.fromarray(pixels).resize((20, 20), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+        expected = np.asarray(
+            Image.fromarray(pixels).resize((20, 20), Image.Resampling.BICUBIC)
+        ).transpose(2, 0, 1)
         assert np.array_equal(crop.numpy(), expected[:, :, ::-1] if flip else expected)
 
 
@@ -220,7 +264,9 @@ def test_crops_of_a_picture_that_is_not_square_are_not_squeezed():
     y, x = np.mgrid[:225, :400]
     pixels = np.stack([x * 255 / 400, y * 255 / 400, 0 * x], axis=2).astype(np.uint8)
     picture = open_picture(encoded(pixels), 400, "exact")
-    crops = crop_pictures([picture] * 50, list(range(50)), Augmentation(32, AugmentConfig(flip=0.0), 0)).double()
+    crops = crop_pictures(
+        [picture] * 50, list(range(50)), Augmentation(32, AugmentConfig(flip=0.0), 0)
+    ).double()
     across = crops[:, 0, 16, 28] - crops[:, 0, 16, 4]
     down = crops[:, 1, 28, 16] - crops[:, 1, 4, 16]
     assert ((across / down) < 1.25 * 1.05).all()
@@ -236,9 +282,13 @@ def test_small_crops_are_as_sharp_as_those_of_the_original(shared_data, size):
         image = Image.open(path).convert("RGB")
         picture = open_picture(encoded(np.asarray(image)), picture_side(size, config), "exact")
         # The seed of which this position's box is one of the smallest.
-        seed = min(range(30), key=lambda seed: np.prod(boxes_at(image.size, number, config, seed)[2:]))
+        seed = min(
+            range(30), key=lambda seed: np.prod(boxes_at(image.size, number, config, seed)[2:])
+        )
         left, top, w, h = boxes_at(image.size, number, config, seed)
-        direct = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + w, top + h))
+        direct = image.resize(
+            (size, size), Image.Resampling.BICUBIC, box=(left, top, left + w, top + h)
+        )
         (crop,) = crop_pictures([picture], [number], Augmentation(size, config, seed))
         ratios.append(sharpness(crop.numpy().transpose(1, 2, 0)) / sharpness(np.asarray(direct)))
     assert len(ratios) >= 15
@@ -281,7 +331,11 @@ def test_fast_decoding_shows_nearly_the_same(photo):
 @pytest.fixture
 def config(labeled, digits, tiny_recipe, tmp_path):
     def make(*overrides):
-        places = [f"data.images={digits}", f"data.labels={labeled / 'labels'}", f"out={tmp_path / 'run'}"]
+        places = [
+            f"data.images={digits}",
+            f"data.labels={labeled / 'labels'}",
+            f"out={tmp_path / 'run'}",
+        ]
         return load_config(str(tiny_recipe), [*places, *overrides])
 
     return make
@@ -301,12 +355,18 @@ def test_labels_and_images_are_joined_by_key_and_the_held_out_stay_out(config, l
         assert labels.tolist() == table.ids[row_of_key[entry.key], :2].tolist()
         assert sha256.tobytes() == table.image_sha256[row_of_key[entry.key]]
     assert part.labels.dtype == np.int32
-    assert (dataset.num_unlabeled, dataset.num_missing, dataset.num_centers) == (0, 0, table.num_centers)
+    assert (dataset.num_unlabeled, dataset.num_missing, dataset.num_centers) == (
+        0,
+        0,
+        table.num_centers,
+    )
     assert len(open_dataset(config("data.hold_out=0"))) == 200
     assert open_dataset(config("loss.kind=cd")).parts[0].labels.shape[1] == 1
 
 
-def test_images_without_labels_and_labels_without_images_are_counted(config, digits, tmp_path, caplog):
+def test_images_without_labels_and_labels_without_images_are_counted(
+    config, digits, tmp_path, caplog
+):
     images = tmp_path / "images"
     shutil.copytree(digits, images)
     first, second, *_ = sorted((images / "3").iterdir())
@@ -328,7 +388,10 @@ def test_images_and_labels_that_share_nothing_are_refused(config, tmp_path):
 
 
 def mixture(config, *sources):
-    mix = [{"images": str(images), "labels": str(labels), "weight": weight} for images, labels, weight in sources]
+    mix = [
+        {"images": str(images), "labels": str(labels), "weight": weight}
+        for images, labels, weight in sources
+    ]
     return RunConfig.model_validate({**config().model_dump(), "data": {"mix": mix}})
 
 
@@ -343,21 +406,37 @@ def test_a_mixture_has_a_part_for_each_source(config, digits, labeled):
 def test_a_mixture_of_other_centers_is_refused(config, digits, labeled, tmp_path):
     commands = [
         ["cluster", labeled / "features", tmp_path / "centers", "--clusters", 5, "--seed", 1],
-        ["label", labeled / "features", tmp_path / "labels", "--centers", tmp_path / "centers", "--top", 2],
+        [
+            "label",
+            labeled / "features",
+            tmp_path / "labels",
+            "--centers",
+            tmp_path / "centers",
+            "--top",
+            2,
+        ],
     ]
     for command in commands:
-        subprocess.run([sys.executable, "-m", "mlcd", *map(str, command)], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "mlcd", *map(str, command)], check=True, capture_output=True
+        )
     with pytest.raises(ConfigInvalid, match="labels of different centers"):
-        open_dataset(mixture(config, (digits, labeled / "labels", 1), (digits, tmp_path / "labels", 1)))
+        open_dataset(
+            mixture(config, (digits, labeled / "labels", 1), (digits, tmp_path / "labels", 1))
+        )
 
 
 def test_a_part_that_would_never_be_seen_is_refused(config, digits, labeled):
     with pytest.raises(ConfigInvalid, match=r"data\.mix\.1\.weight"):
-        open_dataset(mixture(config, (digits, labeled / "labels", 1), (digits, labeled / "labels", 1e-7)))
+        open_dataset(
+            mixture(config, (digits, labeled / "labels", 1), (digits, labeled / "labels", 1e-7))
+        )
 
 
 @pytest.mark.parametrize("column", [0, 1])
-def test_a_label_beyond_the_centers_is_refused_by_name_before_the_first_step(config, labeled, tmp_path, column):
+def test_a_label_beyond_the_centers_is_refused_by_name_before_the_first_step(
+    config, labeled, tmp_path, column
+):
     table = LabelTable.open(labeled / "labels")
     ids = table.ids.copy()
     ids[17, column] = 10
@@ -367,7 +446,9 @@ def test_a_label_beyond_the_centers_is_refused_by_name_before_the_first_step(con
         write_part(draft, 0, table.keys, table.image_sha256, Neighbors(ids=ids, scores=scores))
         draft.publish(summary=table.artifact.summary)
     run = config(f"data.labels={tmp_path / 'labels'}")
-    with pytest.raises(InvalidInput, match=rf"{key} has label 10 in .*labels, which is of 10 centers"):
+    with pytest.raises(
+        InvalidInput, match=rf"{key} has label 10 in .*labels, which is of 10 centers"
+    ):
         run_training(run, Reporter("silent"))
     assert not Path(run.out + ".partial").exists()
 

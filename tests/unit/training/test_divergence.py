@@ -36,16 +36,22 @@ def poison_center(state):
         (poison_center, "centers.weight", "centers"),
     ],
 )
-def test_what_is_not_finite_is_caught_before_the_update_and_replayed(config, monkeypatch, poison, weight, module):
+def test_what_is_not_finite_is_caught_before_the_update_and_replayed(
+    config, monkeypatch, poison, weight, module
+):
     recipe = config("run", "telemetry.keys=true", "compute.accumulation=2")
     states = []
     before_step(monkeypatch, 7, lambda state: (poison(state), states.append(copy.deepcopy(state))))
-    with pytest.raises(Diverged, match=r"step 7: loss nan, .*; the batch is in .*step_000007-rank0"):
+    with pytest.raises(
+        Diverged, match=r"step 7: loss nan, .*; the batch is in .*step_000007-rank0"
+    ):
         run_training(recipe, SILENT)
     monkeypatch.undo()
     folder = Path(recipe.out + ".partial") / "bad_batches"
     kept = json.loads((folder / "step_000007-rank0" / "batch.json").read_text())
-    logged = [json.loads(line) for line in (folder.parent / "keys-0.jsonl").read_text().splitlines()]
+    logged = [
+        json.loads(line) for line in (folder.parent / "keys-0.jsonl").read_text().splitlines()
+    ]
     assert len(logged) == 7  # of the steps before
     assert (kept["step"], kept["loss"]) == (7, "nan")
     # Nothing was updated: the state beside it is the one that met the batch.
@@ -53,7 +59,12 @@ def test_what_is_not_finite_is_caught_before_the_update_and_replayed(config, mon
     for name, parameter in states[0].model.trunk.named_parameters():
         assert torch.equal(saved[name].nan_to_num(), parameter.detach().nan_to_num()), name
     found = replay(Path(recipe.out), folder / "step_000007-rank0")
-    assert (found.step, str(found.loss), found.not_finite, found.first_output) == (7, "nan", [weight], module)
+    assert (found.step, str(found.loss), found.not_finite, found.first_output) == (
+        7,
+        "nan",
+        [weight],
+        module,
+    )
     # Without it the run goes on, from the last checkpoint.
     again = run_training(recipe, SILENT)
     assert again.summary["final"]["step"] == 30
@@ -93,10 +104,15 @@ def test_a_batch_kept_on_more_processes_before_is_not_mixed_in(config, monkeypat
         with pytest.raises(Diverged, match="step 7"):
             run_training(recipe, SILENT)
         monkeypatch.undo()
-        assert sorted(path.name for path in folder.iterdir()) == ["step_000007-rank0", "step_000007-state"], attempt
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "step_000007-rank0",
+            "step_000007-state",
+        ], attempt
         shutil.copytree(folder / "step_000007-rank0", folder / "step_000007-rank3")
     (part,) = read_bad_batch(folder / "step_000007-rank0")[1]
-    assert len(part.positions) == 2 * recipe.schedule.batch_size  # what the copy of this attempt does
+    assert (
+        len(part.positions) == 2 * recipe.schedule.batch_size
+    )  # what the copy of this attempt does
 
 
 def test_a_budget_of_skips_is_spent_and_survives_an_interruption(config, monkeypatch):

@@ -6,14 +6,19 @@ from training.data.drawing import draw_labels
 
 @pytest.fixture(scope="module")
 def stored():
-    return np.random.default_rng(0).permuted(np.tile(np.arange(50, dtype=np.int32), (2000, 1)), axis=1)[:, :10]
+    return np.random.default_rng(0).permuted(
+        np.tile(np.arange(50, dtype=np.int32), (2000, 1)), axis=1
+    )[:, :10]
 
 
 def test_each_label_is_drawn_as_often_as_any_other_and_none_twice(stored):
     drawn = draw_labels(stored, np.arange(2000), 8, seed=3)
     assert (drawn.shape, drawn.dtype) == ((2000, 8), np.int32)
     places = np.array(
-        [[row.tolist().index(label) for label in taken] for row, taken in zip(stored, drawn, strict=True)]
+        [
+            [row.tolist().index(label) for label in taken]
+            for row, taken in zip(stored, drawn, strict=True)
+        ]
     )
     assert (np.diff(places, axis=1) > 0).all()  # none twice, and the nearest still come first
     often = np.bincount(places.ravel(), minlength=10) / 2000
@@ -23,7 +28,9 @@ def test_each_label_is_drawn_as_often_as_any_other_and_none_twice(stored):
 def test_what_is_drawn_depends_on_position_and_seed_only(stored):
     positions = np.arange(2000) + 10_000
     all_at_once = draw_labels(stored, positions, 8, seed=3)
-    assert np.array_equal(all_at_once[700:710], draw_labels(stored[700:710], positions[700:710], 8, seed=3))
+    assert np.array_equal(
+        all_at_once[700:710], draw_labels(stored[700:710], positions[700:710], 8, seed=3)
+    )
     again = draw_labels(stored, positions + 2000, 8, seed=3)
     for other in (again, draw_labels(stored, positions, 8, seed=4)):
         # Two independent draws of 8 of 10 agree once in 45 times.

@@ -39,7 +39,9 @@ def pictures(digits, tmp_path_factory):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_any_number_of_processes_measures_the_same(size, pictures, tmp_path):
-    torch.multiprocessing.spawn(evaluating.evaluate, (size, str(tmp_path), str(pictures)), nprocs=size)
+    torch.multiprocessing.spawn(
+        evaluating.evaluate, (size, str(tmp_path), str(pictures)), nprocs=size
+    )
     expected = evaluating.measure(World(), pictures)
     assert len(expected["rows"]) == 199
     for rank in range(size):
@@ -96,7 +98,9 @@ def test_an_image_with_many_equals_does_not_vote_for_itself():
     classes = np.array([0, 1, 1, 2, 2, 2])
     vote = weighted_vote(rows[[4]], rows, classes, neighbors=2, itself=np.array([4]))
     assert vote.tolist() == [0]  # of 0 and 1 one vote each; with the third neighbor it would be 1
-    assert weighted_vote(rows[[0]], rows, classes, neighbors=2, itself=np.array([0])).tolist() == [1]
+    assert weighted_vote(rows[[0]], rows, classes, neighbors=2, itself=np.array([0])).tolist() == [
+        1
+    ]
 
 
 def test_mean_per_class_weighs_classes_alike():
@@ -104,7 +108,10 @@ def test_mean_per_class_weighs_classes_alike():
     names = ["a"] * 9 + ["b"]
     one = LabeledRows(rows, [str(n) for n in range(10)], np.full(10, 0.5), names)
     assert dict(knn(one, neighbors=3, hold_out=0.0))["knn_accuracy"] == 0.9
-    assert dict(knn(one, neighbors=3, hold_out=0.0, metric="mean-per-class"))["knn_mean_per_class"] == 0.5
+    assert (
+        dict(knn(one, neighbors=3, hold_out=0.0, metric="mean-per-class"))["knn_mean_per_class"]
+        == 0.5
+    )
 
 
 def test_the_parts_of_a_split_are_nested_shares_of_each_class():
@@ -138,7 +145,9 @@ def test_a_model_in_training_is_left_as_it_was(digits):
     first = evaluate_model(model, config, world=World(), images=images)
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert all(
+        parameter.grad is None and parameter.requires_grad for parameter in model.parameters()
+    )
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1] == states[1]).all()  # noqa: NPY002
     assert first.keys() == {"knn", "linear_probe"}
@@ -152,10 +161,19 @@ def test_pixels_are_decoded_once_where_they_fit(digits, tmp_path):
     shutil.copytree(digits, folder)
     config = evaluating.run_config(folder)
     unlimited = check_evaluation(config)
-    nothing = check_evaluation(config.model_copy(update={"data": config.data.model_copy(update={"memory_gib": 0})}))
-    results = [evaluate_model(evaluating.model(), config, world=World(), images=each) for each in (unlimited, nothing)]
+    nothing = check_evaluation(
+        config.model_copy(update={"data": config.data.model_copy(update={"memory_gib": 0})})
+    )
+    results = [
+        evaluate_model(evaluating.model(), config, world=World(), images=each)
+        for each in (unlimited, nothing)
+    ]
     shutil.rmtree(folder)
-    assert results[0] == results[1] == evaluate_model(evaluating.model(), config, world=World(), images=unlimited)
+    assert (
+        results[0]
+        == results[1]
+        == evaluate_model(evaluating.model(), config, world=World(), images=unlimited)
+    )
     with pytest.raises(InvalidInput, match=r"no image of .* can be decoded"):
         evaluate_model(evaluating.model(), config, world=World(), images=nothing)
 
@@ -189,10 +207,14 @@ def test_a_run_that_cannot_be_evaluated_is_refused_before_its_first_step(digits,
     # Its two images stand at 1/4 and 3/4 of their class.
     config = evaluating.run_config(single, linear_probe=True)
     with pytest.raises(InvalidInput, match="class one has no image to train on"):
-        check_evaluation(config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.75})}))
+        check_evaluation(
+            config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.75})})
+        )
     with pytest.raises(ConfigInvalid, match="nothing is to be measured"):
         check_evaluation(evaluating.run_config(digits, knn=False))
-    nothing_held_out = config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.0})})
+    nothing_held_out = config.model_copy(
+        update={"data": config.data.model_copy(update={"hold_out": 0.0})}
+    )
     with pytest.raises(ConfigInvalid, match="leaves no image to evaluate on"):
         check_evaluation(nothing_held_out)
     assert check_evaluation(evaluating.run_config(digits, every_steps=None)) is None
@@ -221,7 +243,9 @@ def test_each_line_names_its_own_and_kept_results_come_in_the_order_asked_for(jo
     protocol = KnnProtocol("embedding", "accuracy", 0.2, 5)
 
     def measured(*paths):
-        results = evaluate_all(paths, protocol, Subject(), out=tmp_path / "out", reporter=Reporter("silent"))
+        results = evaluate_all(
+            paths, protocol, Subject(), out=tmp_path / "out", reporter=Reporter("silent")
+        )
         return {result["representation"]: result["digest"] for result in results}
 
     found = measured(first, second)

@@ -23,19 +23,27 @@ def by_sorting(dataset):
     return [[key for *_, key, is_trained in sorted(samples)[:8] if is_trained] for samples in found]
 
 
-def test_examples_of_a_class_are_its_samples_of_highest_score_that_are_trained_on(labeled, digits, tiny_recipe):
+def test_examples_of_a_class_are_its_samples_of_highest_score_that_are_trained_on(
+    labeled, digits, tiny_recipe
+):
     dataset = dataset_of(tiny_recipe, (digits, labeled / "labels"))
     examples = class_examples(dataset)
-    found = [[example.key for example in examples.of_center(number)] for number in range(len(examples))]
+    found = [
+        [example.key for example in examples.of_center(number)] for number in range(len(examples))
+    ]
     assert found == by_sorting(dataset)
     assert sum(map(len, found)) < 80  # some are held out
-    assert {example.similarity for number in range(10) for example in examples.of_center(number)} == {None}
+    assert {
+        example.similarity for number in range(10) for example in examples.of_center(number)
+    } == {None}
 
 
 def test_they_come_from_all_data_sets_of_a_mixture(labeled, digits, tiny_recipe):
     dataset = dataset_of(tiny_recipe, (digits, labeled / "labels"), (digits, labeled / "labels"))
     examples = class_examples(dataset)
-    assert [[example.key for example in examples.of_center(number)] for number in range(10)] == by_sorting(dataset)
+    assert [
+        [example.key for example in examples.of_center(number)] for number in range(10)
+    ] == by_sorting(dataset)
 
 
 def test_they_are_written_once(labeled, digits, tiny_recipe, tmp_path):
@@ -46,5 +54,7 @@ def test_they_are_written_once(labeled, digits, tiny_recipe, tmp_path):
     before = (tmp_path / EXAMPLES).stat().st_mtime_ns
     write_examples(dataset, tmp_path)
     assert (tmp_path / EXAMPLES).stat().st_mtime_ns == before
-    assert len(Examples.open(tmp_path / EXAMPLES)) == LabelTable.open(labeled / "labels").num_centers
+    assert (
+        len(Examples.open(tmp_path / EXAMPLES)) == LabelTable.open(labeled / "labels").num_centers
+    )
     assert [path.name for path in tmp_path.iterdir()] == [EXAMPLES]

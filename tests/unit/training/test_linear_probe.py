@@ -50,21 +50,34 @@ def peers(features, classes, c):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has not converged
         by_default = Peer(C=c, max_iter=1000).fit(features, classes)
-    return by_default, Peer(C=c, max_iter=1000, tol=1e-10, solver="newton-cholesky").fit(features, classes)
+    return by_default, Peer(C=c, max_iter=1000, tol=1e-10, solver="newton-cholesky").fit(
+        features, classes
+    )
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
 @pytest.mark.parametrize(
-    "c", [1e-6, pytest.param(1e-3, marks=pytest.mark.slow), 1.0, pytest.param(316.0, marks=pytest.mark.slow), 1e5]
+    "c",
+    [
+        1e-6,
+        pytest.param(1e-3, marks=pytest.mark.slow),
+        1.0,
+        pytest.param(316.0, marks=pytest.mark.slow),
+        1e5,
+    ],
 )
 def test_the_objective_is_scikit_learns(name, c):
     features, classes = data_set(name)
     ours = problem(features, classes).fit(c)
     by_default, to_the_end = peers(features, classes, c)
     theirs = objective(to_the_end.coef_, to_the_end.intercept_, features, classes, c)
-    assert objective(ours.weight.numpy(), ours.bias.numpy(), features, classes, c) == pytest.approx(theirs, rel=1e-6)
+    assert objective(ours.weight.numpy(), ours.bias.numpy(), features, classes, c) == pytest.approx(
+        theirs, rel=1e-6
+    )
     assert ours.objective == pytest.approx(theirs, rel=1e-6)
-    assert ours.objective <= (1 + 1e-6) * objective(by_default.coef_, by_default.intercept_, features, classes, c)
+    assert ours.objective <= (1 + 1e-6) * objective(
+        by_default.coef_, by_default.intercept_, features, classes, c
+    )
     assert ours.gap <= 1e-6
     assert (ours.predict(torch.from_numpy(features)).numpy() == to_the_end.predict(features)).all()
 
@@ -73,7 +86,9 @@ def test_it_is_scikit_learns_on_features_of_photographs(shared_data):
     """MobileNetV2's 1,280 features of 16 photographs of as many classes: far more features than rows."""
     stored = np.load(shared_data / "encoders" / "mobilenet_v2_imagenet" / "reference_features.npz")
     features = stored["features"].astype(np.float64)
-    _, classes = np.unique([path.split("/")[0] < "cup" for path in stored["paths"]], return_inverse=True)
+    _, classes = np.unique(
+        [path.split("/")[0] < "cup" for path in stored["paths"]], return_inverse=True
+    )
     for c in (1e-4, 1.0, 100.0):
         ours = problem(features, classes).fit(c)
         peer = Peer(C=c, max_iter=5000, tol=1e-12, solver="newton-cg").fit(features, classes)
@@ -169,12 +184,16 @@ def test_the_tested_model_is_fitted_on_train_and_validation(metric):
     measured = dict(linear_probe(whole, hold_out=0.25, metric=metric))
     test = whole.splits <= 0.25
     rows = whole.rows.astype(np.float64)
-    peer = Peer(C=measured["c"], solver="newton-cholesky", tol=1e-10).fit(rows[~test], whole.classes[~test])
+    peer = Peer(C=measured["c"], solver="newton-cholesky", tol=1e-10).fit(
+        rows[~test], whole.classes[~test]
+    )
     predicted = peer.predict(rows[test])
     expected = (predicted == whole.classes[test]).mean()
     if metric == "mean-per-class":
         expected = balanced_accuracy_score(whole.classes[test], predicted)
-    assert measured[f"linear_probe_{metric.replace('-', '_')}"] == pytest.approx(expected, abs=1e-12)
+    assert measured[f"linear_probe_{metric.replace('-', '_')}"] == pytest.approx(
+        expected, abs=1e-12
+    )
     assert measured["train_images"] + measured["validation_images"] == (~test).sum()
     assert measured["validation_images"] == pytest.approx(0.2 * (~test).sum(), abs=5)
     assert measured["test_images"] == test.sum()
@@ -183,16 +202,22 @@ def test_the_tested_model_is_fitted_on_train_and_validation(metric):
 def test_mean_per_class_is_scikit_learns_balanced_accuracy():
     generator = np.random.default_rng(0)
     classes, predicted = generator.integers(0, 5, 200) ** 2, generator.integers(0, 5, 200) ** 2
-    assert score(predicted, classes, "mean-per-class") == pytest.approx(balanced_accuracy_score(classes, predicted))
+    assert score(predicted, classes, "mean-per-class") == pytest.approx(
+        balanced_accuracy_score(classes, predicted)
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_any_number_of_processes_measures_the_same(size, tmp_path):
-    torch.multiprocessing.spawn(evaluating.probe, (size, str(tmp_path), samples(num=250)), nprocs=size)
+    torch.multiprocessing.spawn(
+        evaluating.probe, (size, str(tmp_path), samples(num=250)), nprocs=size
+    )
     results = [torch.load(tmp_path / f"probe-{size}-{rank}.pt") for rank in range(size)]
     assert all(result == results[0] for result in results)
     expected = dict(linear_probe(samples(num=250), hold_out=0.2, metric="accuracy"))
-    assert results[0] == pytest.approx({**expected, "objective_gap": results[0]["objective_gap"]}, rel=1e-9)
+    assert results[0] == pytest.approx(
+        {**expected, "objective_gap": results[0]["objective_gap"]}, rel=1e-9
+    )
 
 
 def test_more_processes_than_rows_of_a_part(tmp_path):
@@ -213,7 +238,12 @@ def test_more_processes_than_rows_of_a_part(tmp_path):
 
 def broken(change):
     whole = samples(num=100)
-    rows, keys, splits, names = whole.rows.copy(), list(whole.keys), whole.splits.copy(), list(whole.class_names)
+    rows, keys, splits, names = (
+        whole.rows.copy(),
+        list(whole.keys),
+        whole.splits.copy(),
+        list(whole.class_names),
+    )
     change(rows, keys, splits, names)
     return LabeledRows(rows, keys, splits, names)
 

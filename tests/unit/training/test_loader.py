@@ -54,7 +54,10 @@ def write_shards(folder: Path, images: list[Path], num_shards: int) -> None:
             for number, path in enumerate(images[shard::num_shards]):
                 buffer = io.BytesIO()
                 Image.open(path).resize((12 + number % 5, 10 + number % 3)).save(buffer, "PNG")
-                for suffix, data in (("png", buffer.getvalue()), ("cls", path.parent.name.encode())):
+                for suffix, data in (
+                    ("png", buffer.getvalue()),
+                    ("cls", path.parent.name.encode()),
+                ):
                     member = tarfile.TarInfo(f"{path.stem}.{suffix}")
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))
@@ -72,15 +75,26 @@ def shards(digits, tmp_path_factory) -> Path:
 @pytest.fixture
 def config(shards, tiny_recipe, tmp_path):
     def make(*overrides, images=shards / "images"):
-        places = [f"data.images={images}", f"data.labels={shards / 'labels'}", f"out={tmp_path / 'run'}"]
-        settings = ["data.hold_out=0", "schedule.batch_size=24", "schedule.steps=6", "model.image_size=10"]
+        places = [
+            f"data.images={images}",
+            f"data.labels={shards / 'labels'}",
+            f"out={tmp_path / 'run'}",
+        ]
+        settings = [
+            "data.hold_out=0",
+            "schedule.batch_size=24",
+            "schedule.steps=6",
+            "model.image_size=10",
+        ]
         return load_config(str(tiny_recipe), [*places, *settings, "model.patch_size=5", *overrides])
 
     return make
 
 
 def load(config, *, rank=0, size=1, start_step=0):
-    with Loader(open_dataset(config), config, rank=rank, size=size, start_step=start_step) as loader:
+    with Loader(
+        open_dataset(config), config, rank=rank, size=size, start_step=start_step
+    ) as loader:
         return list(loader)
 
 
@@ -133,10 +147,17 @@ def test_labels_are_drawn_anew_in_each_epoch_and_alike_in_any_number_of_processe
     (part,) = open_dataset(run).parts
     stored = {part.entries[row].key: part.labels[row].tolist() for row in range(60)}
     assert all(label in stored[key] for (label,), key in zip(labels.tolist(), keys, strict=True))
-    first, second = (dict(zip(keys[epoch], labels[epoch, 0], strict=True)) for epoch in (slice(60), slice(60, 120)))
+    first, second = (
+        dict(zip(keys[epoch], labels[epoch, 0], strict=True))
+        for epoch in (slice(60), slice(60, 120))
+    )
     assert 10 < sum(first[key] != second[key] for key in stored) < 50
     halves = [joined(load(run, rank=rank, size=2)) for rank in range(2)]
-    together = {position: label for half in halves for position, label in zip(half[2], half[1][:, 0], strict=True)}
+    together = {
+        position: label
+        for half in halves
+        for position, label in zip(half[2], half[1][:, 0], strict=True)
+    }
     assert together == dict(zip(positions, labels[:, 0], strict=True))
 
 
@@ -199,7 +220,9 @@ def damaged(shards, folder, num):
 
 
 @pytest.mark.parametrize("mode", [HELD, THREADS, PROCESSES])
-def test_corrupt_members_are_left_out_and_counted_never_replaced(config, shards, tmp_path, mode, caplog):
+def test_corrupt_members_are_left_out_and_counted_never_replaced(
+    config, shards, tmp_path, mode, caplog
+):
     bad = damaged(shards, tmp_path / "images", 3)
     whole, steps = load(config()), load(config(*mode, images=tmp_path / "images"))
     for expected, step in zip(whole, steps, strict=True):
@@ -210,7 +233,9 @@ def test_corrupt_members_are_left_out_and_counted_never_replaced(config, shards,
         assert torch.equal(batch.images, sound.images[kept])
         assert torch.equal(batch.labels, sound.labels[kept])
         assert batch.num_skipped == 24 - len(kept)
-    assert sum(step.parts[0].num_skipped for step in steps) >= 6  # 144 samples are more than two epochs
+    assert (
+        sum(step.parts[0].num_skipped for step in steps) >= 6
+    )  # 144 samples are more than two epochs
     for key in bad:
         assert caplog.text.count(f"{key} is left out") == 1
 
@@ -222,7 +247,10 @@ def test_a_shard_that_is_gone_is_left_out(config, shards, tmp_path):
     (tmp_path / "images" / "shard-1.tar").unlink()
     with Loader(dataset, run, rank=0, size=1, start_step=0) as loader:
         steps = list(loader)
-    assert {key.split("/")[0] for step in steps for key in step.parts[0].keys} == {"shard-0", "shard-2"}
+    assert {key.split("/")[0] for step in steps for key in step.parts[0].keys} == {
+        "shard-0",
+        "shard-2",
+    }
     assert sum(step.parts[0].num_skipped for step in steps[:5]) == 40  # two epochs
 
 
@@ -250,7 +278,9 @@ def test_a_set_of_which_nothing_can_be_read_is_refused(config, shards, tmp_path)
         list(loader)
 
 
-@pytest.mark.parametrize(("mode", "start_step"), [(HELD, 0), (HELD, 5), (THREADS, 5), (PROCESSES, 0)])
+@pytest.mark.parametrize(
+    ("mode", "start_step"), [(HELD, 0), (HELD, 5), (THREADS, 5), (PROCESSES, 0)]
+)
 def test_a_changed_image_is_refused_by_name(config, shards, tmp_path, mode, start_step):
     shutil.copytree(shards / "images", tmp_path / "images")
     path = tmp_path / "images" / "shard-0.tar"
@@ -273,7 +303,11 @@ def test_every_image_is_checked_wherever_the_start_is(config, start_step):
     """An epoch is 2.5 steps: the rest of one and the begin of the next, of another order, do not make a whole one."""
     run = config("schedule.steps=12")
     with Loader(open_dataset(run), run, rank=0, size=1, start_step=start_step) as loader:
-        samples = [sample for step in range(start_step, 12) for sample in loader._samples(step_positions(step, 24))]
+        samples = [
+            sample
+            for step in range(start_step, 12)
+            for sample in loader._samples(step_positions(step, 24))
+        ]
     assert {sample.row for sample in samples if sample.sha256 is not None} == set(range(60))
     assert any(sample.sha256 is None for sample in samples)
 
@@ -327,16 +361,24 @@ def test_only_some_steps_are_decoded_ahead_and_held_images_once(config):
         dataset = open_dataset(run)
         source, reads = dataset.parts[0].source, []
         original = source._read
-        source._read = lambda entry, reads=reads, original=original: reads.append(entry.key) or original(entry)
+        source._read = lambda entry, reads=reads, original=original: (
+            reads.append(entry.key) or original(entry)
+        )
         with Loader(dataset, run, rank=0, size=1, start_step=0) as loader:
             steps = iter(loader)
             next(steps)
             time.sleep(1)
             chunks_ahead = 2 * loader._num_decoders + 1
-            assert 24 < len(reads) <= 24 * bound + chunks_ahead * 24 / min(loader._num_decoders, 24) + 24
+            assert (
+                24
+                < len(reads)
+                <= 24 * bound + chunks_ahead * 24 / min(loader._num_decoders, 24) + 24
+            )
             if mode == HELD:
                 list(steps)
-                assert len(reads) <= len(set(reads)) + 60  # a sample met by two threads at once is read twice
+                assert (
+                    len(reads) <= len(set(reads)) + 60
+                )  # a sample met by two threads at once is read twice
                 assert set(reads) == {entry.key for entry in dataset.parts[0].entries}
 
 

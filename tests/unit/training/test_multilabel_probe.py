@@ -30,7 +30,9 @@ def test_map_is_that_of_one_versus_rest_in_scikit_learn(problem):
     known = split.train | split.validation
     model = OneVsRestClassifier(LogisticRegression(C=found["c"], tol=1e-10, max_iter=10_000))
     model.fit(rows[known].astype(np.float64), tags[known].astype(int))
-    expected = average_precision_score(tags[split.test], model.decision_function(rows[split.test]), average="macro")
+    expected = average_precision_score(
+        tags[split.test], model.decision_function(rows[split.test]), average="macro"
+    )
     assert found["multilabel_map"] == pytest.approx(expected, abs=1e-6)
     assert (found["attributes"], found["test_images"]) == (4, split.test.sum())
 
@@ -38,15 +40,24 @@ def test_map_is_that_of_one_versus_rest_in_scikit_learn(problem):
 @pytest.mark.parametrize("levels", [3, 1000])
 def test_average_precision_is_scikit_learns_also_with_ties(levels):
     generator = np.random.default_rng(levels)
-    ranking, positive = generator.integers(0, levels, 200).astype(float), generator.random(200) < 0.2
-    assert average_precision(ranking, positive) == pytest.approx(average_precision_score(positive, ranking))
+    ranking, positive = (
+        generator.integers(0, levels, 200).astype(float),
+        generator.random(200) < 0.2,
+    )
+    assert average_precision(ranking, positive) == pytest.approx(
+        average_precision_score(positive, ranking)
+    )
 
 
 def test_features_that_are_not_finite_are_refused():
     rows = np.ones((8, 2), dtype=np.float32)
     rows[5, 1] = np.nan
     with pytest.raises(InvalidInput, match="row 5 of the features"):
-        list(multilabel_probe(rows, np.ones((8, 1), dtype=np.bool_), np.linspace(0, 1, 8), hold_out=0.2))
+        list(
+            multilabel_probe(
+                rows, np.ones((8, 1), dtype=np.bool_), np.linspace(0, 1, 8), hold_out=0.2
+            )
+        )
 
 
 def test_search_takes_the_best_of_all_and_the_smallest_of_equals():

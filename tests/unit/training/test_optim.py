@@ -40,7 +40,9 @@ def test_touched_rows_move_as_adamw_and_the_others_not_at_all():
 def test_gradients_of_several_micro_batches_add_up_before_the_step():
     weight = torch.zeros((4, 2), requires_grad=True)
     optimizer = RowAdamW([weight], lr=0.1)
-    weight.grad = sparse([0, 1], torch.ones(2, 2), (4, 2)) + sparse([1, 2], torch.ones(2, 2), (4, 2))
+    weight.grad = sparse([0, 1], torch.ones(2, 2), (4, 2)) + sparse(
+        [1, 2], torch.ones(2, 2), (4, 2)
+    )
     optimizer.step()
     assert optimizer.state[weight]["row_steps"].tolist() == [1, 1, 1, 0]
     assert optimizer.state[weight]["exp_avg"][:, 0].tolist() == pytest.approx([0.1, 0.2, 0.1, 0.0])
@@ -74,11 +76,16 @@ def test_one_norm_over_everything():
     assert [norm.item() for norm in norms] == pytest.approx([3.0, 4.0])
     assert dense.grad.tolist() == pytest.approx([0.6, 0, 0], abs=1e-5)
     assert shard.grad.to_dense()[1].tolist() == pytest.approx([0.8, 0], abs=1e-5)
-    assert [n.item() for n in clip_global_norm([dense], [shard], 9.0, World())] == pytest.approx([0.6, 0.8], abs=1e-5)
+    assert [n.item() for n in clip_global_norm([dense], [shard], 9.0, World())] == pytest.approx(
+        [0.6, 0.8], abs=1e-5
+    )
 
 
 def test_clipping_equals_torch_s():
-    tensors = [torch.randn(5, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in range(3)]
+    tensors = [
+        torch.randn(5, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        for seed in range(3)
+    ]
     copies = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     for tensor, copy in zip(tensors, copies, strict=True):
         tensor.grad, copy.grad = tensor.detach() * 2, tensor.detach() * 2

@@ -22,15 +22,22 @@ CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 
 def written_out(z, weight, labels, drawn, *, kind="mlcd", scale=16.0, margin=0.3, bias=0.0):
     """Eq. 3, 4 and 5 in float64 by loops over pairs, from the formulas alone; autograd gives the gradients."""
-    z, weight = torch.nn.functional.normalize(z, dim=1), torch.nn.functional.normalize(weight, dim=1)
+    z, weight = (
+        torch.nn.functional.normalize(z, dim=1),
+        torch.nn.functional.normalize(weight, dim=1),
+    )
     losses = []
     for row in range(len(z)):
         own = {int(label) for label in labels[row] if label >= 0}
-        positives = [scale * torch.cos(torch.arccos(z[row] @ weight[k]) + margin) + bias for k in sorted(own)]
+        positives = [
+            scale * torch.cos(torch.arccos(z[row] @ weight[k]) + margin) + bias for k in sorted(own)
+        ]
         negatives = [scale * (z[row] @ weight[k]) + bias for k in drawn.tolist() if k not in own]
         pairs = sum(torch.exp(n - p) for n in negatives for p in positives)
         if kind == "mlcd":
-            pairs = pairs + sum(torch.exp(n) for n in negatives) + sum(torch.exp(-p) for p in positives)
+            pairs = (
+                pairs + sum(torch.exp(n) for n in negatives) + sum(torch.exp(-p) for p in positives)
+            )
         losses.append(torch.log(1 + pairs) if torch.is_tensor(pairs) else z[row].sum() * 0)
     return torch.stack(losses).mean()
 
@@ -39,7 +46,9 @@ def written_out(z, weight, labels, drawn, *, kind="mlcd", scale=16.0, margin=0.3
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 @pytest.mark.parametrize("update", ["sparse", "dense"])
 def test_it_is_the_written_out_loss_in_value_and_gradients(kind, ratio, update):
-    config = HeadConfig(kind=kind, scale=16.0, negative_ratio=ratio, margin_grad="exact", center_update=update)
+    config = HeadConfig(
+        kind=kind, scale=16.0, negative_ratio=ratio, margin_grad="exact", center_update=update
+    )
     head = PartialFC(23, 8, config).double()
     head.initialize(1)
     generator = torch.Generator().manual_seed(1)
@@ -57,7 +66,9 @@ def test_it_is_the_written_out_loss_in_value_and_gradients(kind, ratio, update):
     assert torch.allclose(z.grad, z_ref.grad, atol=1e-12)
     scale = w_ref.grad.abs().max().item()
     assert torch.allclose(ours, w_ref.grad, atol=1e-12 * scale)
-    assert (ours * head.weight.detach()).sum(dim=1).abs().max() < 1e-9 * scale  # orthogonal to each center
+    assert (ours * head.weight.detach()).sum(
+        dim=1
+    ).abs().max() < 1e-9 * scale  # orthogonal to each center
 
 
 def test_chunks_change_nothing(monkeypatch):
@@ -72,7 +83,9 @@ def test_chunks_change_nothing(monkeypatch):
         leaf = z.clone().requires_grad_()
         loss = head(leaf, labels, 0).loss
         loss.backward()
-        return torch.cat([loss.detach()[None], leaf.grad.flatten(), head.weight.grad.to_dense().flatten()])
+        return torch.cat(
+            [loss.detach()[None], leaf.grad.flatten(), head.weight.grad.to_dense().flatten()]
+        )
 
     whole = run()
     monkeypatch.setattr(module, "CHUNK_ENTRIES", 5 * 3)
@@ -84,10 +97,14 @@ def test_label_order_duplicates_and_center_lengths_do_not_matter():
     head.initialize(1)
     z = torch.randn((2, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     value = head(z, torch.tensor([[4, 9, 2], [1, -1, -1]]), 0).loss.item()
-    assert head(z, torch.tensor([[9, 2, 4], [-1, 1, 1]]), 0).loss.item() == pytest.approx(value, abs=1e-14)
+    assert head(z, torch.tensor([[9, 2, 4], [-1, 1, 1]]), 0).loss.item() == pytest.approx(
+        value, abs=1e-14
+    )
     with torch.no_grad():
         head.weight.mul_(torch.linspace(0.5, 3, 23)[:, None])
-    assert head(z, torch.tensor([[4, 9, 2], [1, -1, -1]]), 0).loss.item() == pytest.approx(value, abs=1e-12)
+    assert head(z, torch.tensor([[4, 9, 2], [1, -1, -1]]), 0).loss.item() == pytest.approx(
+        value, abs=1e-12
+    )
 
 
 def test_padding_never_reads_a_center_and_e_equal_w_is_finite():
@@ -182,7 +199,9 @@ def test_rows_from_centers_turn_as_far_a_step_as_random_ones(update):
     vectors = unit_rows(np.random.default_rng(0).standard_normal((num_classes, dimension)))
     turned = []
     for start in ("random", "centers"):
-        head = PartialFC(num_classes, dimension, HeadConfig(scale=16.0, negative_ratio=1.0, center_update=update))
+        head = PartialFC(
+            num_classes, dimension, HeadConfig(scale=16.0, negative_ratio=1.0, center_update=update)
+        )
         if start == "random":
             head.initialize(0)
         else:
@@ -215,7 +234,9 @@ def reference(size):
     """The same batches on one process, in memory."""
     world, results = World(), {}
     for name, config, num_classes, num_labels in distributed.cases():
-        results[name] = distributed.head_step(world, config, num_classes, *distributed.batch(num_classes, num_labels))
+        results[name] = distributed.head_step(
+            world, config, num_classes, *distributed.batch(num_classes, num_labels)
+        )
     x, labels = distributed.batch(11, 3)
     config = HeadConfig(scale=16.0, negative_ratio=1.0)
     results["one-owner"] = distributed.head_step(world, config, 11, x, torch.zeros_like(labels))
@@ -224,22 +245,30 @@ def reference(size):
     results |= {f"accumulate-{n}": whole for n in (1, 2, 4)}
     x, y = distributed.batch(3, 1)[0], distributed.batch(3, 1, seed=9)[0]
     results["clipping"] = distributed.clip_step(world)
-    return results | {kind: distributed.contrastive_step(world, kind, x, y) for kind in ("clip", "siglip")}
+    return results | {
+        kind: distributed.contrastive_step(world, kind, x, y) for kind in ("clip", "siglip")
+    }
 
 
-def columns_written_out(x, labels, ratio, *, num_classes=60, step=4, seed=5, scale=16.0, margin=0.3):
+def columns_written_out(
+    x, labels, ratio, *, num_classes=60, step=4, seed=5, scale=16.0, margin=0.3
+):
     """The mean of single-label softmaxes, one per label column in the labels' own order: float64, loops over pairs.
 
     A column's classes are its labels over the batch, filled up to int(r k) with those whose hash is smallest.
     """
-    trunk, head = distributed.backbone(), PartialFC(num_classes, distributed.DIMENSION, CONFIG).double()
+    trunk, head = (
+        distributed.backbone(),
+        PartialFC(num_classes, distributed.DIMENSION, CONFIG).double(),
+    )
     head.initialize(7)
     weight = head.weight.detach() * torch.linspace(50, 150, num_classes)[:, None]
     weight.requires_grad_()
     z = torch.nn.functional.normalize(trunk(x), dim=1)
     w = torch.nn.functional.normalize(weight, dim=1)
     rows = [
-        [label if label >= 0 and label not in row[:i] else -1 for i, label in enumerate(row)] for row in labels.tolist()
+        [label if label >= 0 and label not in row[:i] else -1 for i, label in enumerate(row)]
+        for row in labels.tolist()
     ]
     quota = max(1, int(ratio * num_classes))
     losses = []
@@ -249,30 +278,43 @@ def columns_written_out(x, labels, ratio, *, num_classes=60, step=4, seed=5, sca
             if label < 0:
                 continue
             drawn = {other[column] for other in rows if other[column] >= 0}
-            hashes = hash_counters(seed, Stream.COLUMN_NEGATIVES, step, column, np.arange(num_classes))
+            hashes = hash_counters(
+                seed, Stream.COLUMN_NEGATIVES, step, column, np.arange(num_classes)
+            )
             for candidate in np.argsort(hashes).tolist():
                 if len(drawn) < quota:
                     drawn.add(candidate)
             positive = scale * torch.cos(torch.arccos(z[row] @ w[label]) + margin)
             negatives = [scale * (z[row] @ w[other]) for other in sorted(drawn) if other != label]
-            terms.append(torch.log(1 + sum(torch.exp(negative - positive) for negative in negatives)))
+            terms.append(
+                torch.log(1 + sum(torch.exp(negative - positive) for negative in negatives))
+            )
         losses.append(sum(terms) / len(terms) if terms else z[row].sum() * 0)
     loss = torch.stack(losses).mean()
     loss.backward()
-    return loss.item(), torch.cat([parameter.grad.flatten() for parameter in trunk.parameters()]), weight.grad
+    return (
+        loss.item(),
+        torch.cat([parameter.grad.flatten() for parameter in trunk.parameters()]),
+        weight.grad,
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_per_column_takes_the_labels_in_their_order_on_any_number_of_processes(size, tmp_path):
     torch.multiprocessing.spawn(distributed.run_columns, (size, str(tmp_path)), nprocs=size)
-    results = [torch.load(tmp_path / f"columns-{size}-{rank}.pt", weights_only=False) for rank in range(size)]
+    results = [
+        torch.load(tmp_path / f"columns-{size}-{rank}.pt", weights_only=False)
+        for rank in range(size)
+    ]
     for ratio, _ in distributed.column_cases():
         loss, trunk, centers = columns_written_out(*distributed.batch(60, 4), ratio)
         for got in (result[ratio] for result in results):
             start, stop = got["shard"]
             assert got["loss"] == pytest.approx(loss, abs=1e-12), ratio
             assert torch.allclose(got["trunk"], trunk, rtol=1e-12, atol=1e-12), ratio
-            assert torch.allclose(got["centers"], centers[start:stop], rtol=1e-12, atol=1e-12), ratio
+            assert torch.allclose(got["centers"], centers[start:stop], rtol=1e-12, atol=1e-12), (
+                ratio
+            )
 
 
 def test_per_column_draws_classes_evenly_for_every_column():
@@ -293,7 +335,9 @@ def test_per_column_draws_classes_evenly_for_every_column():
         labels = np.stack([generator.permutation(num_classes)[:8] for _ in range(64)])
         head(torch.ones((64, 4)), torch.from_numpy(labels), step)
     for column in range(8):
-        counts = np.bincount(np.concatenate(drawn_ids[column::8]) // (num_classes // num_bins), minlength=num_bins)
+        counts = np.bincount(
+            np.concatenate(drawn_ids[column::8]) // (num_classes // num_bins), minlength=num_bins
+        )
         expected = num_steps * ratio * num_classes / num_bins
         # Draws without replacement: each step's variance is less by 1 - r. 19 degrees of freedom, p = 0.0001.
         assert ((counts - expected) ** 2 / (expected * (1 - ratio))).sum() < 51, column
@@ -317,19 +361,31 @@ def test_backward_works_inside_an_outer_autocast():
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_any_number_of_processes_equals_one(size, one_process, tmp_path):
     torch.multiprocessing.spawn(distributed.run, (size, str(tmp_path)), nprocs=size)
-    results = [torch.load(tmp_path / f"results-{size}-{rank}.pt", weights_only=False) for rank in range(size)]
+    results = [
+        torch.load(tmp_path / f"results-{size}-{rank}.pt", weights_only=False)
+        for rank in range(size)
+    ]
     for name, expected in one_process[size].items():
         for rank, result in enumerate(results):
             got = result[name]
             assert got["loss"] == pytest.approx(expected["loss"], abs=1e-12), (name, rank)
             if "gradients" in got:
-                assert torch.allclose(got["gradients"], expected["gradients"], atol=1e-12), (name, rank)
+                assert torch.allclose(got["gradients"], expected["gradients"], atol=1e-12), (
+                    name,
+                    rank,
+                )
                 continue
             assert torch.allclose(got["trunk"], expected["trunk"], atol=1e-12), (name, rank)
             start, stop = got["shard"]
-            assert torch.allclose(got["centers"], expected["centers"][start:stop], atol=1e-12), (name, rank)
+            assert torch.allclose(got["centers"], expected["centers"][start:stop], atol=1e-12), (
+                name,
+                rank,
+            )
             if not name.startswith("accumulate"):
-                assert got["meters"] == pytest.approx(expected["meters"], abs=1e-9, nan_ok=True), (name, rank)
+                assert got["meters"] == pytest.approx(expected["meters"], abs=1e-9, nan_ok=True), (
+                    name,
+                    rank,
+                )
         if "shard" in results[0][name]:
             assert results[-1][name]["shard"][1] == len(expected["centers"])
 
@@ -340,7 +396,10 @@ def test_centers_saved_by_four_processes_go_on_alike_on_any_number(tmp_path):
     for size in (1, 2, 3):
         torch.multiprocessing.spawn(distributed.load, (size, str(tmp_path)), nprocs=size)
         loaded = [torch.load(tmp_path / f"loaded-{size}-{rank}.pt") for rank in range(size)]
-        assert torch.equal(torch.cat([one["weight"] for one in loaded]), torch.cat([one["weight"] for one in saved]))
+        assert torch.equal(
+            torch.cat([one["weight"] for one in loaded]),
+            torch.cat([one["weight"] for one in saved]),
+        )
         assert sum(len(one["row_steps"]) for one in loaded) == 11
         for one in loaded:
             assert one["loss"] == pytest.approx(saved[0]["loss"], abs=1e-12)
@@ -357,7 +416,13 @@ class _HostReads(TorchDispatchMode):
         name = function.overloadpacket.__name__
         indices = args[1] if name in {"index", "index_put_"} else ()
         masked = any(torch.is_tensor(each) and each.dtype == torch.bool for each in indices)
-        self.count += masked or name in {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"}
+        self.count += masked or name in {
+            "_local_scalar_dense",
+            "nonzero",
+            "masked_select",
+            "_unique2",
+            "equal",
+        }
         return function(*args, **(kwargs or {}))
 
 
@@ -369,7 +434,9 @@ def test_the_host_reads_as_often_for_many_chunks_as_for_one(monkeypatch):
         head = PartialFC(200, 8, CONFIG)
         head.initialize(0)
         with _HostReads() as mode:
-            head(torch.ones((4, 8), requires_grad=True), torch.arange(12).view(4, 3), 0).loss.backward()
+            head(
+                torch.ones((4, 8), requires_grad=True), torch.arange(12).view(4, 3), 0
+            ).loss.backward()
         return mode.count
 
     once = reads(1 << 20)

@@ -14,7 +14,14 @@ from mlcd.errors import ConfigInvalid
 from mlcd.models.vit import ViT, ViTConfig
 from tests.conftest import run_mlcd
 from training.config import built_in_recipes, load_config
-from training.flops import backbone_flops, expected_distinct, expected_drawn, forward_flops, head_flops, step_flops
+from training.flops import (
+    backbone_flops,
+    expected_distinct,
+    expected_drawn,
+    forward_flops,
+    head_flops,
+    step_flops,
+)
 from training.memory import activation_bytes, backbone_bytes, center_bytes, step_memory
 from training.optim.groups import center_optimizer, parameter_groups
 from training.parallel.partial_fc import PartialFC
@@ -36,8 +43,13 @@ def small(*overrides):
 
 def counted(work):
     # The counter knows neither fused attention on the CPU nor products that are added in place.
-    in_place = {torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1]}
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+    in_place = {
+        torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1]
+    }
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False, custom_mapping=in_place) as counter,
+    ):
         work()
     return counter.get_total_flops()
 
@@ -71,7 +83,9 @@ def test_forward_flops_of_the_common_towers_are_the_published_ones(tower, publis
 
 def test_backward_flops_are_those_that_torch_counts():
     config = small()
-    assert counted(lambda: tower(config)(torch.rand(1, 3, 48, 48)).sum().backward()) == backbone_flops(config)
+    assert counted(
+        lambda: tower(config)(torch.rand(1, 3, 48, 48)).sum().backward()
+    ) == backbone_flops(config)
 
 
 def test_recomputation_adds_the_blocks_once_more():
@@ -81,10 +95,14 @@ def test_recomputation_adds_the_blocks_once_more():
         block.forward = lambda *inputs, plain=plain, **options: torch.utils.checkpoint.checkpoint(
             plain, *inputs, use_reentrant=False, **options
         )
-    assert counted(lambda: trunk(torch.rand(1, 3, 48, 48)).sum().backward()) == backbone_flops(config)
+    assert counted(lambda: trunk(torch.rand(1, 3, 48, 48)).sum().backward()) == backbone_flops(
+        config
+    )
 
 
-@pytest.mark.parametrize(("kind", "ratio"), [("mlcd", 0.5), ("mlcd", 1.0), ("per_column", 1.0), ("cd", 0.25)])
+@pytest.mark.parametrize(
+    ("kind", "ratio"), [("mlcd", 0.5), ("mlcd", 1.0), ("per_column", 1.0), ("cd", 0.25)]
+)
 def test_head_flops_are_those_that_torch_counts(kind, ratio):
     config = small(f"loss.kind={kind}", f"loss.negative_ratio={ratio}", "loss.labels_per_image=3")
     head = PartialFC(400, 24, config.loss.head(400, 0))
@@ -95,7 +113,9 @@ def test_head_flops_are_those_that_torch_counts(kind, ratio):
         head(embeddings, labels, 0).loss.backward()
 
     total = counted(forward_and_backward)
-    positives = 8 * 2 * 24 * 3 * (1 if kind == "cd" else 3)  # element by element: torch counts no such products
+    positives = (
+        8 * 2 * 24 * 3 * (1 if kind == "cd" else 3)
+    )  # element by element: torch counts no such products
     assert total == pytest.approx(8 * head_flops(config, 400) - positives, rel=1e-9)
 
 
@@ -105,7 +125,9 @@ def test_the_classes_that_partialfc_draws_are_the_positives_where_they_are_more(
     assert expected_distinct(32_800 * 8, 10**6) == pytest.approx(230_800, rel=1e-3)
     paper = ["schedule.batch_size=32800", "loss.labels_per_image=8", "loss.negative_ratio=0.1"]
     assert expected_drawn(small(*paper), 10**6) == 100_000
-    assert expected_drawn(small(*paper, "loss.policy=partialfc"), 10**6) == pytest.approx(230_800, rel=1e-3)
+    assert expected_drawn(small(*paper, "loss.policy=partialfc"), 10**6) == pytest.approx(
+        230_800, rel=1e-3
+    )
     assert expected_drawn(small(*paper, "loss.kind=per_column"), 10**6) == 100_000
 
 
@@ -126,7 +148,9 @@ def test_the_state_is_counted_to_the_byte(update):
         tensors = [*module.parameters()]
         for parameter in module.parameters():
             # AdamW's own step counters are a number a tensor.
-            tensors += [value for name, value in optimizer.state[parameter].items() if name != "step"]
+            tensors += [
+                value for name, value in optimizer.state[parameter].items() if name != "step"
+            ]
         return sum(tensor.nbytes for tensor in tensors)
 
     gradients = sum(parameter.grad.nbytes for parameter in trunk.parameters())
@@ -149,12 +173,19 @@ def test_activations_are_what_autograd_keeps(activation, precision):
     config = small(f"model.activation={activation}", f"compute.precision={precision}")
     trunk = tower(config)
     weights = {parameter.untyped_storage().data_ptr() for parameter in trunk.parameters()}
-    cast_shapes = {tuple(parameter.shape) for parameter in trunk.parameters()} | {(160, 64), (64, 160), (64, 192)}
+    cast_shapes = {tuple(parameter.shape) for parameter in trunk.parameters()} | {
+        (160, 64),
+        (64, 160),
+        (64, 192),
+    }
     kept = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
-        is_cast = tensor.dtype == torch.bfloat16 and {tuple(tensor.shape), tuple(tensor.shape[::-1])} & cast_shapes
+        is_cast = (
+            tensor.dtype == torch.bfloat16
+            and {tuple(tensor.shape), tuple(tensor.shape[::-1])} & cast_shapes
+        )
         if storage.data_ptr() not in weights and not is_cast:
             kept[storage.data_ptr()] = storage
         return tensor
@@ -200,7 +231,12 @@ print(peak_memory_bytes(torch.device('cpu')) - before)
 
 
 def test_the_peak_of_a_step_is_near_what_was_planned():
-    overrides = ["schedule.batch_size=96", "model.width=128", "model.mlp_width=512", "num_threads=1"]
+    overrides = [
+        "schedule.batch_size=96",
+        "model.width=128",
+        "model.mlp_width=512",
+        "num_threads=1",
+    ]
     # Every tensor by mmap, so that freed memory is given back and the peak is that of live tensors.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-c", PEAK, *overrides]
@@ -225,7 +261,10 @@ def test_accumulation_recomputation_and_processes_save_memory():
 
 
 def test_bf16_halves_the_head_s_neighbors_but_not_the_state():
-    fp32, bf16 = (step_memory(small(f"compute.precision={precision}"), 1000, 1) for precision in ("fp32", "bf16"))
+    fp32, bf16 = (
+        step_memory(small(f"compute.precision={precision}"), 1000, 1)
+        for precision in ("fp32", "bf16")
+    )
     assert bf16.activations < fp32.activations
     assert (bf16.backbone, bf16.centers, bf16.head) == (fp32.backbone, fp32.centers, fp32.head)
     assert bf16.backbone_copies == fp32.backbone // 8  # two bytes a weight, of four times four
@@ -294,7 +333,9 @@ def test_every_recipe_plans_without_data(recipe):
     assert json.loads(json.dumps(plan.facts()))["memory"]["total"] == plan.memory.total
 
 
-def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large_as_told(journey, digits, tiny_recipe):
+def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large_as_told(
+    journey, digits, tiny_recipe
+):
     places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", "out=nowhere"]
     result = run_mlcd("train", tiny_recipe, *places, "--plan", "--peak-tflops", 0.1, "--json")
     assert result.returncode == 0, result.stderr
@@ -304,7 +345,9 @@ def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large
     assert facts["num_samples"] == round(0.8 * labels["summary"]["images"])
     folder = journey / "run" / "checkpoints" / "step_000030"
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert facts["checkpoint_bytes"] <= size < 1.25 * facts["checkpoint_bytes"]  # a tiny model has a large header
+    assert (
+        facts["checkpoint_bytes"] <= size < 1.25 * facts["checkpoint_bytes"]
+    )  # a tiny model has a large header
 
 
 def test_the_plan_for_people_names_what_it_rests_on():
@@ -313,7 +356,11 @@ def test_the_plan_for_people_names_what_it_rests_on():
         *("--processes", 8, "--peak-tflops", 790, "--mfu", 0.35),
     )
     assert result.returncode == 0, result.stderr
-    for fact in ("1000000 centers of 512", "in each of 8 processes", "35 % of 790 TFLOP/s a process, given"):
+    for fact in (
+        "1000000 centers of 512",
+        "in each of 8 processes",
+        "35 % of 790 TFLOP/s a process, given",
+    ):
         assert fact in result.stdout
 
 

@@ -24,10 +24,16 @@ def split_folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("split") / "pictures"
     if (SHARED / "caltech101_20").is_dir():
         with (SHARED / "caltech101_20" / "labels.csv").open() as file:
-            places = [(SHARED / "caltech101_20" / row["path"], row["split"]) for row in csv.DictReader(file)]
+            places = [
+                (SHARED / "caltech101_20" / row["path"], row["split"])
+                for row in csv.DictReader(file)
+            ]
     else:
         digits = write_digits(tmp_path_factory.mktemp("digits"), 300)
-        places = [(path, "test" if n % 4 == 0 else "train") for n, path in enumerate(sorted(digits.glob("*/*")))]
+        places = [
+            (path, "test" if n % 4 == 0 else "train")
+            for n, path in enumerate(sorted(digits.glob("*/*")))
+        ]
     for path, side in places:
         (root / side / path.parent.name).mkdir(parents=True, exist_ok=True)
         shutil.copy(path, root / side / path.parent.name)
@@ -85,10 +91,16 @@ def test_the_linear_probe_is_scikit_learns(stored):
     from sklearn.linear_model import LogisticRegression
 
     (known, classes), (queries, truth) = sides(stored)
-    metrics = evaluated("linear-probe", "--train", stored / "train", "--test", stored / "test")["metrics"]
-    peer = LogisticRegression(C=metrics["c"], solver="newton-cg", tol=1e-9, max_iter=1000).fit(known, classes)
+    metrics = evaluated("linear-probe", "--train", stored / "train", "--test", stored / "test")[
+        "metrics"
+    ]
+    peer = LogisticRegression(C=metrics["c"], solver="newton-cg", tol=1e-9, max_iter=1000).fit(
+        known, classes
+    )
     assert metrics["linear_probe_accuracy"] == pytest.approx(peer.score(queries, truth), abs=1e-6)
-    losses = -peer.predict_log_proba(known)[np.arange(len(known)), np.searchsorted(peer.classes_, classes)]
+    losses = -peer.predict_log_proba(known)[
+        np.arange(len(known)), np.searchsorted(peer.classes_, classes)
+    ]
     objective = metrics["c"] * losses.sum() + (peer.coef_**2).sum() / 2
     assert metrics["objective"] == pytest.approx(objective, rel=1e-6)
     assert metrics["train_images"] + metrics["validation_images"] == len(classes)
@@ -101,16 +113,27 @@ def test_clusters_of_one_side_are_measured_on_the_other(stored):
     from mlcd.clustering.kmeans import kmeans
 
     (known, classes), (queries, truth) = sides(stored)
-    centers = kmeans([known.astype(np.float32)], len(np.unique(classes)), seed=3).centers.astype(np.float64)
+    centers = kmeans([known.astype(np.float32)], len(np.unique(classes)), seed=3).centers.astype(
+        np.float64
+    )
     assigned = (queries @ centers.T).argmax(axis=1)
-    purity = sum(np.unique(truth[assigned == each], return_counts=True)[1].max() for each in np.unique(assigned))
-    metrics = evaluated("clusters", "--train", stored / "train", "--test", stored / "test", "--seed", 3)["metrics"]
+    purity = sum(
+        np.unique(truth[assigned == each], return_counts=True)[1].max()
+        for each in np.unique(assigned)
+    )
+    metrics = evaluated(
+        "clusters", "--train", stored / "train", "--test", stored / "test", "--seed", 3
+    )["metrics"]
     assert metrics["cluster_purity"] == pytest.approx(purity / len(truth), abs=1e-6)
-    assert metrics["cluster_nmi"] == pytest.approx(normalized_mutual_info_score(truth, assigned), abs=1e-6)
+    assert metrics["cluster_nmi"] == pytest.approx(
+        normalized_mutual_info_score(truth, assigned), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["knn", "clusters"])
-def test_folders_lists_and_the_whole_folder_give_the_same_figures(kind, stored, split_folders, tmp_path):
+def test_folders_lists_and_the_whole_folder_give_the_same_figures(
+    kind, stored, split_folders, tmp_path
+):
     """A folder with train/ and test/ is a split and not twice as many classes."""
     expected = evaluated(kind, "--train", stored / "train", "--test", stored / "test")["metrics"]
     whole = evaluated(kind, stored / "whole")
@@ -123,22 +146,30 @@ def test_folders_lists_and_the_whole_folder_give_the_same_figures(kind, stored, 
         assert record["metrics"] == pytest.approx(expected, abs=1e-9)
     assert whole["protocol"]["train"].endswith("/train")
     assert whole["protocol"]["classes"] == len(list((split_folders / "train").iterdir()))
-    assert listed["protocol"]["test"] == f"{sum(key.startswith('test/') for key in keys)} of test.txt"
+    assert (
+        listed["protocol"]["test"] == f"{sum(key.startswith('test/') for key in keys)} of test.txt"
+    )
 
 
 def test_a_run_is_measured_on_folders_as_on_their_embeddings(journey, split_folders, tmp_path):
     """The same model, once as a checkpoint and once as the embeddings that its export made."""
     for side in ("train", "test"):
-        result = run_mlcd("embed", split_folders / side, tmp_path / side, "--model", journey / "model")
+        result = run_mlcd(
+            "embed", split_folders / side, tmp_path / side, "--model", journey / "model"
+        )
         assert result.returncode == 0, result.stderr
     folders = ("--train", split_folders / "train", "--test", split_folders / "test")
     run = evaluated("knn", journey / "run", *folders, "--out", tmp_path / "result")
     embedded = evaluated("knn", "--train", tmp_path / "train", "--test", tmp_path / "test")
     assert run["protocol"] == embedded["protocol"]
-    assert run["metrics"]["knn_accuracy"] == pytest.approx(embedded["metrics"]["knn_accuracy"], abs=0.02)  # onnx rounds
+    assert run["metrics"]["knn_accuracy"] == pytest.approx(
+        embedded["metrics"]["knn_accuracy"], abs=0.02
+    )  # onnx rounds
     assert run["seen"]["images"] == 0
     assert evaluated("knn", journey / "run", *folders, "--out", tmp_path / "result") == run
-    refused("knn", journey / "run", "--out", tmp_path / "result", contains="other input or settings")
+    refused(
+        "knn", journey / "run", "--out", tmp_path / "result", contains="other input or settings"
+    )
 
 
 def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journey, tmp_path):
@@ -146,15 +177,30 @@ def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journ
     refused("knn", train, "--train", train, contains="go together")
     refused("knn", contains="give a CHECKPOINT")
     refused("knn", "--train", train, "--test", train, contains="are both")
-    refused("knn", "--train", train, "--test", split_folders / "test", contains="holds embeddings and .* images")
+    refused(
+        "knn",
+        "--train",
+        train,
+        "--test",
+        split_folders / "test",
+        contains="holds embeddings and .* images",
+    )
     refused("knn", run, "--train", train, "--test", test, contains="leave out CHECKPOINT")
-    refused("knn", "--train", train, "--test", test, "--hold-out", 0.1, contains="leave out --hold-out")
+    refused(
+        "knn", "--train", train, "--test", test, "--hold-out", 0.1, contains="leave out --hold-out"
+    )
     refused("knn", stored / "whole", "--hold-out", 0.1, contains="are a split already")
     folders = ("--train", split_folders / "train", "--test", split_folders / "test")
     refused("knn", train, *folders, contains="embeddings are of images of their own")
     refused("knn", run, "--images", split_folders, *folders, contains="leave out --images")
     refused(
-        "knn", run, "--train", split_folders, "--test", split_folders / "test", contains="one side are called train"
+        "knn",
+        run,
+        "--train",
+        split_folders,
+        "--test",
+        split_folders / "test",
+        contains="one side are called train",
     )
     refused("knn", "--train", train, "--test", journey / "features", contains="are of two models")
     (tmp_path / "a.txt").write_text("Motorbikes/absent.jpg\n")
@@ -162,9 +208,23 @@ def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journ
     (tmp_path / "b.txt").write_text(f"{key}\n")
     (tmp_path / "c.txt").write_text(f"{key}\n{EmbeddingsArtifact.open(train).keys[-1]}\n")
     refused(
-        "knn", train, "--train", tmp_path / "b.txt", "--test", tmp_path / "a.txt", contains="is the key of no image"
+        "knn",
+        train,
+        "--train",
+        tmp_path / "b.txt",
+        "--test",
+        tmp_path / "a.txt",
+        contains="is the key of no image",
     )
-    refused("knn", train, "--train", tmp_path / "c.txt", "--test", tmp_path / "b.txt", contains="is on both lists")
+    refused(
+        "knn",
+        train,
+        "--train",
+        tmp_path / "c.txt",
+        "--test",
+        tmp_path / "b.txt",
+        contains="is on both lists",
+    )
 
 
 def test_a_class_that_is_only_tested_on_is_named(stored, split_folders, journey, tmp_path):
@@ -173,7 +233,13 @@ def test_a_class_that_is_only_tested_on_is_named(stored, split_folders, journey,
     first = min(other.iterdir())
     first.rename(other / "misspelled")
     refused(
-        "knn", journey / "run", "--train", split_folders / "train", "--test", other, contains="class misspelled is test"
+        "knn",
+        journey / "run",
+        "--train",
+        split_folders / "train",
+        "--test",
+        other,
+        contains="class misspelled is test",
     )
 
 
@@ -187,23 +253,38 @@ def test_folders_called_train_val_valid_and_test_are_splits():
     assert split.folders == ("train and val", "test")
     split, _ = folder_split(["train/a", "valid/a"])
     assert (split.test.tolist(), split.folders) == ([False, True], ("train", "valid"))
-    for no_split in (["train/a", "train/b"], ["train", "test"], ["a", "b"], ["training/a", "testing/a"]):
+    for no_split in (
+        ["train/a", "train/b"],
+        ["train", "test"],
+        ["a", "b"],
+        ["training/a", "testing/a"],
+    ):
         assert folder_split(no_split) is None
-    with pytest.raises(InvalidInput, match="there is no train: give the two sides with --train and --test"):
+    with pytest.raises(
+        InvalidInput, match="there is no train: give the two sides with --train and --test"
+    ):
         folder_split(["val/a", "test/a"])
     for beside in ("a", "extra/a", "train"):
-        with pytest.raises(InvalidInput, match=f"train, test look like splits, but {beside} stands beside them"):
+        with pytest.raises(
+            InvalidInput, match=f"train, test look like splits, but {beside} stands beside them"
+        ):
             folder_split(["train/a", "test/a", beside])
 
 
 def test_a_run_is_not_evaluated_on_what_it_trains_on(digits, split_folders):
     """`evaluation.images` may name the images of the run in other words."""
     leaking = evaluating.run_config(digits, images=str(digits) + "/")
-    held_out = leaking.model_copy(update={"data": leaking.data.model_copy(update={"hold_out": 0.0})})
-    with pytest.raises(ConfigInvalid, match=r"those that the run is trained on, with data\.hold_out=0"):
+    held_out = leaking.model_copy(
+        update={"data": leaking.data.model_copy(update={"hold_out": 0.0})}
+    )
+    with pytest.raises(
+        ConfigInvalid, match=r"those that the run is trained on, with data\.hold_out=0"
+    ):
         check_evaluation(held_out)
     assert check_evaluation(leaking) is not None
     with pytest.raises(ConfigInvalid, match="are splits, and the run is trained on all of them"):
         check_evaluation(evaluating.run_config(split_folders))
-    checked = check_evaluation(evaluating.run_config(split_folders / "train", images=str(split_folders)))
+    checked = check_evaluation(
+        evaluating.run_config(split_folders / "train", images=str(split_folders))
+    )
     assert checked.images.given is not None

@@ -46,7 +46,9 @@ def test_peak_memory_counts_what_was_freed():
         "before = peak(torch.device('cpu')); large = torch.ones(50_000_000); del large\n"
         "print(peak(torch.device('cpu')) - before)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert 0.9 * 200e6 < int(result.stdout) < 1.2 * 200e6
     assert Throughput(1.0, 1.0, CPU).read()["peak_memory_gib"] == pytest.approx(
         peak_memory_bytes(CPU) / 2**30, rel=0.01
@@ -106,7 +108,8 @@ def read_scalars(tmp_path):
         events = EventAccumulator(str(tmp_path / TENSORBOARD))
         events.Reload()
         return {
-            name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+            name: [(event.step, event.value) for event in events.Scalars(name)]
+            for name in events.Tags()["scalars"]
         }
 
     return read
@@ -149,7 +152,9 @@ def test_tensorboard_leaves_out_the_steps_that_are_done_again(tmp_path, read_sca
 
 def test_tensorboard_that_is_not_installed_is_one_clear_line(tmp_path, monkeypatch):
     for name in [
-        name for name in sys.modules if name.split(".")[0] == "tensorboard" or "torch.utils.tensorboard" in name
+        name
+        for name in sys.modules
+        if name.split(".")[0] == "tensorboard" or "torch.utils.tensorboard" in name
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)

@@ -39,7 +39,10 @@ def test_the_loss_falls_and_the_positives_come_nearer(config):
     run = run_training(config("run", "schedule.steps=60", "log_every=1"), SILENT)
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 61))
-    assert np.mean([line["loss"] for line in lines[-5:]]) < np.mean([line["loss"] for line in lines[:5]]) - 1
+    assert (
+        np.mean([line["loss"] for line in lines[-5:]])
+        < np.mean([line["loss"] for line in lines[:5]]) - 1
+    )
     assert lines[-1]["positive_cosine"] > lines[-1]["negative_cosine"] + 0.1
     assert {"images_per_s", "lr", "grad_norm"} <= lines[0].keys()
 
@@ -57,7 +60,9 @@ def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, jou
     assert centers.fingerprint == run.fingerprint != clustered.fingerprint
     assert centers.names == clustered.names
     assert (centers.sizes == clustered.sizes).all()
-    assert np.linalg.norm(centers.vectors, axis=1) == pytest.approx(np.ones(len(centers.vectors)), abs=1e-6)
+    assert np.linalg.norm(centers.vectors, axis=1) == pytest.approx(
+        np.ones(len(centers.vectors)), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,9 @@ def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, jou
 def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
     whole = run_training(config("whole", "telemetry.keys=true"), SILENT)
     # A signal in the middle of training, not at a checkpoint; the step that is under way ends, and one more.
-    begun = before_step(monkeypatch, 15, lambda _: os.kill(os.getpid(), number) if len(begun) == 16 else None)
+    begun = before_step(
+        monkeypatch, 15, lambda _: os.kill(os.getpid(), number) if len(begun) == 16 else None
+    )
     with pytest.raises(Interrupted) as stopped:
         run_training(config("parts", "telemetry.keys=true"), SILENT)
     assert type(stopped.value) is kind
@@ -98,7 +105,13 @@ def test_micro_batches_equal_the_whole_batch(config, kind, options):
     ]  # fmt: skip
     for log in logs[1:]:
         for one, other in zip(logs[0], log, strict=True):
-            for name in ("loss", "grad_norm", "center_grad_norm", "positive_cosine", "unique_positives"):
+            for name in (
+                "loss",
+                "grad_norm",
+                "center_grad_norm",
+                "positive_cosine",
+                "unique_positives",
+            ):
                 assert other[name] == pytest.approx(one[name], rel=1e-12, abs=1e-12), name
 
 
@@ -113,7 +126,9 @@ def test_more_parts_than_samples_leave_some_empty(config):
         )
         for parts in (1, 5)
     )  # fmt: skip
-    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in one], rel=1e-12)
+    assert [line["loss"] for line in many] == pytest.approx(
+        [line["loss"] for line in one], rel=1e-12
+    )
 
 
 def test_a_step_without_any_usable_sample_changes_nothing(config, digits, tmp_path):
@@ -121,7 +136,9 @@ def test_a_step_without_any_usable_sample_changes_nothing(config, digits, tmp_pa
     shutil.copytree(digits, images)
     for path in sorted(images.rglob("*.png"))[::2]:
         path.write_bytes(bytes(path.stat().st_size))
-    run = run_training(config("run", f"data.images={images}", "schedule.batch_size=1", "log_every=1"), SILENT)
+    run = run_training(
+        config("run", f"data.images={images}", "schedule.batch_size=1", "log_every=1"), SILENT
+    )
     log = read_log(run)
     empty = [line["loss"] is None for line in log]
     assert 5 < sum(empty) < 25
@@ -141,7 +158,11 @@ def test_recomputing_activations_changes_nothing(config):
 @pytest.mark.filterwarnings("default")  # the compiler warns about its own internals
 def test_compiled_blocks_compute_the_same(config):
     eager, compiled = (
-        read_log(run_training(config(f"run-{flag}", f"compute.compile={flag}", "schedule.steps=5"), SILENT))
+        read_log(
+            run_training(
+                config(f"run-{flag}", f"compute.compile={flag}", "schedule.steps=5"), SILENT
+            )
+        )
         for flag in ("false", "true")
     )
     assert compiled[-1]["loss"] == pytest.approx(eager[-1]["loss"], rel=1e-4)
@@ -149,13 +170,17 @@ def test_compiled_blocks_compute_the_same(config):
 
 def test_bfloat16_is_near_and_keeps_float32_weights(config):
     exact, rounded = (
-        run_training(config(precision, f"compute.precision={precision}", "schedule.steps=5"), SILENT)
+        run_training(
+            config(precision, f"compute.precision={precision}", "schedule.steps=5"), SILENT
+        )
         for precision in ("fp32", "bf16")
     )
     losses = [read_log(run)[-1]["loss"] for run in (exact, rounded)]
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    stored = load_file(rounded.path / "checkpoints" / "step_000005" / "weights" / "model.safetensors")
+    stored = load_file(
+        rounded.path / "checkpoints" / "step_000005" / "weights" / "model.safetensors"
+    )
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
@@ -172,34 +197,54 @@ def test_evaluating_changes_nothing_but_the_log(config):
 
 
 def test_the_head_starts_from_given_centers(config, journey, tmp_path):
-    trained = run_training(config("run", "schedule.steps=5"), SILENT).path / "checkpoints" / "step_000005" / "centers"
+    trained = (
+        run_training(config("run", "schedule.steps=5"), SILENT).path
+        / "checkpoints"
+        / "step_000005"
+        / "centers"
+    )
     again = run_training(config("again", f"data.centers={trained}", "schedule.steps=5"), SILENT)
     start = Centers.open(again.path / "checkpoints" / "step_000000" / "centers")
     assert np.allclose(start.vectors, Centers.open(trained).vectors, atol=1e-7)
-    assert [parent.digest for parent in again.parents if parent.role == "centers"] == [Centers.open(trained).digest]
-    with pytest.raises(ConfigInvalid, match="cannot start a head"):  # their dimension is that of the features
+    assert [parent.digest for parent in again.parents if parent.role == "centers"] == [
+        Centers.open(trained).digest
+    ]
+    with pytest.raises(
+        ConfigInvalid, match="cannot start a head"
+    ):  # their dimension is that of the features
         run_training(config("wrong", f"data.centers={journey / 'centers'}"), SILENT)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_tower_and_every_block_of_centers_begin_with_numbers_of_their_own(config, seed):
     """Blocks have 4096 centers, here of 16 numbers each; the tower draws its class token first."""
-    state = initial_state(config("run", f"seed={seed}"), 3 * 4096, Processes(World(), torch.device("cpu")))
+    state = initial_state(
+        config("run", f"seed={seed}"), 3 * 4096, Processes(World(), torch.device("cpu"))
+    )
     tower = state.model.trunk.cls.detach()
-    begins = torch.stack([tower[:16] * len(tower) ** 0.5, *(state.centers.weight.detach()[::4096] / 0.01)])
+    begins = torch.stack(
+        [tower[:16] * len(tower) ** 0.5, *(state.centers.weight.detach()[::4096] / 0.01)]
+    )
     assert torch.pdist(begins).min() > 1
 
 
 def test_which_checkpoints_stay(config):
     run = run_training(
-        config("run", "checkpoint.every_steps=3", "checkpoint.keep_last=2", "checkpoint.keep_every=9"), SILENT
+        config(
+            "run", "checkpoint.every_steps=3", "checkpoint.keep_last=2", "checkpoint.keep_every=9"
+        ),
+        SILENT,
     )
-    steps = sorted(int(path.name.removeprefix("step_")) for path in (run.path / "checkpoints").iterdir())
+    steps = sorted(
+        int(path.name.removeprefix("step_")) for path in (run.path / "checkpoints").iterdir()
+    )
     assert steps == [0, 9, 18, 27, 30]
 
 
 @pytest.mark.parametrize("asynchronous", ["true", "false"])
-def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(config, monkeypatch, asynchronous):
+def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
+    config, monkeypatch, asynchronous
+):
     """As a full disk tells itself from inside a library."""
     from training.checkpoint import store
 
@@ -234,7 +279,9 @@ def test_training_goes_on_while_a_checkpoint_of_the_state_before_is_written(conf
     before_step(monkeypatch, 15, lambda _: reached.set())
     overlapped = run_training(config("run", "checkpoint.keep_last=3"), SILENT)
     monkeypatch.undo()
-    plain = run_training(config("plain", "checkpoint.keep_last=3", "checkpoint.asynchronous=false"), SILENT)
+    plain = run_training(
+        config("plain", "checkpoint.keep_last=3", "checkpoint.asynchronous=false"), SILENT
+    )
     for step in (10, 20, 30):
         assert saved_bytes(overlapped, step) == saved_bytes(plain, step), step
 
@@ -257,7 +304,9 @@ def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
     with pytest.raises(Preempted):
         run_training(recipe, SILENT)
     monkeypatch.undo()
-    with pytest.raises(ArtifactInvalid, match=r"step_000014 is a checkpoint of layout 99.*upgrade mlcd"):
+    with pytest.raises(
+        ArtifactInvalid, match=r"step_000014 is a checkpoint of layout 99.*upgrade mlcd"
+    ):
         run_training(recipe, SILENT)
 
 
@@ -283,7 +332,8 @@ def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
 def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
     first = run_training(config("run", "schedule.steps=2", "optim.warmup_steps=0"), SILENT)
     assert (
-        run_training(config("run", "schedule.steps=2", "optim.warmup_steps=0"), SILENT).created_at == first.created_at
+        run_training(config("run", "schedule.steps=2", "optim.warmup_steps=0"), SILENT).created_at
+        == first.created_at
     )
     with pytest.raises(Conflict, match="other input or settings"):
         run_training(config("run", "schedule.steps=3", "optim.warmup_steps=0"), SILENT)
@@ -320,7 +370,9 @@ def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     source = open_source(str(images))
     embed(source, open_encoder("pixels"), tmp_path / "out", Reporter("silent"))
     stored = EmbeddingsArtifact.open(tmp_path / "out")
-    everything = held_out(split_positions([e.key for e in source.entries], [e.class_name for e in source.entries]))
+    everything = held_out(
+        split_positions([e.key for e in source.entries], [e.class_name for e in source.entries])
+    )
     listed = {entry.key for entry, held in zip(source.entries, everything, strict=True) if held}
     usable = {key for key, held in zip(stored.keys, stored.held_out(0.2), strict=True) if held}
     assert usable == listed & set(stored.keys)
@@ -348,13 +400,20 @@ def test_gradients_are_clipped(config, monkeypatch):
 
     def spy(backbone, centers, max_norm, world):
         norms = original(backbone, centers, max_norm, world)
-        squares = sum(p.grad.square().sum() for p in backbone) + centers[0].grad.coalesce().values().square().sum()
+        squares = (
+            sum(p.grad.square().sum() for p in backbone)
+            + centers[0].grad.coalesce().values().square().sum()
+        )
         seen.append((max_norm, squares.sqrt().item(), [norm.item() for norm in norms]))
         return norms
 
     monkeypatch.setattr(step_module, "clip_global_norm", spy)
-    run_training(config("run", "schedule.steps=3", "optim.warmup_steps=0", "optim.clip_norm=0.01"), SILENT)
-    assert all(after == pytest.approx(0.01, rel=1e-3) and max(before) > 0.1 for _, after, before in seen)
+    run_training(
+        config("run", "schedule.steps=3", "optim.warmup_steps=0", "optim.clip_norm=0.01"), SILENT
+    )
+    assert all(
+        after == pytest.approx(0.01, rel=1e-3) and max(before) > 0.1 for _, after, before in seen
+    )
 
 
 def test_only_matrices_decay():
@@ -365,7 +424,12 @@ def test_only_matrices_decay():
     trunk = ViT(ViTConfig(16, 8, 32, 1, 2, 64, 16))
     decayed, plain = parameter_groups(trunk, OptimConfig(weight_decay=0.1))
     names = {id(parameter): name for name, parameter in trunk.named_parameters()}
-    assert {names[id(p)] for p in plain["params"]} >= {"cls", "pos", "norm_pre.weight", "blocks.0.attn.qkv.bias"}
+    assert {names[id(p)] for p in plain["params"]} >= {
+        "cls",
+        "pos",
+        "norm_pre.weight",
+        "blocks.0.attn.qkv.bias",
+    }
     assert {names[id(p)] for p in decayed["params"]} == {
         "patch.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn.out.weight",
         "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "proj.weight",
@@ -396,7 +460,9 @@ def test_the_log_forgets_the_steps_of_a_lost_future(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # cut off by a crash
     MetricsLog(tmp_path, 2)
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert [
+        json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ] == [1, 2]
 
 
 def test_the_vote_weighs_by_similarity():
@@ -414,7 +480,10 @@ def test_the_vote_equals_scikit_learn():
     data = load_digits()
     rows = (data.data / np.linalg.norm(data.data, axis=1, keepdims=True)).astype(np.float32)
     theirs = KNeighborsClassifier(
-        5, metric="cosine", weights=lambda distances: np.exp((1.0 - distances) / 0.07), algorithm="brute"
+        5,
+        metric="cosine",
+        weights=lambda distances: np.exp((1.0 - distances) / 0.07),
+        algorithm="brute",
     ).fit(rows[:1400], data.target[:1400])
     ours = weighted_vote(rows[1400:], rows[:1400], data.target[:1400], neighbors=5)
     assert (ours == theirs.predict(rows[1400:])).all()

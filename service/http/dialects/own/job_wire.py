@@ -20,7 +20,14 @@ class JobRequest(BaseModel):
         extra="forbid",
         strict=True,
         json_schema_extra={
-            "examples": [{"kind": "label", "input": "/data/archive/*.tar", "output": "/data/labels", "top": 8}]
+            "examples": [
+                {
+                    "kind": "label",
+                    "input": "/data/archive/*.tar",
+                    "output": "/data/labels",
+                    "top": 8,
+                }
+            ]
         },
     )
 
@@ -68,7 +75,12 @@ class JobProgress(BaseModel):
     @classmethod
     def of(cls, job: jobs.Job) -> Self:
         eta_s = None
-        if job.state == "running" and job.stage == "shard" and job.images is not None and job.images_per_s:
+        if (
+            job.state == "running"
+            and job.stage == "shard"
+            and job.images is not None
+            and job.images_per_s
+        ):
             eta_s = max(0, job.images - job.done) / job.images_per_s
         return cls(
             shards=job.shards,
@@ -146,7 +158,9 @@ class FailedShard(BaseModel):
 
     @classmethod
     def of(cls, failure: jobs.Failure) -> Self:
-        return cls(shard=failure.shard, images=failure.images, problem=JobFailure.of(failure.problem))
+        return cls(
+            shard=failure.shard, images=failure.images, problem=JobFailure.of(failure.problem)
+        )
 
 
 class FailureList(BaseModel):

@@ -20,7 +20,11 @@ from tests.unit.service.engines import new_metrics, run, sample, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-LOOPBACK = {"allow": ["127.0.0.1", "localhost"], "networks": ["127.0.0.0/8", "::1/128"], "timeout_s": 5}
+LOOPBACK = {
+    "allow": ["127.0.0.1", "localhost"],
+    "networks": ["127.0.0.0/8", "::1/128"],
+    "timeout_s": 5,
+}
 
 
 def new_fetcher(*hosts, metrics=None, limits=None, **settings):
@@ -56,7 +60,9 @@ def serving(**answers):
 
 def test_an_image_comes_as_its_bytes_and_nothing_of_ours_goes_out():
     cookie = ok(b"\x89PNG", set_cookie="a=1")
-    with serving(a=cookie, b=ok(b"raw", "application/octet-stream"), c=ok(b"", "IMAGE/JPEG; x=y")) as host:
+    with serving(
+        a=cookie, b=ok(b"raw", "application/octet-stream"), c=ok(b"", "IMAGE/JPEG; x=y")
+    ) as host:
         assert fetch(host, "/a", "/b", "/c") == [b"\x89PNG", b"raw", b""]
         assert fetch(host, "/a?x=1", "/a") != []
         for _, headers in host.asked:
@@ -71,7 +77,10 @@ def test_an_image_comes_as_its_bytes_and_nothing_of_ours_goes_out():
 def test_one_connection_serves_several_images():
     with serving(a=ok(b"x")) as host:
         ports = set()
-        host.answers["/a"] = lambda connection: (ports.add(connection.getpeername()), connection.sendall(ok(b"x")))
+        host.answers["/a"] = lambda connection: (
+            ports.add(connection.getpeername()),
+            connection.sendall(ok(b"x")),
+        )
         assert fetch(host, *["/a"] * 10, max_connections_per_host=1) == [b"x"] * 10
         assert len(ports) == 1
 
@@ -118,7 +127,9 @@ def test_a_length_that_lies_is_not_believed():
         connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 50)
         connection.shutdown(socket.SHUT_RDWR)
 
-    with ImageHost({"/short": short, "/long": HEAD + b"Content-Length: 5\r\n\r\n" + b"y" * 10**5}) as host:
+    with ImageHost(
+        {"/short": short, "/long": HEAD + b"Content-Length: 5\r\n\r\n" + b"y" * 10**5}
+    ) as host:
         assert reason(host, "/short") == "fetch-failed"
         assert fetch(host, "/long") == [b"yyyyy"]
 
@@ -139,9 +150,9 @@ def test_too_many_bytes_are_given_up_as_soon_as_they_are_known():
             "/just": ok(b"x" * 10**6),
         }
     ) as host:
-        assert [reason(host, path, limits=small) for path in ("/stated", "/chunks", "/unstated")] == [
-            "too-many-bytes"
-        ] * 3
+        assert [
+            reason(host, path, limits=small) for path in ("/stated", "/chunks", "/unstated")
+        ] == ["too-many-bytes"] * 3
         assert sent == [b""]
         assert len(fetch(host, "/just", limits=small)[0]) == 10**6
 
@@ -166,7 +177,9 @@ def test_what_a_failed_image_took_is_there_for_the_others():
         connection.sendall(ok(b"x" * 600_000))
 
     with ImageHost({"/broken": broken, "/good": good}) as host:
-        bad, image = fetch(host, "/broken", "/good", limits=Limits(max_body_bytes=10**6), timeout_s=15)
+        bad, image = fetch(
+            host, "/broken", "/good", limits=Limits(max_body_bytes=10**6), timeout_s=15
+        )
         assert (bad.reason, len(image)) == ("fetch-failed", 600_000)
 
 
@@ -276,7 +289,9 @@ def test_who_waits_for_a_slow_host_takes_no_place_from_the_others():
         async def scenario():
             settings = {"max_connections_per_host": 2, "max_connections": 4, "timeout_s": 10}
             async with new_fetcher(slow, good, **settings) as fetcher:
-                waiting = asyncio.create_task(outcomes(fetcher, *[f"http://localhost:{slow.port}/"] * 10))
+                waiting = asyncio.create_task(
+                    outcomes(fetcher, *[f"http://localhost:{slow.port}/"] * 10)
+                )
                 await until(lambda: slow.most == 2)
                 for _ in range(5):
                     assert await outcomes(fetcher, *[f"{good.url}/"] * 4) == [b"x"] * 4
@@ -300,7 +315,9 @@ def test_a_slow_name_server_holds_nobody_up(monkeypatch):
 
         async def scenario():
             async with new_fetcher(host, timeout_s=0.5) as fetcher:
-                slow, good = await outcomes(fetcher, f"http://localhost:{host.port}/", host.url + "/")
+                slow, good = await outcomes(
+                    fetcher, f"http://localhost:{host.port}/", host.url + "/"
+                )
                 return slow.reason, good
 
         assert run(scenario()) == ("fetch-late", b"x")
@@ -317,16 +334,23 @@ def test_look_ups_that_nobody_waits_for_any_more_hold_no_other_domain_up(name):
         return ["127.0.0.1"]
 
     async def scenario():
-        given = LOOPBACK | {"allow": ["*.slow.example", "slow.example", "good.example"], "ports": [host.port]}
+        given = LOOPBACK | {
+            "allow": ["*.slow.example", "slow.example", "good.example"],
+            "ports": [host.port],
+        }
         settings = Fetch(**given | {"max_connections": 4, "max_connections_per_host": 4})
         async with Fetcher(settings, Limits(), new_metrics(), look_up=look_up) as fetcher:
             for i in range(12):
-                gone = asyncio.create_task(outcomes(fetcher, f"http://{name.format(i)}:{host.port}/"))
+                gone = asyncio.create_task(
+                    outcomes(fetcher, f"http://{name.format(i)}:{host.port}/")
+                )
                 await asyncio.sleep(0.01)
                 gone.cancel()
                 await asyncio.wait([gone])
             found = await outcomes(fetcher, f"http://good.example:{host.port}/")
-            waiting = asyncio.create_task(outcomes(fetcher, f"http://{name.format(0)}:{host.port}/"))
+            waiting = asyncio.create_task(
+                outcomes(fetcher, f"http://{name.format(0)}:{host.port}/")
+            )
             await asyncio.sleep(0.01)
             answered.set()
             return found + await waiting
@@ -351,7 +375,12 @@ def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
         assert begun.wait(20)
         connection.sendall(ok(b"x" * 400_000))
 
-    answers = {"/": ok(b"x" * 400_000), "/slow": lambda _: host.wait(), "/stalled": stalled, "/after": after_it}
+    answers = {
+        "/": ok(b"x" * 400_000),
+        "/slow": lambda _: host.wait(),
+        "/stalled": stalled,
+        "/after": after_it,
+    }
     with ImageHost(answers) as host:
 
         async def scenario():
@@ -377,7 +406,9 @@ def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
                 assert await outcomes(fetcher, *[host.url + "/absent"] * 8)
                 assert sample(metrics, 'mlcd_held{of="fetched_bytes"}') == 0
             return {
-                outcome: sample(metrics, f'mlcd_fetch_duration_seconds_count{{outcome="{outcome}"}}')
+                outcome: sample(
+                    metrics, f'mlcd_fetch_duration_seconds_count{{outcome="{outcome}"}}'
+                )
                 for outcome in ("fetched", "overloaded", "cancelled", "fetch-failed")
             }
 
@@ -433,8 +464,24 @@ def certificate(tmp_path_factory):
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("certificate")
     key, path = folder / "key.pem", folder / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", "/CN=good.example", "-addext", "subjectAltName=DNS:good.example"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += [
+        "-days",
+        "2",
+        "-subj",
+        "/CN=good.example",
+        "-addext",
+        "subjectAltName=DNS:good.example",
+    ]
     subprocess.run([*command, "-keyout", key, "-out", path], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path, key)
@@ -452,7 +499,9 @@ def test_tls_is_spoken_with_the_name_and_not_with_the_address(certificate, monke
 
         def ask(name, path="/"):
             host.url = f"https://{name}:{host.port}"
-            (image,) = fetch(host, path, allow=["*.example"], networks=["127.0.0.0/8"], ports=[host.port, 80])
+            (image,) = fetch(
+                host, path, allow=["*.example"], networks=["127.0.0.0/8"], ports=[host.port, 80]
+            )
             return image
 
         assert ask("good.example").reason == "fetch-failed"  # signed by nobody known

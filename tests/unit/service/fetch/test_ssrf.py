@@ -70,7 +70,12 @@ SPACED = [
     "http://127.0.\t0.1/",
     "http://good.example \r\nHost: x/",
 ]
-SPACED += [" http://127.0.0.1/", "http:// 127.0.0.1/", "http://127.0.0.1 /", "http://good.example\x00@127.0.0.1/"]
+SPACED += [
+    " http://127.0.0.1/",
+    "http:// 127.0.0.1/",
+    "http://127.0.0.1 /",
+    "http://good.example\x00@127.0.0.1/",
+]
 ALL = [*FORMS, *SPACED]
 # To the public host itself, with something behind it that another parser might take for the host.
 HARMLESS = {"http://good.example#@127.0.0.1/", "http://good.example?@127.0.0.1/"}
@@ -82,7 +87,13 @@ class Wire:
     def __init__(self, monkeypatch, host):
         self.connected, self.asked, self._host = [], [], host
         self._connect, self._getaddrinfo = socket.socket.connect, socket.getaddrinfo
-        monkeypatch.setattr(socket.socket, "connect", lambda connection, address: self.connect(connection, address))  # noqa: PLW0108 - to be bound
+
+        def connect(
+            connection, address
+        ):  # a function: as a bound method it would get no connection
+            return self.connect(connection, address)
+
+        monkeypatch.setattr(socket.socket, "connect", connect)
         monkeypatch.setattr(socket, "getaddrinfo", self.resolve)
 
     def connect(self, connection, address):
@@ -97,9 +108,16 @@ class Wire:
         if found is None:  # what the system takes for a number is one here too
             return self._getaddrinfo(host, port, type=type, flags=socket.AI_NUMERICHOST)
         if "then" in found:
-            found = found[: found.index("then")] if self.asked.count(host) == 1 else found[found.index("then") + 1 :]
+            found = (
+                found[: found.index("then")]
+                if self.asked.count(host) == 1
+                else found[found.index("then") + 1 :]
+            )
         families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in found]
-        return [(family, type, 6, "", (address, port)) for family, address in zip(families, found, strict=True)]
+        return [
+            (family, type, 6, "", (address, port))
+            for family, address in zip(families, found, strict=True)
+        ]
 
     @property
     def forbidden(self):
@@ -119,9 +137,13 @@ def wire(monkeypatch, host):
 
 def fetch(*urls, **settings):
     async def run():
-        async with Fetcher(Fetch(**({"allow": ["*"], "timeout_s": 5} | settings)), Limits(), new_metrics()) as fetcher:
+        async with Fetcher(
+            Fetch(**({"allow": ["*"], "timeout_s": 5} | settings)), Limits(), new_metrics()
+        ) as fetcher:
             given = fetcher.screened([ImageUrl(url) for url in urls])
-            async with fetcher.fetched(given, deadline=asyncio.get_running_loop().time() + 20) as found:
+            async with fetcher.fetched(
+                given, deadline=asyncio.get_running_loop().time() + 20
+            ) as found:
                 return found
 
     return asyncio.run(run())
@@ -140,7 +162,9 @@ def test_the_good_host_is_reached_so_that_the_rest_means_something(wire, host):
 def test_no_form_reaches_what_is_not_public(wire):
     found = dict(zip(ALL, fetch(*ALL), strict=True))
     assert wire.forbidden == []
-    reached = {form for form, image in found.items() if getattr(image, "reason", None) != "url-refused"}
+    reached = {
+        form for form, image in found.items() if getattr(image, "reason", None) != "url-refused"
+    }
     assert reached == HARMLESS
     assert len(wire.connected) <= len(HARMLESS)
 
@@ -148,16 +172,24 @@ def test_no_form_reaches_what_is_not_public(wire):
 def test_no_redirect_reaches_what_is_not_public(wire, host):
     places = [form.replace("\r", "").replace("\n", "").encode().decode("latin-1") for form in ALL]
     host.answers = {f"/{number}": redirect(place) for number, place in enumerate(places)}
-    found = fetch(*[f"http://good.example/{number}" for number in range(len(ALL))], max_connections=8)
+    found = fetch(
+        *[f"http://good.example/{number}" for number in range(len(ALL))], max_connections=8
+    )
     assert wire.forbidden == []
     assert {port for _, port in wire.connected} == {80}
     reasons = {form: getattr(image, "reason", None) for form, image in zip(ALL, found, strict=True)}
     unreadable = {form for form in ALL if "\0" in form}  # the whole answer is
-    assert {form for form, reason in reasons.items() if reason != "url-refused"} == HARMLESS | unreadable
+    assert {
+        form for form, reason in reasons.items() if reason != "url-refused"
+    } == HARMLESS | unreadable
 
 
 def test_a_chain_is_checked_at_every_hop(wire, host):
-    host.answers = {"/": redirect("/b"), "/b": redirect("//good.example/c"), "/c": redirect("http://inside.example/d")}
+    host.answers = {
+        "/": redirect("/b"),
+        "/b": redirect("//good.example/c"),
+        "/c": redirect("http://inside.example/d"),
+    }
     (found,) = fetch("http://good.example/")
     assert (found.reason, host.paths, wire.forbidden) == ("url-refused", ["/", "/b", "/c"], [])
     assert wire.asked[-1] == "inside.example"
@@ -190,11 +222,21 @@ def test_a_redirect_leaves_the_list_as_little_as_a_url(wire, host):
 def test_one_refusal_for_every_reason(wire, host):
     """Not on the list, no such name, inside, metadata, a redirect there: the client cannot tell them apart."""
     host.answers = {"/": redirect("http://inside.example/")}
-    urls = ["http://absent.example/", "http://inside.example/", "http://metadata.example/", "http://good.example/"]
-    told = {str(found) for found in fetch(*urls, "http://[::1]/", "http://127.0.0.1/", "http://good.example:22/")}
+    urls = [
+        "http://absent.example/",
+        "http://inside.example/",
+        "http://metadata.example/",
+        "http://good.example/",
+    ]
+    told = {
+        str(found)
+        for found in fetch(*urls, "http://[::1]/", "http://127.0.0.1/", "http://good.example:22/")
+    }
     told |= {str(found) for found in fetch("http://inside.example/", allow=["good.example"])}
     (text,) = told
-    assert not any(word in text for word in ("10.0", "169.254", "inside", "resolve", "private", "port"))
+    assert not any(
+        word in text for word in ("10.0", "169.254", "inside", "resolve", "private", "port")
+    )
 
 
 def test_the_environments_proxies_are_not_asked(wire, monkeypatch):
@@ -206,7 +248,10 @@ def test_the_environments_proxies_are_not_asked(wire, monkeypatch):
 
 def test_a_named_network_is_for_the_hosts_on_the_list_only(wire):
     (found, other) = fetch(
-        "http://inside.example/", "http://loopback.example/", allow=["inside.example"], networks=["10.0.0.0/8"]
+        "http://inside.example/",
+        "http://loopback.example/",
+        allow=["inside.example"],
+        networks=["10.0.0.0/8"],
     )
     assert wire.connected == [("10.0.0.5", 80)]
     assert (found.reason, other.reason) == ("fetch-failed", "url-refused")

@@ -108,7 +108,9 @@ def test_anything_but_a_plain_url_is_refused_without_a_word_of_it(text):
     with pytest.raises(ImageRejected) as caught:
         parse_url(text)
     assert caught.value.reason == "url-refused"
-    assert not {"passwd", "127", "inside", "evil"} & set(str(caught.value).replace("/", " ").split())
+    assert not {"passwd", "127", "inside", "evil"} & set(
+        str(caught.value).replace("/", " ").split()
+    )
 
 
 @given(st.text() | st.from_regex(r"https?://[!-~]{0,30}", fullmatch=True))
@@ -158,9 +160,13 @@ def test_a_redirect_is_as_plain_as_a_url(location):
 def test_hosts_are_compared_in_one_way():
     assert canonical_host("Example.COM") == "example.com"
     assert canonical_host("[2606:4700:0::1111]") == "2606:4700::1111"
-    assert [canonical_host(text) for text in ("", "[::1", "::1]", "a b", "0x7f", "a.b.", "*")] == [None] * 7
+    assert [canonical_host(text) for text in ("", "[::1", "::1]", "a b", "0x7f", "a.b.", "*")] == [
+        None
+    ] * 7
     assert canonical_entry("*.CDN.example") == "*.cdn.example"
-    assert [canonical_entry(text) for text in ("*.1.2.3.4", "*.[::1]", "*.", "*x.example", "a.*.b", "")] == [None] * 6
+    assert [
+        canonical_entry(text) for text in ("*.1.2.3.4", "*.[::1]", "*.", "*x.example", "a.*.b", "")
+    ] == [None] * 6
 
 
 @pytest.mark.parametrize(
@@ -211,10 +217,23 @@ def test_only_public_addresses_are_connected_to():
 
 
 def test_a_named_network_is_reached_but_never_metadata_and_what_is_no_host():
-    inside = (ip_network("10.1.0.0/16"), ip_network("169.254.0.0/16"), ip_network("fc00::/7"), ip_network("0.0.0.0/0"))
+    inside = (
+        ip_network("10.1.0.0/16"),
+        ip_network("169.254.0.0/16"),
+        ip_network("fc00::/7"),
+        ip_network("0.0.0.0/0"),
+    )
     named = ["10.1.2.3", "64:ff9b::a01:203", "fd12::1", "127.0.0.1"]
     assert [address for address in named if not may_connect(address, inside)] == []
-    never = ["169.254.169.254", "64:ff9b::a9fe:a9fe", "fd00:ec2::254", "0.0.0.0", "224.0.0.1", "168.63.129.16", "::1"]
+    never = [
+        "169.254.169.254",
+        "64:ff9b::a9fe:a9fe",
+        "fd00:ec2::254",
+        "0.0.0.0",
+        "224.0.0.1",
+        "168.63.129.16",
+        "::1",
+    ]
     assert [address for address in never if may_connect(address, inside)] == []
     assert not may_connect("10.2.0.1", inside[:1])
     assert not may_connect("::ffff:10.1.2.3", inside[:1])

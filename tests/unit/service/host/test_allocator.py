@@ -28,5 +28,7 @@ print(Node.ended)
 
 def test_what_is_open_is_collected_once_and_then_out_of_sight():
     """In a process of its own: this one must not keep all that the tests leave."""
-    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120
+    )
     assert result.stdout.split() == ["1", "True", "True", "2"], result.stderr

@@ -23,7 +23,7 @@ subprocess.Popen.__init__ = start_and_be_told
 
 async def main():
     with canceled_by_a_signal(within_s=30):
-        await EngineProcess.open(Opening("fake:latency_ms=20000", engine="fake", max_batch=4))
+        await EngineProcess.open(Opening("fake:latency_ms=20000", max_batch=4))
         raise AssertionError("not canceled")
 
 asyncio.run(main())
@@ -49,7 +49,9 @@ end_at_once(signal.SIGTERM)
 
 
 def run(program):
-    return subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_signal_while_the_engine_starts_cancels_its_opening():
@@ -61,7 +63,9 @@ def test_a_signal_while_the_engine_starts_cancels_its_opening():
 
 @pytest.mark.parametrize(("signals", "status"), [(1, 1), (2, -signal.SIGTERM)])
 def test_what_keeps_the_loop_does_not_keep_the_process(signals, status):
-    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "busy\n"
         started = time.monotonic()
         for _ in range(signals):
@@ -93,4 +97,7 @@ print("goes on", flush=True)
 
 def test_what_follows_at_once_is_an_echo_and_what_follows_later_ends_the_process():
     result = run(ECHO)
-    assert (result.returncode, result.stdout) == (-signal.SIGINT, "True [True, False, False]\nlast\n"), result.stderr
+    assert (result.returncode, result.stdout) == (
+        -signal.SIGINT,
+        "True [True, False, False]\nlast\n",
+    ), result.stderr

@@ -26,7 +26,11 @@ def test_processes_share_the_cores(monkeypatch, cores, processes, given, expecte
 
 def numpys_threads():
     """torch's, which other tests load, counts for each thread on its own; the service has none."""
-    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas" and "numpy" in pool["filepath"]]
+    pools = [
+        pool
+        for pool in threadpool_info()
+        if pool["user_api"] == "blas" and "numpy" in pool["filepath"]
+    ]
     return [pool["num_threads"] for pool in pools]
 
 

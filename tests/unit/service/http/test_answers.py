@@ -14,7 +14,9 @@ OFFERED = (JSON, RAW, NPY, ARROW)
 
 
 def asked(accept):
-    return Request({"type": "http", "headers": [] if accept is None else [(b"accept", accept.encode())]})
+    return Request(
+        {"type": "http", "headers": [] if accept is None else [(b"accept", accept.encode())]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,10 @@ def asked(accept):
         ("application/json;q=0.1, */*", RAW),
         ("application/*;q=0.2, application/x-npy;q=0.3, */*", NPY),
         ("application/*;q=0, application/x-npy;q=0.1, */*", NPY),
-        ("application/x-npy;q=0.9, application/vnd.apache.arrow.stream;q=0.4, application/*;q=0.5", NPY),
+        (
+            "application/x-npy;q=0.9, application/vnd.apache.arrow.stream;q=0.4, application/*;q=0.5",
+            NPY,
+        ),
         ("application/json;q=0, application/octet-stream;q=0, application/*;q=0.001", NPY),
         # Of equals what is named, then what is offered first.
         ("application/x-npy, */*", NPY),
@@ -92,7 +97,12 @@ def test_lines_of_the_header_are_one_list():
 
 @pytest.mark.timeout(60)
 def test_a_hostile_header_takes_no_time_to_speak_of():
-    for accept in ('"\\' * 30_000, ',"' * 30_000, "application/json;q=0," * 3_000 + "*/*", "0" * 60_000):
+    for accept in (
+        '"\\' * 30_000,
+        ',"' * 30_000,
+        "application/json;q=0," * 3_000 + "*/*",
+        "0" * 60_000,
+    ):
         with contextlib.suppress(NotAcceptable):
             negotiated(asked(accept), OFFERED)
 
@@ -104,7 +114,9 @@ WEIGHTS = ("", ";q=0", ";q=0.0", ";q=0.001", ";q=0.25", "; Q=0.5 ", ";q=1", ";q=
 def oracle(ranges):
     """Each range, from the least specific to the most, writes its weight on every type that it holds."""
     weight, named = dict.fromkeys(OFFERED, 0.0), dict.fromkeys(OFFERED, 0)
-    for rank, holds in enumerate((lambda kind, _: kind == "*/*", lambda kind, _: kind == "application/*", str.__eq__)):
+    for rank, holds in enumerate(
+        (lambda kind, _: kind == "*/*", lambda kind, _: kind == "application/*", str.__eq__)
+    ):
         for offer in OFFERED:
             said = [float(text.strip("; Qq=") or 1) for kind, text in ranges if holds(kind, offer)]
             if said:
@@ -113,7 +125,9 @@ def oracle(ranges):
     return best if weight[best] else None
 
 
-@given(st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(WEIGHTS)), min_size=1, max_size=6))
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(WEIGHTS)), min_size=1, max_size=6)
+)
 def test_whatever_is_asked_for_the_most_specific_range_decides(ranges):
     accept = ", ".join(kind + weight for kind, weight in ranges)
     try:

@@ -46,7 +46,9 @@ def test_without_keys_this_machine_is_served(address):
     check_exposure(Auth(), address)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.1", "192.168.1.4", "fe80::1%eth0", "8.8.8.8"])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0", "::", "10.0.0.1", "192.168.1.4", "fe80::1%eth0", "8.8.8.8"]
+)
 def test_beyond_this_machine_keys_or_a_word_are_needed(address):
     with pytest.raises(ConfigInvalid, match="MLCD_AUTH__MODE=open"):
         check_exposure(Auth(), address)

@@ -13,16 +13,26 @@ from service.settings import Limits
 
 def form(*files, content_type="multipart/form-data; boundary=x", **texts):
     """A request with these files and fields."""
-    parts = [b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' + data for data in files]
-    parts += [
-        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}'.encode() for name, text in texts.items()
+    parts = [
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n' + data
+        for data in files
     ]
-    messages = iter([{"type": "http.request", "body": b"\r\n".join([*parts, b"--x--\r\n"]), "more_body": False}])
+    parts += [
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}'.encode()
+        for name, text in texts.items()
+    ]
+    messages = iter(
+        [{"type": "http.request", "body": b"\r\n".join([*parts, b"--x--\r\n"]), "more_body": False}]
+    )
 
     async def receive():
         return next(messages)
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", content_type.encode())]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "headers": [(b"content-type", content_type.encode())],
+    }
     return Request(scope, receive)
 
 
@@ -59,7 +69,8 @@ def test_the_charset_that_an_unset_variable_gives_is_refused():
 
 
 @pytest.mark.parametrize(
-    "content_type", ["multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=y"]
+    "content_type",
+    ["multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=y"],
 )
 def test_a_form_without_its_boundary_is_refused(content_type):
     with pytest.raises(BadRequest, match="cannot be read"):

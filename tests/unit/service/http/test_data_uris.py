@@ -9,7 +9,9 @@ from service.http.data_uris import image_from_field, image_from_uri
 TEXT = base64.b64encode(b"\x00\xffimage").decode()
 
 
-@pytest.mark.parametrize("head", ["data:image/png;base64", "DATA:image/png;charset=x;BASE64", "data:;base64"])
+@pytest.mark.parametrize(
+    "head", ["data:image/png;base64", "DATA:image/png;charset=x;BASE64", "data:;base64"]
+)
 def test_a_data_uri_becomes_its_bytes(head):
     assert image_from_uri(f"{head},{TEXT}") == b"\x00\xffimage"
 
@@ -40,7 +42,9 @@ def test_anything_else_is_refused_without_a_word_of_it(value, message):
     assert TEXT not in str(refused)
 
 
-@pytest.mark.parametrize("url", ["HTTP://example.com/x.png", "https://example.com/x.png", "http://["])
+@pytest.mark.parametrize(
+    "url", ["HTTP://example.com/x.png", "https://example.com/x.png", "http://["]
+)
 def test_a_url_stays_one_unread_and_unseen(url):
     for read in (image_from_uri, image_from_field):
         assert read(url) == ImageUrl(url)

@@ -27,7 +27,9 @@ def refused_by(body):
     [
         pytest.param(b'{"images": ["data:image/png;base64,%b"]}' % (b"A" * LONG), id="an image"),
         pytest.param(b'["%b"]' % (b"AAAA\\/" * (LONG // 6)), id="an image as PHP writes it"),
-        pytest.param(b'["%b", "%b"]' % (b"A" * LONG, "漢字".encode() * 1000), id="an image beside other text"),
+        pytest.param(
+            b'["%b", "%b"]' % (b"A" * LONG, "漢字".encode() * 1000), id="an image beside other text"
+        ),
         pytest.param(json.dumps({"embeddings": [[0.5] * 384] * 40}).encode(), id="embeddings"),
         pytest.param(b"", id="nothing"),
     ],
@@ -45,13 +47,27 @@ def test_what_clients_send_is_taken(body):
         pytest.param(b"[" * 2_001, "max_json_values", id="nested lists"),
         pytest.param(b"{" + b'"a":1,' * 2_000 + b"}", "max_json_values", id="fields"),
         pytest.param(b'"' * 20_001, "max_json_values", id="quotes"),
-        pytest.param(b'["%b\xf0\x9f\x98\x80"]' % (b"A" * LONG), "max_json_text_bytes", id="one emoji"),
-        pytest.param(b'["%b\\ud83d\\ude00"]' % (b"A" * LONG), "max_json_text_bytes", id="one emoji, escaped"),
-        pytest.param(b'["\xf0\x9f\x98\x80\\"%b"]' % (b"A" * LONG), "max_json_text_bytes", id="after an escaped quote"),
-        pytest.param(b'["%b\\"\xf0\x9f\x98\x80"]' % (b"A" * LONG), "max_json_text_bytes", id="before an escaped quote"),
+        pytest.param(
+            b'["%b\xf0\x9f\x98\x80"]' % (b"A" * LONG), "max_json_text_bytes", id="one emoji"
+        ),
+        pytest.param(
+            b'["%b\\ud83d\\ude00"]' % (b"A" * LONG), "max_json_text_bytes", id="one emoji, escaped"
+        ),
+        pytest.param(
+            b'["\xf0\x9f\x98\x80\\"%b"]' % (b"A" * LONG),
+            "max_json_text_bytes",
+            id="after an escaped quote",
+        ),
+        pytest.param(
+            b'["%b\\"\xf0\x9f\x98\x80"]' % (b"A" * LONG),
+            "max_json_text_bytes",
+            id="before an escaped quote",
+        ),
         pytest.param(b'["%b"]' % (b"\\n" * (LONG // 2)), "max_json_text_bytes", id="escapes"),
         pytest.param(b'["%b"]' % ("漢".encode() * (LONG // 3)), "max_json_text_bytes", id="text"),
-        pytest.param(b"[" + b'"abcdefgh",' * 3_000 + b"1]", "max_json_text_bytes", id="many short strings"),
+        pytest.param(
+            b"[" + b'"abcdefgh",' * 3_000 + b"1]", "max_json_text_bytes", id="many short strings"
+        ),
     ],
 )
 def test_what_would_stop_everybody_else_is_refused(body, limit):
@@ -61,7 +77,17 @@ def test_what_would_stop_everybody_else_is_refused(body, limit):
 def test_no_string_that_is_taken_needs_more_than_a_byte_a_character_beyond_the_text():
     """Random strings of all that matters, against Python's own idea of how wide they are."""
     draw = random.Random(7)
-    parts = [b"A" * 5000, b"\\/", b'\\"', b"\\\\", "é".encode(), "😀".encode(), b"\\u00e9", b'","', b"A"]
+    parts = [
+        b"A" * 5000,
+        b"\\/",
+        b'\\"',
+        b"\\\\",
+        "é".encode(),
+        "😀".encode(),
+        b"\\u00e9",
+        b'","',
+        b"A",
+    ]
     taken = 0
     for _ in range(2000):
         body = b'["%b"]' % b"".join(draw.choices(parts, k=draw.randrange(1, 12)))

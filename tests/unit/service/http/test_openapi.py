@@ -18,7 +18,11 @@ def document():
 
 @pytest.fixture(scope="module")
 def operations(document):
-    return {(method, path): operation for path, item in document["paths"].items() for method, operation in item.items()}
+    return {
+        (method, path): operation
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+    }
 
 
 def test_it_is_valid_openapi(document):
@@ -45,7 +49,14 @@ def test_every_route_of_the_contract_is_in_it(operations):
         "/v1/jobs/{job_id}/retry",
     }
     gets = {path for method, path in operations if method == "get"}
-    assert {"/v1/info", "/v1/models", "/v1/models/{model}", "/v1/centers/{center}", "/v2", "/v2/health/ready"} <= gets
+    assert {
+        "/v1/info",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/v1/centers/{center}",
+        "/v2",
+        "/v2/health/ready",
+    } <= gets
 
 
 def test_every_route_says_what_it_takes_and_every_status_it_can_give(operations):
@@ -57,11 +68,17 @@ def test_every_route_says_what_it_takes_and_every_status_it_can_give(operations)
             # The clients of the others have no class of error for these.
             has_classes = dialect_of(APP, path).schema.__name__ in ("OpenAIError", "CohereError")
             assert statuses & {"413", "415"} == (set() if has_classes else {"413", "415"}), path
-            assert all(content["schema"] for content in operation["requestBody"]["content"].values())
+            assert all(
+                content["schema"] for content in operation["requestBody"]["content"].values()
+            )
         if "{" in path:
             assert {"400", "404"} <= statuses, path
         content = operation["responses"]["200"].get("content")
-        assert content is None if path == "/metrics" else all(kind["schema"] for kind in content.values()), path
+        assert (
+            content is None
+            if path == "/metrics"
+            else all(kind["schema"] for kind in content.values())
+        ), path
         for status, response in operation["responses"].items():
             assert "X-Request-Id" in response["headers"]
             assert ("Retry-After" in response["headers"]) == (status in ("429", "503"))
@@ -73,7 +90,10 @@ def test_errors_are_in_the_dialect_of_the_route(operations):
         schema = {"$ref": f"#/components/schemas/{dialect.schema.__name__}"}
         for status, response in operation["responses"].items():
             if status >= "400" and not path.endswith("/ready"):
-                assert response["content"] == {dialect.media_type: {"schema": schema}}, (path, status)
+                assert response["content"] == {dialect.media_type: {"schema": schema}}, (
+                    path,
+                    status,
+                )
 
 
 def test_no_schema_of_the_framework_is_left(document):

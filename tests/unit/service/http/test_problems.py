@@ -23,7 +23,16 @@ SECRET = "SECRET-OF-THE-CLIENT"
 
 def request(path):
     state = {"request_id": "r7"}
-    return Request({"type": "http", "app": APP, "path": path, "headers": [], "state": state, "query_string": b""})
+    return Request(
+        {
+            "type": "http",
+            "app": APP,
+            "path": path,
+            "headers": [],
+            "state": state,
+            "query_string": b"",
+        }
+    )
 
 
 def answer(path, error, handle=handle_mlcd_error):
@@ -66,7 +75,11 @@ NAMES = {
 
 
 def test_every_error_has_a_stable_name_and_that_a_status():
-    known = {cls for cls in subclasses(MlcdError) if cls.__module__ in (mlcd.errors.__name__, service.errors.__name__)}
+    known = {
+        cls
+        for cls in subclasses(MlcdError)
+        if cls.__module__ in (mlcd.errors.__name__, service.errors.__name__)
+    }
     assert {cls.__name__: (cls.name, STATUS[cls.name]) for cls in known} == NAMES
     assert set(STATUS.values()) <= set(problems.TITLES)
 
@@ -80,7 +93,14 @@ def test_the_name_of_an_answer_is_that_of_its_error():
 def test_each_dialect_speaks_its_own_shape():
     error = NotFound("there is no such model", remedy="use m")
     text = "there is no such model: use m"
-    openai = {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": "not-found"}}
+    openai = {
+        "error": {
+            "message": text,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "not-found",
+        }
+    }
     for path in ("/v1/embeddings", "/embeddings", "/v1/models", "/v1/models/x"):
         assert answer(path, error) == (404, "application/json", openai)
     assert answer("/v2/embed", error) == (404, "application/json", {"id": "r7", "message": text})
@@ -101,7 +121,10 @@ def test_each_dialect_speaks_its_own_shape():
 def test_of_the_servers_own_faults_a_client_is_told_of_a_damaged_job_alone():
     _, _, problem = answer("/v1/jobs/1", RecordDamaged())
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:job-damaged")
-    assert problem["detail"] == "the job queue holds something that is no job: DELETE of that job removes it"
+    assert (
+        problem["detail"]
+        == "the job queue holds something that is no job: DELETE of that job removes it"
+    )
     _, _, problem = answer("/v1/jobs/1", mlcd.errors.ArtifactInvalid(f"{SECRET} is damaged"))
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:internal-error")
     assert SECRET not in problem["detail"]
@@ -123,11 +146,21 @@ def test_limit_and_index_are_named_where_they_apply():
     [
         (TooLarge("too many", limit="max_images"), 413, "too-large"),
         (Unsupported("this route takes JSON"), 415, "unsupported-media-type"),
-        (StrictBatch(3, ImageRejected("unsupported-format", "none"), param="input[3]"), 415, "unsupported-format"),
-        (StrictBatch(3, ImageRejected("too-many-pixels", "9 pixels"), param="input[3]"), 413, "too-many-pixels"),
+        (
+            StrictBatch(3, ImageRejected("unsupported-format", "none"), param="input[3]"),
+            415,
+            "unsupported-format",
+        ),
+        (
+            StrictBatch(3, ImageRejected("too-many-pixels", "9 pixels"), param="input[3]"),
+            413,
+            "too-many-pixels",
+        ),
     ],
 )
-def test_clients_that_have_no_class_of_error_for_a_status_get_one_that_they_have(error, status, code):
+def test_clients_that_have_no_class_of_error_for_a_status_get_one_that_they_have(
+    error, status, code
+):
     for path in ("/v1/embeddings", "/embeddings"):
         answered, _, body = answer(path, error)
         assert (answered, body["error"]["code"]) == (400, code)

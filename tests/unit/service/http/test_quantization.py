@@ -11,7 +11,9 @@ ROWS = unit_rows(np.random.default_rng(0).standard_normal((5, 768)))
 
 
 def test_base64_is_little_endian_float32():
-    assert [np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in as_base64(ROWS)] == ROWS.tolist()
+    assert [
+        np.frombuffer(base64.b64decode(text), "<f4").tolist() for text in as_base64(ROWS)
+    ] == ROWS.tolist()
 
 
 def test_int8_uses_the_whole_range_and_keeps_the_direction():

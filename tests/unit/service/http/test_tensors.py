@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest
-from service.http.dialects.kserve.tensors import pixels_from_json, read_bytes_elements, read_pixels, split, write
+from service.http.dialects.kserve.tensors import (
+    pixels_from_json,
+    read_bytes_elements,
+    read_pixels,
+    split,
+    write,
+)
 
 
 def packed(*elements):
@@ -22,7 +28,9 @@ def test_the_header_divides_the_body():
     assert [bytes(part) for part in split(b"xyz", None)] == [b"xyz", b""]
 
 
-@pytest.mark.parametrize("stated", ["", "4", "-1", "+1", "1.0", "1e0", "0x1", " 1", "1_0", "٣", "9" * 5000, "nan"])
+@pytest.mark.parametrize(
+    "stated", ["", "4", "-1", "+1", "1.0", "1e0", "0x1", " 1", "1_0", "٣", "9" * 5000, "nan"]
+)
 def test_a_hostile_length_is_refused(stated):
     with pytest.raises(BadRequest):
         split(b"xyz", stated)
@@ -59,7 +67,9 @@ def test_a_tensor_of_another_length_is_refused(tensor, num):
 
 
 def test_pixels_are_as_many_as_the_shape_says():
-    assert read_pixels(memoryview(bytes(range(6))), [1, 3, 2]).tolist() == [[[0, 1], [2, 3], [4, 5]]]
+    assert read_pixels(memoryview(bytes(range(6))), [1, 3, 2]).tolist() == [
+        [[0, 1], [2, 3], [4, 5]]
+    ]
     assert pixels_from_json([0, 255, 7], [1, 3]).tolist() == [[0, 255, 7]]
     assert pixels_from_json([[[0, 255, 7]]], [3]).dtype == np.uint8
     with pytest.raises(BadRequest):
@@ -91,9 +101,19 @@ def test_an_answer_is_its_json_part_and_then_the_binary_tensors_in_order():
     assert json.loads(body[:length]) == {
         "model_name": "m",
         "outputs": [
-            {"name": "embedding", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+            {
+                "name": "embedding",
+                "datatype": "FP32",
+                "shape": [1, 2],
+                "parameters": {"binary_data_size": 8},
+            },
             {"name": "label_ids", "datatype": "INT32", "shape": [1, 1], "data": [3]},
-            {"name": "label_scores", "datatype": "FP32", "shape": [1, 1], "parameters": {"binary_data_size": 4}},
+            {
+                "name": "label_scores",
+                "datatype": "FP32",
+                "shape": [1, 1],
+                "parameters": {"binary_data_size": 4},
+            },
         ],
     }
     assert body[length:] == struct.pack("<fff", 0.5, -1, 0.25)

@@ -13,7 +13,9 @@ def test_images_that_would_be_late_are_refused_and_the_first_ones_never_are():
     async def scenario():
         admission = new_admission()
         now = asyncio.get_running_loop().time()
-        with admission.images(10, deadline=now + 10):  # ten images in a twentieth of a second and more
+        with admission.images(
+            10, deadline=now + 10
+        ):  # ten images in a twentieth of a second and more
             await asyncio.sleep(0.05)
         with admission.images(50, deadline=now + 0.001):  # nobody is ahead: it is tried
             with pytest.raises(Overloaded):

@@ -4,7 +4,15 @@ import time
 import pytest
 
 from mlcd.errors import DeadlineExceeded, Overloaded, Unavailable
-from tests.unit.service.engines import LocalEngine, new_batcher, new_metrics, picture, run, sample, until
+from tests.unit.service.engines import (
+    LocalEngine,
+    new_batcher,
+    new_metrics,
+    picture,
+    run,
+    sample,
+    until,
+)
 
 
 def test_each_waiter_gets_its_own_row():
@@ -75,7 +83,10 @@ def test_requests_take_turns():
         async with new_batcher(engine, max_batch=4) as batcher:
             first = asyncio.ensure_future(batcher.encode(picture(99)))
             await until(lambda: engine.given == 1)
-            large = [asyncio.ensure_future(batcher.encode(picture(i), request="large")) for i in range(12)]
+            large = [
+                asyncio.ensure_future(batcher.encode(picture(i), request="large"))
+                for i in range(12)
+            ]
             small = asyncio.ensure_future(batcher.encode(picture(50), request="small"))
             await asyncio.gather(first, small, *large)
             # What had gone ahead before the small one came stays ahead; then it has the next turn.
@@ -89,7 +100,9 @@ def test_engine_failure_reaches_every_waiter_of_the_batch():
         engine = LocalEngine()
         async with new_batcher(engine) as batcher:
             engine.failing = True
-            outcomes = await asyncio.gather(*(batcher.encode(picture(i)) for i in range(20)), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                *(batcher.encode(picture(i)) for i in range(20)), return_exceptions=True
+            )
             assert [type(outcome).__mro__[1] for outcome in outcomes] == [Unavailable] * 20
             engine.failing = False
             assert (await batcher.encode(picture(7))).embedding[0] == 7

@@ -58,7 +58,10 @@ def test_a_small_picture_waits_for_the_one_under_way_and_for_no_other():
 
         with ThreadPoolExecutor(1) as threads:
             decoders = Decoders(threads)
-            bombs = [asyncio.create_task(decoders.run("bomber", 10**8, lambda: decode("bomb"))) for _ in range(8)]
+            bombs = [
+                asyncio.create_task(decoders.run("bomber", 10**8, lambda: decode("bomb")))
+                for _ in range(8)
+            ]
             await until(begun.is_set)
             gone = asyncio.create_task(decoders.run("client", 10, lambda: decode("gone")))
             photo = asyncio.create_task(decoders.run("client", 10, lambda: decode("photo")))

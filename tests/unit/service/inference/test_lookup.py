@@ -21,7 +21,9 @@ def indexed(tmp_path):
 
     def make(rows):
         path = tmp_path / str(len(made))
-        made.append(Collection.create(path, fingerprint="f" * 64, dimension=rows.shape[1], background=False))
+        made.append(
+            Collection.create(path, fingerprint="f" * 64, dimension=rows.shape[1], background=False)
+        )
         made[-1].add([Item(str(i), row) for i, row in enumerate(rows)])
         return made[-1]
 
@@ -78,9 +80,13 @@ def test_the_audit_is_made_on_rows_shipped_with_the_centers_where_there_are_some
 def test_what_cannot_be_approximated_or_audited_is_refused(indexed):
     few = near(random_centers(9), 999).astype(np.float16)
     for centers in (random_centers(1500), random_centers(1500, audit_rows=few)):
-        with pytest.raises(ConfigInvalid, match=r"on 1000 rows or more.* 0 indexed images .*leave MLCD_APPROXIMATE"):
+        with pytest.raises(
+            ConfigInvalid, match=r"on 1000 rows or more.* 0 indexed images .*leave MLCD_APPROXIMATE"
+        ):
             Lookup(centers).approximate([])
     with pytest.raises(ConfigInvalid, match=r"1000 rows or more.* 999 indexed images"):
         Lookup(random_centers(1500)).approximate([indexed(near(random_centers(9), 999))])
-    with pytest.raises(ConfigInvalid, match=r"900 centers are too few .* leave MLCD_APPROXIMATE out"):
+    with pytest.raises(
+        ConfigInvalid, match=r"900 centers are too few .* leave MLCD_APPROXIMATE out"
+    ):
         Lookup(random_centers(900)).approximate([indexed(near(random_centers(9), 1000))])

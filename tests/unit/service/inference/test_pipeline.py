@@ -10,7 +10,15 @@ from PIL import Image
 from mlcd.errors import DeadlineExceeded, ImageRejected, Overloaded, Unavailable
 from service.deadline import within_deadline
 from service.errors import RateExceeded, TooLarge
-from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, new_pipeline, run, sample
+from tests.unit.service.engines import (
+    LocalEngine,
+    new_admission,
+    new_batcher,
+    new_metrics,
+    new_pipeline,
+    run,
+    sample,
+)
 
 
 def test_a_request_over_the_admission_limit_is_refused_and_the_place_is_given_back(photo):
@@ -34,7 +42,9 @@ def test_pixels_are_counted_before_anything_is_decoded(photo):
         async with new_batcher(engine) as batcher:
             photo_pixels = 640 * 427
             admission = new_admission(pixels=3 * photo_pixels)
-            pipe = new_pipeline(engine, batcher, metrics, admission=admission, max_pixels=3 * photo_pixels)
+            pipe = new_pipeline(
+                engine, batcher, metrics, admission=admission, max_pixels=3 * photo_pixels
+            )
             first = asyncio.ensure_future(pipe.encode([photo] * 2, deadline=math.inf))
             await asyncio.sleep(0.1)
             with pytest.raises(Overloaded, match="pixels"):
@@ -123,7 +133,10 @@ def test_pictures_that_take_long_leave_decoders_to_the_others(photo):
             large.submit(held.wait, 15)
             async with new_batcher(engine) as batcher:
                 pipe = new_pipeline(engine, batcher, decoders=decoders, large=large)
-                bombs = [asyncio.ensure_future(pipe.encode([buffer.getvalue()], deadline=math.inf)) for _ in range(3)]
+                bombs = [
+                    asyncio.ensure_future(pipe.encode([buffer.getvalue()], deadline=math.inf))
+                    for _ in range(3)
+                ]
                 await asyncio.sleep(0.1)
                 assert len((await pipe.encode([photo], deadline=math.inf)).rows) == 1
                 assert not any(bomb.done() for bomb in bombs)
@@ -184,7 +197,9 @@ def test_warming_up_reads_and_decodes_and_counts_as_nothing():
         engine, metrics = LocalEngine(), new_metrics()
         headers, decoders = CountingPool(1), CountingPool(1)
         async with new_batcher(engine) as batcher:
-            await new_pipeline(engine, batcher, metrics, headers=headers, decoders=decoders).warm_up()
+            await new_pipeline(
+                engine, batcher, metrics, headers=headers, decoders=decoders
+            ).warm_up()
         assert (headers.num_tasks, decoders.num_tasks) == (1, 1)
         assert sample(metrics, 'mlcd_decode_duration_seconds_count{format="JPEG"}') == 0
 

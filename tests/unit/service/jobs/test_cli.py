@@ -28,7 +28,9 @@ def refusing():
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self):
-            content = json.dumps({"type": "urn:mlcd:problem:conflict", "detail": "jobs are off"}).encode()
+            content = json.dumps(
+                {"type": "urn:mlcd:problem:conflict", "detail": "jobs are off"}
+            ).encode()
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.send_response(409)
             self.send_header("Content-Length", str(len(content)))
@@ -57,12 +59,20 @@ def test_all_commands_are_tried():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_takes_the_server_before_and_after_it_and_its_refusals_name_it(refusing, name):
-    for arguments in (["--url", refusing, name, *COMMANDS[name]], [name, *COMMANDS[name], "--url", refusing]):
+def test_every_command_takes_the_server_before_and_after_it_and_its_refusals_name_it(
+    refusing, name
+):
+    for arguments in (
+        ["--url", refusing, name, *COMMANDS[name]],
+        [name, *COMMANDS[name], "--url", refusing],
+    ):
         assert error_of(*arguments).startswith(f"{refusing}: jobs are off (status 409")
 
 
 def test_a_server_that_is_not_there_is_named(refusing):
     url = f"http://127.0.0.1:{free_port()}"
     assert error_of("list", "--url", url) == f"the server cannot be reached: is it at {url}?"
-    assert error_of("--url", refusing, "list", "--url", url) == f"the server cannot be reached: is it at {url}?"
+    assert (
+        error_of("--url", refusing, "list", "--url", url)
+        == f"the server cannot be reached: is it at {url}?"
+    )

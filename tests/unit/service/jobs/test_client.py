@@ -30,7 +30,9 @@ def watched(*replies):
     """What was told, and the path and Last-Event-ID of each question."""
     with scripted(*replies) as (url, asked), JobsClient(url, None) as client:
         told = list(client.watch("1"))
-    return told, [(each.path.removeprefix("/v1/jobs/1"), each.headers.get("last-event-id")) for each in asked]
+    return told, [
+        (each.path.removeprefix("/v1/jobs/1"), each.headers.get("last-event-id")) for each in asked
+    ]
 
 
 def test_a_watch_ends_where_the_server_has_no_more_of_a_job_that_has_ended():
@@ -46,6 +48,11 @@ def test_a_watch_goes_on_with_a_job_that_was_retried_in_between():
 
 
 def test_a_watch_tells_why_a_job_cannot_be_read():
-    damaged = Reply(500, json.dumps({"type": "urn:mlcd:problem:job-damaged", "detail": "no job: DELETE it"}).encode())
+    damaged = Reply(
+        500,
+        json.dumps(
+            {"type": "urn:mlcd:problem:job-damaged", "detail": "no job: DELETE it"}
+        ).encode(),
+    )
     with pytest.raises(Refused, match="no job: DELETE it"):
         watched(stream(RUNNING, 7), damaged)

@@ -101,14 +101,20 @@ def test_a_wildcard_that_finds_a_link_out_is_refused(roots, place):
         roots.check_files([str(place / "root" / "images"), str(place / "root" / "image.tar")])
 
 
-def test_image_files_are_taken_by_name_pattern_or_list_and_refused_where_one_leads_out(roots, place):
+def test_image_files_are_taken_by_name_pattern_or_list_and_refused_where_one_leads_out(
+    roots, place
+):
     images = place / "root" / "images"
     (images / "some.txt").write_text("0/0000.png\n")
     for location in ("0/0000.png", "0/*.png", "some.txt"):
         assert accepted(roots, images / location) == str(images / location)
     (images / "0" / "out.png").symlink_to(place / "outside" / "0" / "0000.png")
     (images / "way").symlink_to(place / "outside")
-    for location, listed in (("0/*.png", ""), ("some.txt", "0/out.png\n"), ("some.txt", "way/0/0000.png\n")):
+    for location, listed in (
+        ("0/*.png", ""),
+        ("some.txt", "0/out.png\n"),
+        ("some.txt", "way/0/0000.png\n"),
+    ):
         (images / "some.txt").write_text(listed)
         for check in (roots.check_input, roots.check_archives):
             with pytest.raises(OutsideRoots):
@@ -154,7 +160,9 @@ def test_a_chained_address_in_a_root_is_refused(roots, place, location):
         roots.resolve_input(str(place / location))
 
 
-@pytest.mark.parametrize("location", ["nothing", "empty", "blank.tar", "notes", "*.zip", "images/*"])
+@pytest.mark.parametrize(
+    "location", ["nothing", "empty", "blank.tar", "notes", "*.zip", "images/*"]
+)
 def test_an_input_without_anything_to_read_is_refused(roots, place, location):
     with pytest.raises(InvalidInput):
         accepted(roots, place / "root" / location)
@@ -188,9 +196,13 @@ def test_an_output_is_no_part_of_what_is_made_or_was(roots, place):
     for inside in ("a.partial/out", "a.partial/sub/out", "made/out"):
         with pytest.raises(InvalidInput, match="another step makes"):
             free(roots, root / inside)
-    with pytest.raises(Conflict, match=r"unfinished work stands at the output, as a\.partial") as told:
+    with pytest.raises(
+        Conflict, match=r"unfinished work stands at the output, as a\.partial"
+    ) as told:
         free(roots, root / "a")
-    assert told.value.remedy.endswith("otherwise finish it with `mlcd label` or `mlcd embed`, or remove a.partial")
+    assert told.value.remedy.endswith(
+        "otherwise finish it with `mlcd label` or `mlcd embed`, or remove a.partial"
+    )
 
 
 @pytest.mark.parametrize("pattern", ["*", "ou*", "**/out", "[o]ut*", "?ut.partial"])
@@ -234,7 +246,9 @@ def test_an_output_where_the_server_may_not_look_is_refused():
         (folder / "closed" / "inner").mkdir(parents=True)
         (folder / "closed").chmod(0o700)
         with nobody(), pytest.raises(InvalidInput, match="or is closed to the server"):
-            Roots([folder]).check_output(str(folder / "closed" / "inner" / "out"), input_of_job=str(folder / "images"))
+            Roots([folder]).check_output(
+                str(folder / "closed" / "inner" / "out"), input_of_job=str(folder / "images")
+            )
 
 
 def test_an_output_below_a_name_that_no_folder_can_have_is_refused(roots, place):

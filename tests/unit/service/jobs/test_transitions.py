@@ -8,8 +8,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlcd.errors import Conflict
-from service.jobs.job import FINISHED, MAX_ATTEMPTS, JobSpec, Problem, Record, record_from_json, record_to_json
-from service.jobs.transitions import cancel, complete, cut, extend, fail, give, give_back, is_over, retry
+from service.jobs.job import (
+    FINISHED,
+    MAX_ATTEMPTS,
+    JobSpec,
+    Problem,
+    Record,
+    record_from_json,
+    record_to_json,
+)
+from service.jobs.transitions import (
+    cancel,
+    complete,
+    cut,
+    extend,
+    fail,
+    give,
+    give_back,
+    is_over,
+    retry,
+)
 from service.timings import LONGEST_PAUSE_S
 
 SPEC = JobSpec("label", "/in", "/out", "f" * 64)
@@ -100,7 +118,9 @@ class Jobs(RuleBasedStateMachine):
     @rule(pick=PICK, done=st.integers(0, 9))
     def renew(self, pick, done):
         held = self.held[pick % len(self.held)]
-        record, goes_on = extend(self.record, held.work, now_s=self.now_s, lease_s=LEASE_S, done=done)
+        record, goes_on = extend(
+            self.record, held.work, now_s=self.now_s, lease_s=LEASE_S, done=done
+        )
         self.keep(record)
         assert goes_on == (held.work.stage == self.model.stage and self.model.state != "failed")
         if goes_on:
@@ -125,13 +145,20 @@ class Jobs(RuleBasedStateMachine):
             if held.work.stage == "discard":
                 assert self.record.problem == PROBLEM
         elif held.work.stage == "plan":
-            self.model.stage, self.model.pieces, self.model.left = "shard", [Piece() for _ in self.sizes], False
+            self.model.stage, self.model.pieces, self.model.left = (
+                "shard",
+                [Piece() for _ in self.sizes],
+                False,
+            )
         else:
             piece.where, piece.attempts, self.model.left = "done", 0, False
         self.advance()
 
     @precondition(lambda self: self.ended)
-    @rule(pick=PICK, how=st.sampled_from(["completed", "failed", "fatal", "released", "refused", "renewed"]))
+    @rule(
+        pick=PICK,
+        how=st.sampled_from(["completed", "failed", "fatal", "released", "refused", "renewed"]),
+    )
     def report_too_late(self, pick, how):
         work = self.ended[pick % len(self.ended)].work
         assert self.said(work, how) == self.record
@@ -175,7 +202,9 @@ class Jobs(RuleBasedStateMachine):
         if self.model.stage is None:
             return
         waits = [*range(self.record.fresh, self.record.pieces), *self.record.again]
-        leased = [lease.piece for lease in self.record.leases.values() if lease.stage == self.record.stage]
+        leased = [
+            lease.piece for lease in self.record.leases.values() if lease.stage == self.record.stage
+        ]
         where = dict.fromkeys(waits, "waits") | dict.fromkeys(leased, "leased")
         where |= dict.fromkeys(self.record.failed, "failed")
         assert len(where) == len(waits) + len(leased) + len(self.record.failed)
@@ -191,7 +220,9 @@ class Jobs(RuleBasedStateMachine):
             return
         moments = [held.until_s for held in self.held]
         if self.model.stage != "discard" or not self.held:
-            moments += [piece.rests_until_s for piece in self.model.pieces if piece.where == "waits"]
+            moments += [
+                piece.rests_until_s for piece in self.model.pieces if piece.where == "waits"
+            ]
         assert (due_s <= self.now_s) == (min(moments) <= self.now_s)
 
     @invariant()
@@ -214,11 +245,19 @@ class Jobs(RuleBasedStateMachine):
     def what_is_shown_is_what_was_done(self):
         job = self.record.job
         if self.model.stage == "shard":
-            done = [size for size, piece in zip(self.sizes, self.model.pieces, strict=True) if piece.where == "done"]
+            done = [
+                size
+                for size, piece in zip(self.sizes, self.model.pieces, strict=True)
+                if piece.where == "done"
+            ]
             assert (job.shards_done, self.record.done) == (len(done), sum(done))
             assert self.record.done <= job.done <= job.images == sum(self.sizes)
         if self.model.state == "succeeded":
-            assert (job.done, job.shards_done, job.problem) == (sum(self.sizes), len(self.sizes), None)
+            assert (job.done, job.shards_done, job.problem) == (
+                sum(self.sizes),
+                len(self.sizes),
+                None,
+            )
         assert (job.ended_s is None) == (job.state in ("queued", "running"))
         assert (job.problem is None) or job.state in ("running", "failed") or job.stage == "discard"
 
@@ -295,7 +334,9 @@ TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=
 
 
 def test_what_a_canceled_job_has_left_is_tried_for_ever():
-    record = cancel(give(Record("j", SPEC, "queued", 0.0), "w", lease="", **giving(0.0))[0], now_s=0.0)
+    record = cancel(
+        give(Record("j", SPEC, "queued", 0.0), "w", lease="", **giving(0.0))[0], now_s=0.0
+    )
     now_s = LEASE_S
     pauses = []
     for number in range(2000):
@@ -316,7 +357,9 @@ def giving(now_s):
 
 def test_the_pace_leaves_out_the_time_without_workers():
     def given(record, number, now_s):
-        return give(record, "w", lease=str(number), now_s=now_s, lease_s=LEASE_S, images_of=lambda _: 1000)
+        return give(
+            record, "w", lease=str(number), now_s=now_s, lease_s=LEASE_S, images_of=lambda _: 1000
+        )
 
     record, plan = given(Record("j", SPEC, "queued", 0.0), 0, 5.0)
     record = cut(record, plan, [1000, 1000], now_s=10.0)

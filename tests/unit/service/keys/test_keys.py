@@ -47,7 +47,15 @@ def test_a_token_is_found_by_all_of_it(path):
     for key, token in pairs:
         assert keys.find(token) == key
         other = "0" if token[-1] != "0" else "1"
-        wrong = [token[:-1], token + "0", token[:-1] + other, token.upper(), " " + token, token[5:], key.sha256]
+        wrong = [
+            token[:-1],
+            token + "0",
+            token[:-1] + other,
+            token.upper(),
+            " " + token,
+            token[5:],
+            key.sha256,
+        ]
         wrong += [f"mlcd_{key.id}_", f"mlcd_ffffffff_{token[14:]}", "", "\0", "ключ", token + "\n"]
         assert [keys.find(text) for text in wrong] == [None] * len(wrong)
     swapped = f"mlcd_{pairs[0][0].id}_{pairs[1][1][14:]}"
@@ -107,7 +115,9 @@ def test_a_link_to_the_file_stays_one(path, tmp_path):
     assert len(read_keys(path).keys) == 2
 
 
-@pytest.mark.parametrize("damage", ["", "SECRET", "[]", '{"keys": 1}', '{"version": 2, "keys": []}', '{"SECRET": 1}'])
+@pytest.mark.parametrize(
+    "damage", ["", "SECRET", "[]", '{"keys": 1}', '{"version": 2, "keys": []}', '{"SECRET": 1}']
+)
 def test_a_file_that_is_none_is_refused_and_not_repeated(path, damage):
     path.write_text(damage)
     with pytest.raises(ConfigInvalid, match="is not a keys file") as caught:
@@ -132,10 +142,17 @@ def test_the_commands_create_list_and_revoke(path):
     def keys(*arguments):
         return run_mlcd("keys", *arguments, env=environment)
 
-    made = keys("create", "the shop", "--scope", "jobs", "--scope", "embed", "--rate", 600, "--days", 30)
+    made = keys(
+        "create", "the shop", "--scope", "jobs", "--scope", "embed", "--rate", 600, "--days", 30
+    )
     token = made.stdout.strip()
     key = read_keys(path).find(token)
-    assert (made.returncode, key.name, key.scopes, key.rate) == (0, "the shop", ("embed", "jobs"), 600)
+    assert (made.returncode, key.name, key.scopes, key.rate) == (
+        0,
+        "the shop",
+        ("embed", "jobs"),
+        600,
+    )
     assert key.expires - key.created == timedelta(days=30)
     assert token[14:] not in made.stderr
     assert key.id in made.stderr
@@ -152,7 +169,10 @@ def test_the_commands_create_list_and_revoke(path):
     ("arguments", "message"),
     [
         (["list"], "set MLCD_AUTH__KEYS_FILE"),
-        (["list", "--file", "nowhere.json"], "there is no keys file nowhere.json: `mlcd keys create` makes one"),
+        (
+            ["list", "--file", "nowhere.json"],
+            "there is no keys file nowhere.json: `mlcd keys create` makes one",
+        ),
         (["create", "x", "--file", "no/where/keys.json"], "cannot be written"),
         (["create", "x\ny", "--file", "keys.json"], "that is no name for a key"),
         (["create", "", "--file", "keys.json"], "that is no name for a key"),

@@ -27,7 +27,14 @@ def looped(scenario):
 
 
 def key(number=1, rate=10):
-    return Key(id=f"{number:08x}", name="x", sha256="0" * 64, scopes=["embed"], rate=rate, created=datetime.now(UTC))
+    return Key(
+        id=f"{number:08x}",
+        name="x",
+        sha256="0" * 64,
+        scopes=["embed"],
+        rate=rate,
+        created=datetime.now(UTC),
+    )
 
 
 async def accepted(rates, who, *requests):
@@ -55,7 +62,9 @@ async def test_as_many_images_as_the_rate_and_no_more():
 @looped
 async def test_a_request_that_could_never_pass_is_told_so():
     rates = Rates(metrics=new_metrics())
-    with pytest.raises(InvalidInput, match="11 images in one request, and the API key may send 10 a minute"):
+    with pytest.raises(
+        InvalidInput, match="11 images in one request, and the API key may send 10 a minute"
+    ):
         await rates.take(key(), 11)
     assert await accepted(rates, key(), 10) == [10]
 
@@ -97,12 +106,18 @@ async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
     rates = Rates(metrics=new_metrics())
     await rates.take(key(), 3)
     await account(rates, key(), 3).charge([0, 1, 100, 101, 200, 201, 1, 350])  # 0 0 0 1 1 2 0 3
-    with pytest.raises(InvalidInput, match="one request counts as 11 images, and the API key may send 10 a minute"):
+    with pytest.raises(
+        InvalidInput, match="one request counts as 11 images, and the API key may send 10 a minute"
+    ):
         await account(rates, key(), 2).charge([1000])
     assert await accepted(rates, key(), 1) == []
     for free in (None, key(3, rate=None)):
         await account(rates, free, 1).charge([10**9])
-    assert account(rates, key(), 1).owner == account(rates, key(), 1).owner != account(rates, key(2), 1).owner
+    assert (
+        account(rates, key(), 1).owner
+        == account(rates, key(), 1).owner
+        != account(rates, key(2), 1).owner
+    )
     assert account(rates, None, 1).owner != account(rates, None, 1).owner
 
 
@@ -143,7 +158,9 @@ def test_servers_with_one_redis_count_together(tmp_path):
 
 @pytest.mark.redis
 @pytest.mark.parametrize("fault", ["stopped", "frozen", "full"])
-def test_without_redis_each_server_counts_for_itself_and_comes_back(tmp_path, fault, monkeypatch, caplog):
+def test_without_redis_each_server_counts_for_itself_and_comes_back(
+    tmp_path, fault, monkeypatch, caplog
+):
     monkeypatch.setattr(rates, "RATE_REDIS_REST_S", 0.3)
 
     @looped
@@ -173,7 +190,9 @@ def test_without_redis_each_server_counts_for_itself_and_comes_back(tmp_path, fa
 
     with redis_server(tmp_path) as server, caplog.at_level(logging.WARNING):
         check()
-    told = [record.message for record in caplog.records if "the Redis of the rates" in record.message]
+    told = [
+        record.message for record in caplog.records if "the Redis of the rates" in record.message
+    ]
     assert [("answers again" in line) for line in told] == [False, True]
 
 

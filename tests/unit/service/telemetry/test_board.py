@@ -25,7 +25,14 @@ def told():
 
 
 def base(name, metrics):
-    return next((known for known in (name, PARTS.sub("", name), name.removesuffix("_total")) if known in metrics), None)
+    return next(
+        (
+            known
+            for known in (name, PARTS.sub("", name), name.removesuffix("_total"))
+            if known in metrics
+        ),
+        None,
+    )
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -82,8 +89,12 @@ def test_what_is_read_is_what_is_mounted():
         if isinstance(volume, dict)
     }
     assert all(source.exists() for source in mounts.values())
-    provider = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/mlcd.yml").read_text())["providers"][0]
+    provider = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/mlcd.yml").read_text())[
+        "providers"
+    ][0]
     assert (mounts[provider["options"]["path"]] / "mlcd.json").is_file()
     assert set(overlay) == {"prometheus", "grafana"}
-    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
+    source = yaml.safe_load(
+        (DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text()
+    )["datasources"][0]
     assert source["url"] == "http://prometheus:9090"

@@ -23,7 +23,14 @@ def raised(message):
 
 def record(message="hello", *, error=None, **extra):
     return logging.getLogger("mlcd.test").makeRecord(
-        "mlcd.test", logging.ERROR, __file__, 1, message, (), error and (type(error), error, None), extra=extra
+        "mlcd.test",
+        logging.ERROR,
+        __file__,
+        1,
+        message,
+        (),
+        error and (type(error), error, None),
+        extra=extra,
     )
 
 
@@ -45,7 +52,12 @@ def test_a_line_is_one_json_object_with_the_request_that_it_belongs_to():
 
     found = contextvars.copy_context().run(inside)
     assert (found["request_id"], found["trace_id"], found["span_id"]) == ("r1", "a" * 32, "b" * 16)
-    assert (found["message"], found["level"], found["status"], found["pid"]) == ("hello", "error", 200, os.getpid())
+    assert (found["message"], found["level"], found["status"], found["pid"]) == (
+        "hello",
+        "error",
+        200,
+        os.getpid(),
+    )
     assert "request_id" not in json.loads(JsonLines().format(record()))
 
 
@@ -99,4 +111,7 @@ def test_libraries_are_heard_from_warnings_on_and_ours_as_the_level_says(root):
     logging.getLogger("mlcd.access").debug("nor this")
     logging.getLogger("mlcd.access").info("ours")
     root.handlers[0].close()
-    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["library", "ours"]
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == [
+        "library",
+        "ours",
+    ]

@@ -32,7 +32,10 @@ print(json.dumps(inference_statistics(metrics.counted())))
 
 def counted(directory, slot):
     done = subprocess.run(
-        [sys.executable, "-c", COUNT, directory, str(slot)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", COUNT, directory, str(slot)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
@@ -58,7 +61,9 @@ def test_processes_are_counted_together_and_one_that_comes_back_goes_on(tmp_path
     assert (second["mlcd_engine_up"], second["mlcd_processes"]) == (1, 2)
     again = counted(tmp_path, 0)
     assert (again[request], again[batch], again["mlcd_processes"]) == (3, 9, 2)
-    buckets = [number for name, number in again.items() if name.startswith("mlcd_batch_size_bucket")]
+    buckets = [
+        number for name, number in again.items() if name.startswith("mlcd_batch_size_bucket")
+    ]
     assert max(buckets) == again["mlcd_batch_size_count"] == 3
     assert len(list(tmp_path.iterdir())) == len({path.name for path in tmp_path.iterdir()}) <= 12
 
@@ -70,7 +75,11 @@ def test_no_series_has_a_process_in_its_name(tmp_path):
 def test_tritons_statistics_are_what_all_processes_have_counted(tmp_path):
     def counted(slot):
         command = [sys.executable, "-c", COUNT + STATISTICS, tmp_path, str(slot)]
-        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+        return json.loads(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[
+                -1
+            ]
+        )
 
     counted(0)
     found = counted(1)

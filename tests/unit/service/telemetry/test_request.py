@@ -44,7 +44,9 @@ def test_one_that_is_not_is_none(parent):
 
 @pytest.mark.parametrize("state", [b"", b"a" * 513, b"a=\xff", b"a=\x01"])
 def test_a_state_that_is_odd_is_left_out(state):
-    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": state}) == {"traceparent": GOOD}
+    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": state}) == {
+        "traceparent": GOOD
+    }
 
 
 def test_tasks_of_a_request_tell_their_stages_to_it_and_others_to_nobody():

@@ -43,7 +43,8 @@ def test_nothing_of_it_is_loaded_unless_it_is_configured():
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["collector:4318", "http://user:secret@collector", "http://c/?key=secret", "file:///x"]
+    "endpoint",
+    ["collector:4318", "http://user:secret@collector", "http://c/?key=secret", "file:///x"],
 )
 def test_an_endpoint_that_is_none_is_refused_without_repeating_it(monkeypatch, endpoint):
     monkeypatch.setenv("MLCD_TRACING__ENDPOINT", endpoint)

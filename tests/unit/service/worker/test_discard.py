@@ -33,7 +33,9 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def pieces(tmp_path):
-    return Pieces(Equipment(FakeEncoder(MODEL), None, num_threads=2), Roots([str(tmp_path)]), shard_images=8)
+    return Pieces(
+        Equipment(FakeEncoder(MODEL), None, num_threads=2), Roots([str(tmp_path)]), shard_images=8
+    )
 
 
 @pytest.fixture
@@ -84,7 +86,11 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, pieces, job, tmp
         worker.run(drain=False)
         worker.last_resort.cancel()
         leaving.join()
-    assert (seen[0].state, seen[0].stage, seen[0].problem.code) == ("canceled", "discard", "conflict")
+    assert (seen[0].state, seen[0].stage, seen[0].problem.code) == (
+        "canceled",
+        "discard",
+        "conflict",
+    )
     assert f"another process is writing {draft_path(tmp_path / 'out')}" in seen[0].problem.message
     assert "discard failed: another process is writing" in caplog.records[0].message
     assert not draft_path(tmp_path / "out").exists()
@@ -107,7 +113,7 @@ def test_the_code_says_what_stays(queue, pieces, job, tmp_path, monkeypatch):
     def refuse(path, *_, **__):
         raise PermissionError(13, "refused", path)
 
-    monkeypatch.setattr("mlcd.pipelines.ownership.lock_directory", refuse)
+    monkeypatch.setattr("mlcd.parts.ownership.lock_directory", refuse)
     piece = queue.claim("w", [pieces.fingerprint], lease_s=60)
     with pytest.raises(Exception, match=r"cannot be removed") as raised:
         pieces.perform(piece, Watch(until_s=time.monotonic() + 60))

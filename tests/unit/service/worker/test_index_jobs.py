@@ -28,7 +28,9 @@ def slowly_in_small_steps(monkeypatch):
     monkeypatch.setattr("service.worker.loop.WORKER_IDLE_S", 0.02)
     monkeypatch.setattr("mlcd.pipelines.index._BLOCK_ROWS", 4)
     add = Collection.add
-    monkeypatch.setattr(Collection, "add", lambda self, items: (time.sleep(0.1), add(self, items))[1])
+    monkeypatch.setattr(
+        Collection, "add", lambda self, items: (time.sleep(0.1), add(self, items))[1]
+    )
 
 
 @pytest.fixture

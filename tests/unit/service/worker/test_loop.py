@@ -15,7 +15,15 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Overloaded, Unavailable
 from service.inference.engine.fake import FakeEncoder
 from service.worker.task import Watch
-from tests.unit.service.worker.working import MODEL, archived, planned_by_hand, spec, until, work, working
+from tests.unit.service.worker.working import (
+    MODEL,
+    archived,
+    planned_by_hand,
+    spec,
+    until,
+    work,
+    working,
+)
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -25,7 +33,13 @@ def test_a_job_is_done_and_counted(queue, images, tmp_path):
     job = queue.submit(spec(images, tmp_path))[0]
     work(queue, tmp_path)
     done = queue.get(job.id)
-    assert (done.state, done.shards_done, done.images, done.done, done.failed_items) == ("succeeded", 5, 40, 40, 1)
+    assert (done.state, done.shards_done, done.images, done.done, done.failed_items) == (
+        "succeeded",
+        5,
+        40,
+        40,
+        1,
+    )
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 39
     assert queue.workers() == ["worker"]
 
@@ -37,14 +51,23 @@ def test_a_poisoned_shard_fails_alone(queue, images, tmp_path, caplog):
     job = queue.submit(spec(images, tmp_path))[0]
     work(queue, tmp_path)
     failed = queue.get(job.id)
-    assert (failed.state, failed.shards_done, failed.shards_failed, failed.done) == ("failed", 4, 1, 32)
+    assert (failed.state, failed.shards_done, failed.shards_failed, failed.done) == (
+        "failed",
+        4,
+        1,
+        32,
+    )
     assert failed.problem.code == "internal-error"
-    assert [record.message.split(" (")[0] for record in caplog.records] == ["shard 0 failed: RuntimeError"] * 3
+    assert [record.message.split(" (")[0] for record in caplog.records] == [
+        "shard 0 failed: RuntimeError"
+    ] * 3
     assert not (tmp_path / "out").exists()
     poison.write_bytes(harmless)
     queue.retry(job.id)
     work(queue, tmp_path)
-    assert queue.get(job.id).problem.code == "input-changed"  # the file has another size: the listing is another
+    assert (
+        queue.get(job.id).problem.code == "input-changed"
+    )  # the file has another size: the listing is another
 
 
 def test_an_engine_that_is_away_costs_no_attempt(queue, images, tmp_path):
@@ -104,7 +127,9 @@ def test_a_job_for_other_centers_is_left_to_other_workers(queue, images, tmp_pat
 
 
 @pytest.mark.parametrize("others", [5, 20])
-def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(queue, images, tmp_path, caplog, others):
+def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(
+    queue, images, tmp_path, caplog, others
+):
     job = queue.submit(spec(images, tmp_path))[0]
     queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
     held = [queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60) for _ in range(3)]
@@ -113,7 +138,9 @@ def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(qu
         work(queue, tmp_path, shard_images=others)  # of 20 the input has no fourth shard
     left = queue.get(job.id)
     assert (left.state, left.problem.code, left.shards_done) == ("running", "other-settings", 0)
-    assert [record.message.split(":")[0] for record in caplog.records] == ["a job is left to other workers"]
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "a job is left to other workers"
+    ]
     assert "part_entries 8" in left.problem.message
     assert f"part_entries {others}" in left.problem.message
     assert queue.get(other.id).state == "succeeded"  # nothing waits behind what was left
@@ -124,7 +151,9 @@ def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(qu
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 40
 
 
-def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(queue, images, tmp_path, monkeypatch):
+def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(
+    queue, images, tmp_path, monkeypatch
+):
     monkeypatch.setattr("service.worker.loop.LEFT_JOBS_POLL_S", 0.05)
     job = queue.submit(spec(images, tmp_path))[0]
     queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
@@ -139,7 +168,9 @@ def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(queue,
     beginning = threading.Thread(target=begin_anew)
     beginning.start()
     with working(queue, tmp_path, shard_images=5) as worker:
-        ending = threading.Thread(target=lambda: (until(lambda: ended(queue, job)), worker._told_to_stop(0, None)))
+        ending = threading.Thread(
+            target=lambda: (until(lambda: ended(queue, job)), worker._told_to_stop(0, None))
+        )
         ending.start()
         worker.run(drain=False)
         worker.last_resort.cancel()
@@ -160,8 +191,14 @@ def test_a_damaged_archive_is_counted_beside_the_images(queue, images, tmp_path)
     job = queue.submit(spec(tmp_path / "*.tar", tmp_path))[0]
     work(queue, tmp_path)
     done = queue.get(job.id)
-    assert (done.state, done.images, done.damaged_files) == ("succeeded", len(list((images / "0").iterdir())), 1)
-    errors = [json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    assert (done.state, done.images, done.damaged_files) == (
+        "succeeded",
+        len(list((images / "0").iterdir())),
+        1,
+    )
+    errors = [
+        json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
+    ]
     assert len(errors) == done.failed_items + done.damaged_files
 
 

@@ -25,7 +25,9 @@ def test_an_input_that_is_gone_fails_at_the_first_try(queue, images, tmp_path, c
     assert len(caplog.records) == 1
 
 
-def test_links_that_lead_out_of_the_roots_are_not_followed(queue, images, tmp_path, tmp_path_factory, caplog):
+def test_links_that_lead_out_of_the_roots_are_not_followed(
+    queue, images, tmp_path, tmp_path_factory, caplog
+):
     """Nor those that were made after the job was accepted."""
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret.tar"
     archived(images / "0", tmp_path / "a.tar")
@@ -47,7 +49,9 @@ def moved_away(folder, elsewhere):
 
 
 @pytest.mark.parametrize("stage", ["plan", "shard", "publish"])
-def test_an_output_whose_folder_was_replaced_by_a_link_is_not_written(queue, images, tmp_path, tmp_path_factory, stage):
+def test_an_output_whose_folder_was_replaced_by_a_link_is_not_written(
+    queue, images, tmp_path, tmp_path_factory, stage
+):
     place, elsewhere = tmp_path / "place", tmp_path_factory.mktemp("outside") / "place"
     place.mkdir()
     job = queue.submit(spec(images, tmp_path, output=str(place / "out")))[0]
@@ -67,7 +71,9 @@ def test_an_output_whose_folder_was_replaced_by_a_link_is_not_written(queue, ima
     assert sorted(elsewhere.rglob("*")) == perform.before
 
 
-def test_an_input_or_output_that_leads_elsewhere_in_the_roots_fails_its_job_at_once(queue, images, tmp_path, caplog):
+def test_an_input_or_output_that_leads_elsewhere_in_the_roots_fails_its_job_at_once(
+    queue, images, tmp_path, caplog
+):
     queue.submit(spec(images, tmp_path))
     draft_path(tmp_path / "out").symlink_to(tmp_path)
     moving = queue.submit(spec(images, tmp_path, output=str(tmp_path / "other")))[0]
@@ -76,13 +82,18 @@ def test_an_input_or_output_that_leads_elsewhere_in_the_roots_fails_its_job_at_o
     moved_away(images, tmp_path / "images-2")
     queue.submit(spec(images, tmp_path, output=str(tmp_path / "third")))
     work(queue, tmp_path)
-    codes = {Path(job.spec.output).name: job.problem and job.problem.code for job in queue.page(limit=9).jobs}
+    codes = {
+        Path(job.spec.output).name: job.problem and job.problem.code
+        for job in queue.page(limit=9).jobs
+    }
     assert codes == {"out": "place-moved", "other": None, "third": "place-moved"}
     assert len(caplog.records) == 2
     assert not (tmp_path / "third.partial").exists()
 
 
-def test_a_worker_with_other_roots_leaves_a_job_and_what_it_has_written_to_others(queue, images, tmp_path, caplog):
+def test_a_worker_with_other_roots_leaves_a_job_and_what_it_has_written_to_others(
+    queue, images, tmp_path, caplog
+):
     (tmp_path / "mine").mkdir()
     job = queue.submit(spec(images, tmp_path))[0]
     with caplog.at_level(logging.WARNING):
@@ -115,5 +126,7 @@ def test_names_that_are_no_text_are_told_and_end_no_worker(queue, tmp_path, capl
 
 
 def test_a_problem_can_be_kept_whatever_a_file_is_called():
-    told = problem_of(Conflict(os.fsdecode(b"/caf\xe9\n.tar changed"), remedy=os.fsdecode(b"mend \xff")))
+    told = problem_of(
+        Conflict(os.fsdecode(b"/caf\xe9\n.tar changed"), remedy=os.fsdecode(b"mend \xff"))
+    )
     assert (told.message, told.remedy) == ("/caf\\xe9\\n.tar changed", "mend \\xff")

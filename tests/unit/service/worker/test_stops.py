@@ -13,7 +13,15 @@ from mlcd.errors import Unavailable
 from service.inference.engine.fake import FakeEncoder
 from service.worker.loop import Link
 from tests.conftest import write_digits
-from tests.unit.service.worker.working import MODEL, SLOW, planned_by_hand, spec, until, work, working
+from tests.unit.service.worker.working import (
+    MODEL,
+    SLOW,
+    planned_by_hand,
+    spec,
+    until,
+    work,
+    working,
+)
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -76,7 +84,9 @@ def test_a_signal_gives_the_piece_back_uncounted(queue, images, tmp_path):
     while (piece := queue.claim("other", [FakeEncoder(SLOW).fingerprint], lease_s=60)) is not None:
         left.append(piece)
     assert {piece.attempt for piece in left} == {1}
-    assert not [path for path in draft_path(tmp_path / "out").glob("part-*.npy") if path.stat().st_size == 0]
+    assert not [
+        path for path in draft_path(tmp_path / "out").glob("part-*.npy") if path.stat().st_size == 0
+    ]
 
 
 class Leaving:
@@ -114,22 +124,34 @@ def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(capl
     assert caplog.records[-1].message == "the job queue is back"
 
 
-def test_an_idle_worker_says_once_that_jobs_wait_for_others(queue, images, tmp_path, caplog, monkeypatch):
+def test_an_idle_worker_says_once_that_jobs_wait_for_others(
+    queue, images, tmp_path, caplog, monkeypatch
+):
     monkeypatch.setattr("service.worker.loop.FOREIGN_JOBS_POLL_S", 0.05)
     for number in range(2):
-        queue.submit(spec(images, tmp_path, output=str(tmp_path / f"o{number}"), fingerprint="f" * 64))
+        queue.submit(
+            spec(images, tmp_path, output=str(tmp_path / f"o{number}"), fingerprint="f" * 64)
+        )
     with working(queue, tmp_path) as worker:
         ending = threading.Thread(
-            target=lambda: (until(lambda: caplog.records), time.sleep(0.3), worker._told_to_stop(0, None))
+            target=lambda: (
+                until(lambda: caplog.records),
+                time.sleep(0.3),
+                worker._told_to_stop(0, None),
+            )
         )
         ending.start()
         worker.run(drain=False)
         worker.last_resort.cancel()
         ending.join()
-    assert [record.message for record in caplog.records] == ["2 jobs wait for workers with other models"]
+    assert [record.message for record in caplog.records] == [
+        "2 jobs wait for workers with other models"
+    ]
 
 
-def test_a_worker_that_drains_clears_away_what_a_canceled_job_of_a_dead_one_has_left(queue, images, tmp_path):
+def test_a_worker_that_drains_clears_away_what_a_canceled_job_of_a_dead_one_has_left(
+    queue, images, tmp_path
+):
     job = queue.submit(spec(images, tmp_path))[0]
     queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
     queue.claim("dead", [FakeEncoder(MODEL).fingerprint], lease_s=1.0)
@@ -140,7 +162,9 @@ def test_a_worker_that_drains_clears_away_what_a_canceled_job_of_a_dead_one_has_
 
 
 @pytest.mark.timeout(60)
-def test_a_queue_that_comes_and_goes_is_asked_again_and_told_of_once(queue, images, tmp_path, caplog, monkeypatch):
+def test_a_queue_that_comes_and_goes_is_asked_again_and_told_of_once(
+    queue, images, tmp_path, caplog, monkeypatch
+):
     monkeypatch.setattr("service.worker.loop.QUEUE_SETTLED_S", 0.0)
     job = queue.submit(spec(images, tmp_path))[0]
     with caplog.at_level(logging.WARNING):
@@ -165,7 +189,9 @@ class Frozen:
 
 
 @pytest.mark.parametrize(("hanging_s", "latency_ms", "lease_s"), [(0, 400, 0.2), (2, 1500, 1.2)])
-def test_a_lease_that_cannot_be_renewed_ends_the_work(queue, images, tmp_path, hanging_s, latency_ms, lease_s):
+def test_a_lease_that_cannot_be_renewed_ends_the_work(
+    queue, images, tmp_path, hanging_s, latency_ms, lease_s
+):
     """Another worker may have the piece by then."""
     slow = f"fake:latency_ms={latency_ms}"
     job = queue.submit(spec(images, tmp_path, slow))[0]
@@ -179,7 +205,9 @@ def test_a_lease_that_cannot_be_renewed_ends_the_work(queue, images, tmp_path, h
 
 
 @pytest.mark.parametrize("kind", ["embed", "index"])
-def test_an_output_that_was_finished_before_the_cancel_stays_and_a_retry_finds_it(queue, images, tmp_path, kind):
+def test_an_output_that_was_finished_before_the_cancel_stays_and_a_retry_finds_it(
+    queue, images, tmp_path, kind
+):
     """As where a worker is killed between the last rename and its report."""
     job = queue.submit(spec(images, tmp_path, kind=kind))[0]
     with working(queue, tmp_path) as worker:
@@ -206,7 +234,9 @@ def list_files(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_worker_whose_job_is_gone_from_the_queue_says_so_once_and_leaves_its_parts(queue, images, tmp_path, caplog):
+def test_a_worker_whose_job_is_gone_from_the_queue_says_so_once_and_leaves_its_parts(
+    queue, images, tmp_path, caplog
+):
     job = queue.submit(spec(images, tmp_path, SLOW))[0]
 
     def lose(transaction):

@@ -45,7 +45,9 @@ def planned_by_hand(queue, tmp_path, shard_images):
     """The piece, and the shards that it was cut into by a worker with this setting."""
     piece = queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60)
     pieces = Pieces(
-        Equipment(FakeEncoder(MODEL), None, num_threads=2), Roots([str(tmp_path)]), shard_images=shard_images
+        Equipment(FakeEncoder(MODEL), None, num_threads=2),
+        Roots([str(tmp_path)]),
+        shard_images=shard_images,
     )
     return piece, pieces.perform(piece, Watch(until_s=time.monotonic() + 60)).sizes
 

@@ -11,7 +11,15 @@ from mlcd.errors import ImageRejected, MlcdError, Overloaded, Unavailable
 from mlcd.types import unit_rows
 from service.inference.engine.process import Inference
 from tests.unit.service.cached import cached
-from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, new_pipeline, run, sample
+from tests.unit.service.engines import (
+    LocalEngine,
+    new_admission,
+    new_batcher,
+    new_metrics,
+    new_pipeline,
+    run,
+    sample,
+)
 
 
 class UnitEngine(LocalEngine):
@@ -31,14 +39,20 @@ def png(value):
     return buffer.getvalue()
 
 
-def scenario_of(work, *, latency_s=0.0, max_batch=8, dtype="float32", memory_bytes=10**6, **options):
+def scenario_of(
+    work, *, latency_s=0.0, max_batch=8, dtype="float32", memory_bytes=10**6, **options
+):
     """Run work(pipeline, engine, metrics) on a cached pipeline."""
 
     async def scenario():
         engine, metrics = UnitEngine(latency_s), new_metrics()
         async with new_batcher(engine, metrics, max_batch=max_batch) as batcher:
-            pipeline = new_pipeline(engine, batcher, metrics, admission=new_admission(metrics, **options))
-            await work(cached(pipeline, metrics, dtype=dtype, memory_bytes=memory_bytes), engine, metrics)
+            pipeline = new_pipeline(
+                engine, batcher, metrics, admission=new_admission(metrics, **options)
+            )
+            await work(
+                cached(pipeline, metrics, dtype=dtype, memory_bytes=memory_bytes), engine, metrics
+            )
 
     run(scenario())
 
@@ -56,11 +70,16 @@ def test_a_hit_has_the_bytes_of_the_miss_and_costs_no_inference(dtype):
     async def work(pipe, engine, metrics):
         first, second = await ask(pipe, png(7), png(9)), await ask(pipe, png(9), png(7))
         assert second.embeddings.tobytes() == first.embeddings[::-1].tobytes()
-        assert np.linalg.norm(first.embeddings.astype(np.float64), axis=1) == pytest.approx(1, abs=1e-6)
+        assert np.linalg.norm(first.embeddings.astype(np.float64), axis=1) == pytest.approx(
+            1, abs=1e-6
+        )
         assert first.rounded == second.rounded == (None if dtype == "float32" else dtype)
         exact = unit_rows(np.array([[8.0, 9, 10], [10, 11, 12]]))
         assert (first.embeddings.tobytes() == exact.tobytes()) == (dtype == "float32")
-        assert sorted(pixel for batch in engine.batches for pixel in batch) == [7, 9]  # decoded in either order
+        assert sorted(pixel for batch in engine.batches for pixel in batch) == [
+            7,
+            9,
+        ]  # decoded in either order
         assert first.timings.inference_s == engine.latency_s > 0 == second.timings.inference_s
         assert second.timings.server_timing().startswith("cache;dur=")
         assert (counted(metrics, "memory"), counted(metrics, "memory", "miss")) == (2, 2)
@@ -87,11 +106,23 @@ def test_a_hit_needs_neither_engine_nor_room():
 
 def test_copies_in_one_request_are_computed_once_and_answered_each():
     async def work(pipe, engine, metrics):
-        given = [png(5), b"", png(5), b"", ImageRejected("unreadable", "no data-URI"), png(6), png(5)]
+        given = [
+            png(5),
+            b"",
+            png(5),
+            b"",
+            ImageRejected("unreadable", "no data-URI"),
+            png(6),
+            png(5),
+        ]
         encoded = await ask(pipe, *given)
         assert sorted(chain(*engine.batches)) == [5, 6]
         assert encoded.rows == [0, 2, 5, 6]
-        assert encoded.embeddings[0].tobytes() == encoded.embeddings[1].tobytes() == encoded.embeddings[3].tobytes()
+        assert (
+            encoded.embeddings[0].tobytes()
+            == encoded.embeddings[1].tobytes()
+            == encoded.embeddings[3].tobytes()
+        )
         assert {index: error.reason for index, error in encoded.errors.items()} == {
             1: "empty",
             3: "empty",
@@ -138,7 +169,9 @@ def test_who_waits_for_a_request_that_is_gone_is_answered_all_the_same(memory_by
 def test_a_failure_reaches_all_and_is_not_remembered():
     async def work(pipe, engine, _):
         engine.failing = True
-        outcomes = await asyncio.gather(*[ask(pipe, png(1)) for _ in range(3)], return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *[ask(pipe, png(1)) for _ in range(3)], return_exceptions=True
+        )
         assert all(isinstance(outcome, MlcdError) for outcome in outcomes)
         engine.failing = False
         assert (await ask(pipe, png(1))).rows == [0]

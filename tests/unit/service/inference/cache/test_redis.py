@@ -9,7 +9,14 @@ import pytest
 
 from mlcd.errors import ConfigInvalid
 from service.inference.cache.vectors import VectorFormat
-from tests.unit.service.cached import RedisServer, answering, delayed, redis_cache, redis_server, space
+from tests.unit.service.cached import (
+    RedisServer,
+    answering,
+    delayed,
+    redis_cache,
+    redis_server,
+    space,
+)
 from tests.unit.service.engines import new_metrics, run, sample, until
 
 pytestmark = pytest.mark.redis
@@ -31,7 +38,10 @@ def server(tmp_path):
 
 def counts(metrics):
     results = ("hit", "miss", "damaged", "error")
-    return [sample(metrics, f'mlcd_cache_requests_total{{result="{result}",tier="redis"}}') for result in results]
+    return [
+        sample(metrics, f'mlcd_cache_requests_total{{result="{result}",tier="redis"}}')
+        for result in results
+    ]
 
 
 def written(metrics, result="written"):
@@ -49,7 +59,10 @@ async def written_by(cache, metrics, keys=KEYS):
 def test_what_one_server_writes_another_finds_until_it_expires(server):
     async def scenario():
         metrics = new_metrics()
-        async with redis_cache(server, metrics, ttl_s=100) as writing, redis_cache(server, metrics) as reading:
+        async with (
+            redis_cache(server, metrics, ttl_s=100) as writing,
+            redis_cache(server, metrics) as reading,
+        ):
             assert await reading.find(KEYS) == {}
             await written_by(writing, metrics, KEYS[:2])
             assert await reading.find(KEYS) == {KEYS[0]: PACKED, KEYS[1]: PACKED}
@@ -141,12 +154,23 @@ def test_a_distant_redis_may_take_its_time_to_connect(server):
 
 @pytest.mark.parametrize(
     "content",
-    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n", b"*-5\r\n", b":x\r\n", b"$5\r\nab", b"%1\r\n", b"*1\r\n" * 2000],
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"+OK\r\n",
+        b"*-5\r\n",
+        b":x\r\n",
+        b"$5\r\nab",
+        b"%1\r\n",
+        b"*1\r\n" * 2000,
+    ],
 )
 def test_what_is_no_redis_is_not_used(content):
     async def scenario():
         metrics = new_metrics()
-        async with answering(content) as strange, redis_cache(strange, metrics, timeout_s=0.05) as cache:
+        async with (
+            answering(content) as strange,
+            redis_cache(strange, metrics, timeout_s=0.05) as cache,
+        ):
             for _ in range(5):
                 assert await cache.find(KEYS) == {}
                 cache.put(KEYS[0], PACKED)
@@ -230,7 +254,9 @@ def test_a_redis_is_asked_how_full_it_is_once_a_second_if_there_is_a_bound(serve
                 await written_by(cache, metrics)
 
     run(scenario())
-    asked = server.ask("INFO", "commandstats").partition(b"cmdstat_info:calls=")[2].partition(b",")[0]
+    asked = (
+        server.ask("INFO", "commandstats").partition(b"cmdstat_info:calls=")[2].partition(b",")[0]
+    )
     assert int(asked or 0) == num
 
 
@@ -299,7 +325,9 @@ def test_a_connection_that_is_out_of_step_is_made_anew(server):
         async with redis_cache(server, metrics) as cache:
             await written_by(cache, metrics)
             connection = await cache._client.connection_pool.get_connection()
-            await connection.send_command("GET", space().name(KEYS[0]))  # whose answer the next look-up finds
+            await connection.send_command(
+                "GET", space().name(KEYS[0])
+            )  # whose answer the next look-up finds
             await cache._client.connection_pool.release(connection)
             for _ in range(4):
                 assert set(await cache.find(KEYS[1:2])) <= {KEYS[1]}

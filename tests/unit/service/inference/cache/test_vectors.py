@@ -16,7 +16,9 @@ def unit(*numbers):
 
 
 vectors = (
-    arrays(np.float64, 5, elements=st.floats(-1, 1)).filter(lambda v: np.linalg.norm(v) > 0.1).map(lambda v: unit(*v))
+    arrays(np.float64, 5, elements=st.floats(-1, 1))
+    .filter(lambda v: np.linalg.norm(v) > 0.1)
+    .map(lambda v: unit(*v))
 )
 
 
@@ -48,13 +50,16 @@ def test_every_damaged_bit_is_found(data, vector):
 
 
 @settings(deadline=None)
-@given(st.one_of(st.none(), st.integers(), st.text(), st.binary(), st.binary(min_size=56, max_size=56)))
+@given(
+    st.one_of(st.none(), st.integers(), st.text(), st.binary(), st.binary(min_size=56, max_size=56))
+)
 def test_what_others_wrote_is_nothing(value):
     assert EXACT.unseal(KEY, value) is None
 
 
 @pytest.mark.parametrize(
-    "vector", [[np.nan, 1, 0, 0, 0], [np.inf, 0, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3e38] * 5]
+    "vector",
+    [[np.nan, 1, 0, 0, 0], [np.inf, 0, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3e38] * 5],
 )
 def test_a_sealed_vector_that_is_none_is_nothing(vector):
     packed = np.array(vector, "<f4").tobytes()

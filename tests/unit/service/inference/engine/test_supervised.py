@@ -22,8 +22,9 @@ from tests.unit.service.engines import run, until
 
 
 def engine(spec="fake:latency_ms=1", *, batch_timeout_s=10.0, **options):
-    given = {"engine": "fake" if spec.startswith("fake:") else "auto", "max_batch": 4} | options
-    return SupervisedEngine(Opening(spec, **given), batch_timeout_s=batch_timeout_s)
+    return SupervisedEngine(
+        Opening(spec, **{"max_batch": 4} | options), batch_timeout_s=batch_timeout_s
+    )
 
 
 def pictures(num, value=7, side=32):
@@ -48,7 +49,9 @@ def test_rows_are_those_of_the_encoder_itself():
         async with engine("hog") as running:
             assert running.served.fingerprint == own.fingerprint
             assert running.served.preprocess == own.preprocess
-            parts = await asyncio.gather(*(running.encode(list(images[start : start + 4])) for start in (0, 4, 8)))
+            parts = await asyncio.gather(
+                *(running.encode(list(images[start : start + 4])) for start in (0, 4, 8))
+            )
             assert np.array_equal(np.concatenate([part.rows for part in parts]), own.encode(images))
 
     run(scenario())
@@ -60,7 +63,14 @@ def test_a_batch_is_no_larger_than_what_fits_into_the_time_by_what_was_measured(
             assert running.served.shortest_s > 0
             assert running.served.longest_s > 0
             slow = replace(running.served, max_batch=32, shortest_s=1.0, longest_s=32.0)
-            assert [slow.batch_within(seconds) for seconds in (0.1, 1, 7.5, 31.9, 32, 99)] == [2, 2, 7, 31, 32, 32]
+            assert [slow.batch_within(seconds) for seconds in (0.1, 1, 7.5, 31.9, 32, 99)] == [
+                2,
+                2,
+                7,
+                31,
+                32,
+                32,
+            ]
             alike = replace(slow, shortest_s=2.0, longest_s=2.1)  # smaller would not be shorter
             assert alike.batch_within(0.5) == 32
 
@@ -87,7 +97,9 @@ def test_killed_it_fails_who_waits_at_once_and_comes_back():
     async def scenario():
         async with engine("fake:latency_ms=300") as running:
             first = running.pid
-            waiting = asyncio.gather(*(running.encode(pictures(2)) for _ in range(3)), return_exceptions=True)
+            waiting = asyncio.gather(
+                *(running.encode(pictures(2)) for _ in range(3)), return_exceptions=True
+            )
             await asyncio.sleep(0.1)
             os.kill(first, signal.SIGKILL)
             started = time.monotonic()
@@ -172,7 +184,7 @@ from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.served import Opening
 
 async def main():
-    engine = SupervisedEngine(Opening("fake:latency_ms=1", 1, engine="fake"), batch_timeout_s=1)
+    engine = SupervisedEngine(Opening("fake:latency_ms=1", 1), batch_timeout_s=1)
     await engine.__aenter__()
     print(engine.pid, flush=True)
     await asyncio.sleep(60)

@@ -11,7 +11,10 @@ from service.settings import read_settings
     [
         ({"engine": "triton"}, "MLCD_ENGINE: engine triton and mlcd_triton__url go together only"),
         ({"triton": {"url": "127.0.0.1:8001"}}, "go together only"),
-        ({"engine": "triton", "triton": {"url": "127.0.0.1:8001", "version": 0}}, "MLCD_TRITON__VERSION"),
+        (
+            {"engine": "triton", "triton": {"url": "127.0.0.1:8001", "version": 0}},
+            "MLCD_TRITON__VERSION",
+        ),
     ],
 )
 def test_triton_is_meant_and_somewhere(given, message):

@@ -17,7 +17,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
 from mlcd.clustering.nearest import CenterScan
-from mlcd.pipelines.label_inputs import EmbeddingsInput
+from mlcd.parts.label_inputs import EmbeddingsInput
 from mlcd.types import Embeddings, Neighbors, SampleKey
 
 _LEVELS: Final = ("proven", "wider", "float32", "float64")
@@ -109,7 +109,13 @@ class ApproximateSearch:
     """
 
     def __init__(
-        self, centers: Centers, rows: EmbeddingsInput, *, top: int, threshold: float | None, probes: int | None
+        self,
+        centers: Centers,
+        rows: EmbeddingsInput,
+        *,
+        top: int,
+        threshold: float | None,
+        probes: int | None,
     ) -> None:
         self.config: dict[str, Any] = {"mode": "approximate", "probes": probes or "auto"}
         self._centers, self._rows = centers, rows
@@ -129,12 +135,16 @@ class ApproximateSearch:
         tuning, audited = slice(0, None, 2), slice(1 if len(rows) > 1 else 0, None, 2)
         probes = self._wanted or fewest_probes(scan, rows[tuning], exact[tuning])
         found = audit(scan, rows[audited], exact[audited], probes)
-        draft.write_json(_AUDIT, {"probes": probes, "cells": scan.num_cells, "top": self._top, **asdict(found)})
+        draft.write_json(
+            _AUDIT, {"probes": probes, "cells": scan.num_cells, "top": self._top, **asdict(found)}
+        )
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
         scan, probes = self._opened(draft)
         wanted = _wanted(self._top, self._threshold)
-        found = scan.nearest(self._centers.align(embeddings), wanted, self._threshold, probes=probes)
+        found = scan.nearest(
+            self._centers.align(embeddings), wanted, self._threshold, probes=probes
+        )
         draft.write_json(_note_name(part), _truncated(found, self._top))
         return _first(found, self._top)
 
@@ -145,7 +155,10 @@ class ApproximateSearch:
     def _opened(self, draft: Draft) -> tuple[ApproximateScan, int]:
         if self._prepared is None:
             cells = Cells(*(np.load(draft.path / name, allow_pickle=False) for name in _CELLS))
-            self._prepared = ApproximateScan(self._centers.vectors, cells), int(_read_audit(draft)["probes"])
+            self._prepared = (
+                ApproximateScan(self._centers.vectors, cells),
+                int(_read_audit(draft)["probes"]),
+            )
         return self._prepared
 
 

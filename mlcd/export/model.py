@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
+from mlcd.export.parity import check_parity
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
@@ -28,7 +29,6 @@ from mlcd.models.places import digest_of_weights
 from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
 from mlcd.models.servable import CONFIG, WEIGHTS, Servable
 from mlcd.models.zoo import LoadOptions, load
-from mlcd.pipelines.parity import check_parity
 from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name
 

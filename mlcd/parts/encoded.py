@@ -5,6 +5,7 @@ and the sizes below, whatever process makes it and when.
 """
 
 import json
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +17,13 @@ import numpy as np
 
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import ERRORS
+from mlcd.artifacts.manifest import Parent
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
 from mlcd.images.source import Source
+from mlcd.locations import is_url
 from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
@@ -210,3 +213,13 @@ def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableIma
         f"none of the {len(source.entries)} files in {source.location} is a usable image",
         remedy=f"the first: {errors[0]['key']}: {errors[0]['detail']}",
     )
+
+
+def images_parent(source: Source, out: Path) -> Parent:
+    """The images as a parent: a relative path (or glob) on this machine, else the URL."""
+    place = (
+        source.location
+        if is_url(source.location)
+        else os.path.relpath(os.path.realpath(source.location), out.resolve())
+    )
+    return Parent("images", place, source.listing_digest())

@@ -19,10 +19,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
-from mlcd.images.transform import PreprocessSpec
-from mlcd.models.servable import PREPROCESS, Servable
-from mlcd.models.zoo import LoadOptions
-from mlcd.pipelines.export import (
+from mlcd.export.model import (
     EXTERNAL,
     ONNX,
     chosen_options,
@@ -30,8 +27,11 @@ from mlcd.pipelines.export import (
     load_weights,
     write_onnx,
 )
-from mlcd.pipelines.parity import Parity, check_parity
-from mlcd.pipelines.triton_config import TritonOptions, Version, write_config
+from mlcd.export.parity import Parity, check_parity
+from mlcd.export.triton_config import TritonOptions, Version, write_config
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import PREPROCESS, Servable
+from mlcd.models.zoo import LoadOptions
 from mlcd.progress import Reporter
 from mlcd.types import model_name
 

@@ -13,8 +13,7 @@ from mlcd.encoders.base import Encoder
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
-from mlcd.pipelines.embed import images_parent
-from mlcd.pipelines.encoded import BATCH, OnDone, encode_entries, part_sizes, part_slice
+from mlcd.parts.encoded import BATCH, OnDone, encode_entries, images_parent, part_sizes, part_slice
 from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 
@@ -94,7 +93,13 @@ class ImagesInput:
     """The `LabelInput` protocol over images, embedded as `mlcd embed` does it."""
 
     def __init__(
-        self, source: Source, encoder: Encoder, *, part_entries: int, num_threads: int, in_flight: int = 1
+        self,
+        source: Source,
+        encoder: Encoder,
+        *,
+        part_entries: int,
+        num_threads: int,
+        in_flight: int = 1,
     ) -> None:
         """num_threads: that decode. in_flight: see `encode_entries`."""
         self.source = source

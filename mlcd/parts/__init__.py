@@ -1,0 +1,1 @@
+"""Artifacts made part by part: claims, workers, inputs and what a part holds."""
