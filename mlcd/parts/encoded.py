@@ -216,7 +216,7 @@ def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableIma
 
 
 def images_parent(source: Source, out: Path) -> Parent:
-    """The images as a parent: a relative path (or glob) on this machine, else the URL."""
+    """Returns the images as a parent: a relative path (or glob) on this machine, else the URL."""
     place = (
         source.location
         if is_url(source.location)
