@@ -264,7 +264,8 @@ def _saved_state(draft: Draft) -> State | None:
     if not draft.has(CHECKPOINT):
         return None
     try:
-        with np.load(draft.path / CHECKPOINT, allow_pickle=False) as saved:
+        # numpy leaves a file that it opened and cannot read to the garbage collector.
+        with (draft.path / CHECKPOINT).open("rb") as file, np.load(file, allow_pickle=False) as saved:
             if str(saved["request"]) != _request_text(draft):
                 return None
             iteration, repaired, num_splits = (int(count) for count in saved["counts"])

@@ -10,7 +10,7 @@ import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
-from tests.conftest import run_mlcd, write_digits
+from tests.conftest import call_mlcd, write_digits
 from tests.unit.training import evaluating
 from training.evaluation.splits import folder_split
 from training.evaluation.while_training import check_evaluation
@@ -45,20 +45,20 @@ def stored(split_folders, tmp_path_factory):
     """Embeddings of both sides, and of the folder that holds them."""
     out = tmp_path_factory.mktemp("stored")
     for name, images in (("train", "train"), ("test", "test"), ("whole", ".")):
-        result = run_mlcd("embed", split_folders / images, out / name, "--model", "pixels")
+        result = call_mlcd("embed", split_folders / images, out / name, "--model", "pixels")
         assert result.returncode == 0, result.stderr
     return out
 
 
 def evaluated(*arguments):
-    result = run_mlcd("evaluate", *arguments, "--json")
+    result = call_mlcd("evaluate", *arguments, "--json")
     assert result.returncode == 0, result.stderr
     (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
     return record
 
 
 def refused(*arguments, contains):
-    result = run_mlcd("evaluate", *arguments)
+    result = call_mlcd("evaluate", *arguments)
     assert result.returncode == 2, result.stdout
     assert re.search(contains, result.stderr), result.stderr
     assert "Traceback" not in result.stderr
@@ -154,7 +154,7 @@ def test_folders_lists_and_the_whole_folder_give_the_same_figures(
 def test_a_run_is_measured_on_folders_as_on_their_embeddings(journey, split_folders, tmp_path):
     """The same model, once as a checkpoint and once as the embeddings that its export made."""
     for side in ("train", "test"):
-        result = run_mlcd(
+        result = call_mlcd(
             "embed", split_folders / side, tmp_path / side, "--model", journey / "model"
         )
         assert result.returncode == 0, result.stderr
