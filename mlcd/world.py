@@ -35,7 +35,8 @@ def torchrun_variable(name: str, default: int) -> int:
     """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default where there is no
     torchrun.
     """
-    return int(os.environ.get(name, default))  # noqa: TID251 - torchrun tells a process its place in no other way
+    # torchrun states a process's rank in no other way
+    return int(os.environ.get(name, default))  # noqa: TID251
 
 
 def is_first() -> bool:

@@ -94,7 +94,8 @@ def lacks_open_files() -> bool:
     descriptors: list[int] = []
     try:
         for _ in range(_SPARE_FILES):
-            descriptors.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401 - those before the last are closed
+            # not a comprehension: those before a failure must be closed
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     finally:

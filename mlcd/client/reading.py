@@ -126,7 +126,8 @@ def _label(content: dict[str, Any]) -> Label:
 
 
 def _known(cls: type[_Value], content: dict[str, Any]) -> _Value:
-    return cls(**{field.name: content[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+    known = {field.name: content[field.name] for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**known)
 
 
 def _origin(response: httpx.Response, audit: dict[str, Any] | None = None) -> Origin:

@@ -17,7 +17,8 @@ def pause_s(attempt: int, retry_after_s: float | None) -> float:
     """Returns the seconds to wait after the failure of `attempt` (from 0)."""
     least = min(_LONGEST_S, _FIRST_S * 2.0 ** min(attempt, _DOUBLINGS))
     least = least if retry_after_s is None else max(least, retry_after_s)
-    return least + random.random() * min(least, _MOST_JITTER_S)  # noqa: S311 - spreads load, hides nothing
+    # it spreads load and hides nothing
+    return least + random.random() * min(least, _MOST_JITTER_S)  # noqa: S311
 
 
 def retry_after_s(header: str | None) -> float | None:

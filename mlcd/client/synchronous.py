@@ -120,7 +120,8 @@ class Client(BaseClient):
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
-        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the field, as in the request
+        # named like the field of the request
+        filter: Mapping[str, Any] | None = None,  # noqa: A002
         threshold: float | None = None,
         exact: bool = False,
         metadata: bool = True,

@@ -85,7 +85,11 @@ class Describe:
     id: str
     metadata: str
 
-    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:  # noqa: ARG002
+    def apply(
+        self,
+        ledger: Ledger,
+        dimension: int,  # noqa: ARG002
+    ) -> tuple[list[Outcome], list[Effect]]:
         found = ledger.find(self.id)
         if found is None:
             raise missing(self.id)
@@ -101,7 +105,11 @@ class Delete:
 
     id: str
 
-    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:  # noqa: ARG002
+    def apply(
+        self,
+        ledger: Ledger,
+        dimension: int,  # noqa: ARG002
+    ) -> tuple[list[Outcome], list[Effect]]:
         found = ledger.find(self.id)
         if found is None:
             raise missing(self.id)

@@ -231,7 +231,8 @@ class Ledger:
             for start in range(0, len(rows), _ROWS_A_QUERY):
                 part = [int(row) for row in rows[start : start + _ROWS_A_QUERY]]
                 marks = ",".join("?" * len(part))
-                query = f"SELECT row, vector, checksum FROM vectors WHERE row IN ({marks})"  # noqa: S608 - only marks
+                columns = "row, vector, checksum"
+                query = f"SELECT {columns} FROM vectors WHERE row IN ({marks})"  # noqa: S608
                 found = {
                     row: (blob, checksum)
                     for row, blob, checksum in self._connection.execute(query, part)

@@ -222,7 +222,8 @@ def computes_bf16() -> bool:
     """
     if not cpu_features() & {"AVX512_BF16", "AMX_BF16"}:
         return False
-    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 - torch has no public name for it
+    # torch has no public name for it
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001
     return supported
 
 

@@ -33,7 +33,8 @@ _ON_GPU: Final = ("cuda", "tensorrt")
 _QUEUE_DELAY_US: Final = 500
 _QUEUE_TIMEOUT_US: Final = 5_000_000
 _QUEUE_SIZE: Final = 256
-_ENGINE_CACHE: Final = "/tmp/tensorrt"  # noqa: S108 - inside the server's container, whose other folders are read-only
+# a folder inside the server's container, whose other folders are read-only
+_ENGINE_CACHE: Final = "/tmp/tensorrt"  # noqa: S108
 
 
 @dataclass(frozen=True)

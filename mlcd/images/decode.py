@@ -102,7 +102,8 @@ def format_of(data: bytes) -> str:
     """Returns one of FORMATS, by the first bytes alone, or "other"."""
     Image.init()
     start = data[:16].ljust(16, b"\0")
-    return next((name for name in FORMATS if Image.OPEN[name][1](start)), "other")  # type: ignore[misc]
+    found = (name for name in FORMATS if Image.OPEN[name][1](start))  # type: ignore[misc]
+    return next(found, "other")
 
 
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:

@@ -56,7 +56,8 @@ def shrunk(
         if (full_width, full_height) != image.size:
             return None
         pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width, strict=True)
-    except Exception:  # noqa: BLE001 - whatever it refuses, Pillow accepts or refuses with the right reason
+    # Pillow accepts what it refuses, or refuses it with the right reason
+    except Exception:  # noqa: BLE001
         return None
     if pixels.shape != (height, width, 3):
         return None

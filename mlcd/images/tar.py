@@ -60,7 +60,8 @@ class TarSource(FilesSource):
                 tarfile.open(fileobj=raw, mode="r:") as archive,
             ):
                 for member in archive:
-                    archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all, a kilobyte each
+                    # tarfile would keep them all, a kilobyte each
+                    archive.members.clear()  # type: ignore[attr-defined]
                     name = PurePosixPath(member.name)
                     if (
                         member.isreg()

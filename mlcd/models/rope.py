@@ -33,7 +33,11 @@ class RotaryPositions(nn.Module):
         angle_TR = torch.cat([self.cls_angle, patch_angles(grid, self.head_dim).to(self.cls_angle)])
         return angle_TR.cos(), angle_TR.sin()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 - torch's
+    def _apply(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return (

@@ -80,6 +80,7 @@ def parent_place(child: Artifact, parent: Parent) -> str | None:
     location = Path(
         os.path.normpath((base.parents[1] if child.kind == "checkpoint" else base) / parent.path)
     )
-    if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207 - wildcards in any part
+    # any part may have wildcards
+    if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207
         return str(location)
     return None

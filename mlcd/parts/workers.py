@@ -71,7 +71,8 @@ class _Crew:
         self._command = [sys.executable, "-m", module]
         self._task = json.dumps(task) + "\n"
         # The BLAS of numpy and torch reads it only when it is loaded.
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}  # noqa: TID251 - a child's, as in demo
+        # the child's environment, as in demo
+        self._environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}  # noqa: TID251
         self.alive: set[_Process] = set()
         self.events: SimpleQueue[_Event] = SimpleQueue()
 

@@ -244,7 +244,11 @@ def make_parts(
                 continue
             with claims.hold(part, wait=wait) as held:
                 if held and not draft.has(part_name(part)):
-                    labeling.make(draft, part, lambda done, _, part=part: on_progress(part, done))  # type: ignore[misc]
+                    labeling.make(
+                        draft,
+                        part,
+                        lambda done, _, part=part: on_progress(part, done),  # type: ignore[misc]
+                    )
 
 
 def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter) -> None:
