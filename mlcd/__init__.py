@@ -1,6 +1,6 @@
 """Multi-label cluster discrimination: raw images to embeddings, clusters and labels.
 
-The names below are opened when they are first used, so that `import mlcd` takes no time.
+The names below are opened at their first use, so that `import mlcd` takes no time.
 """
 
 import importlib

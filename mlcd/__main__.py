@@ -1,12 +1,15 @@
-"""The command `mlcd`, which `python -m mlcd` is too."""
+"""The command `mlcd`, also run by `python -m mlcd`."""
 
 import signal
 
 
 def main() -> None:
-    """`mlcd.cli.main`, whose import takes half a second: Ctrl-C meanwhile leaves no traceback of an import."""
+    """Runs `mlcd.cli.main`. Its import takes half a second, during which Ctrl-C must not leave a
+    traceback.
+    """
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else it is ignored, as by `nohup`, and stays so
+    # otherwise it is ignored, as under `nohup`, and stays so
+    if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mlcd.cli import main as run
 

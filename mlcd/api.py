@@ -1,7 +1,8 @@
-"""The package's Python interface: each function does what the command of its name does.
+"""The package's Python interface: each function does the work of the command of its name.
 
-Paths go in and artifacts come out where `out` is given; without it the result stays in memory. Arrays go in and come
-out as NumPy arrays. Shapes: N rows, K centers, Q queries, D dimension, L labels of a row.
+Paths go in and artifacts come out where `out` is given; without it the result stays in memory.
+Arrays go in and come out as NumPy arrays. Shapes: N rows, K centers, Q queries, D dimension, L
+labels of a row.
 """
 
 import os
@@ -58,7 +59,7 @@ class Model:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The identity of weights and preprocessing, as hex SHA-256."""
+        """Returns the identity of weights and preprocessing, as hex SHA-256."""
         return self.encoder.fingerprint
 
     @property
@@ -68,8 +69,9 @@ class Model:
     def embed(self, images: Iterable[ImageInput]) -> Embeddings:
         """Returns float32 [N, D], a row of unit length for each image, in their order.
 
-        images: paths, bytes of files, uint8 pixels [H, W, 3] or Pillow images; pixels are RGB. Raises ImageRejected
-        for the first image that cannot be used, with its place in the series, and InvalidInput for a single image.
+        images: paths, bytes of files, uint8 pixels [H, W, 3] or Pillow images; pixels are RGB.
+        Raises ImageRejected for the first image that cannot be used, with its place in the series,
+        and InvalidInput for a single image.
         """
         check_images(images)
         blocks = [np.empty((0, self.dimension), np.float32)]
@@ -110,8 +112,9 @@ class Model:
 class EmbeddedImages:
     """The embeddings of a place of images.
 
-    keys: of each row, the image's name in its place. class_names: its sub-folder or class, None where there is none.
-    vectors: float32 [N, D], unit rows. skipped: a record with key, reason and detail for each image without a row.
+    keys: of each row, the image's name in its place. class_names: its sub-folder or class, None
+    where there is none. vectors: float32 [N, D], unit rows. skipped: a record with key, reason and
+    detail for each image without a row.
     """
 
     keys: list[SampleKey]
@@ -125,8 +128,9 @@ class EmbeddedImages:
 class Labels:
     """The nearest centers of each row, best first.
 
-    ids: int32 [N, L], -1 where a row has fewer. similarities: float32 [N, L], cosines, -inf there; those read from an
-    artifact were rounded to half precision. keys: of the rows, None for labels of an array. names: of the centers.
+    ids: int32 [N, L], -1 where a row has fewer. similarities: float32 [N, L], cosines, -inf there;
+    those read from an artifact were rounded to half precision. keys: of the rows, None for labels
+    of an array. names: of the centers.
     """
 
     ids: NDArray[np.integer]
@@ -137,7 +141,9 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """The items most similar to each query, best first: ids and cosines of Q lists that may differ in length."""
+    """The items most similar to each query, best first: ids and cosines, as Q lists that may differ
+    in length.
+    """
 
     ids: list[list[str]]
     similarities: list[list[float]]
@@ -159,9 +165,11 @@ class Index:
         return self._num_items
 
     def search(self, queries: NDArray[np.floating], top: int = 10) -> Matches:
-        """Returns the `top` items of highest cosine for each query: float [Q, D], of any length but zero.
+        """Returns the `top` items of highest cosine for each query: float [Q, D], of any length but
+        zero.
 
-        Raises InvalidInput for queries of another dimension or without a direction, ConfigInvalid for `top` below 1.
+        Raises InvalidInput for queries of another dimension or without a direction, ConfigInvalid
+        for `top` below 1.
         """
         return self._search(queries, top)
 
@@ -188,10 +196,12 @@ def load_model(
     exif: ExifPolicy | None = None,
     decode: DecodeMode | None = None,
 ) -> Model:
-    """Opens a model: an artifact of `mlcd export`, other weights, an .onnx file with its JSON, "hog" or "pixels".
+    """Opens a model: an artifact of `mlcd export`, other weights, an .onnx file with its JSON,
+    "hog" or "pixels".
 
-    num_threads: 0 takes every core that this process may use. exif, decode: replace what the model's preprocessing
-    says. Raises NotFound, ConfigInvalid or ArtifactInvalid, naming what is missing.
+    num_threads: 0 takes every core that this process may use. exif, decode: replace what the
+    model's preprocessing says. Raises NotFound, ConfigInvalid or ArtifactInvalid, naming what is
+    missing.
     """
     silence_decoders()
     spec = resolve_model(os.fspath(model))
@@ -218,9 +228,10 @@ def embed(
 ) -> EmbeddedImages:
     """Embeds a place of images: a folder, glob, list, tar shards, parquet, zip, or a URL of these.
 
-    Images that cannot be used are skipped and told. out: writes the embeddings artifact there, as `mlcd embed` does;
-    interrupted, the same call goes on. `Model.embed` takes images that are not in one place.
-    Raises NotFound for a place that is not there, InvalidInput where no image can be used.
+    Images that cannot be used are skipped and reported. out: writes the embeddings artifact there,
+    as `mlcd embed` does; after an interruption the same call continues. `Model.embed` takes images
+    that are not in one place. Raises NotFound for a place that does not exist, InvalidInput where
+    no image can be used.
     """
     source = open_source(os.fspath(images))
     with _opened(model) as opened, _place(out) as path:
@@ -245,10 +256,11 @@ def cluster(
 ) -> Centers:
     """Clusters embeddings by spherical k-means; `Centers.vectors` are unit rows, float32 [K, D].
 
-    embeddings: an artifact, or float [N, D], whose rows are made unit rows. hold_out: the share of rows left out, for
-    artifacts, 0.2 as in `mlcd cluster`; every row of an array is clustered. names: names each center by the majority
-    of its members' classes, for artifacts. out: writes the centers artifact there.
-    Raises InvalidInput for rows that are not finite or zero, and for more clusters than distinct rows.
+    embeddings: an artifact, or float [N, D], whose rows are made unit rows. hold_out: the share of
+    rows left out, for artifacts, 0.2 as in `mlcd cluster`; every row of an array is clustered.
+    names: names each center by the majority of its members' classes, for artifacts. out: writes the
+    centers artifact there. Raises InvalidInput for rows that are not finite or zero, and for more
+    clusters than distinct rows.
     """
     options = clustering.ClusterOptions(
         num_clusters=num_clusters,
@@ -285,10 +297,11 @@ def label(
 ) -> Labels:
     """Gives each row its `top` nearest centers, of those at least as similar as `threshold`.
 
-    rows: float [N, D], an embeddings artifact, or a place of images, which needs the `model` whose embeddings were
-    clustered. centers: float [K, D], `Centers` or their artifact; of an artifact of rows, an artifact as well.
-    mode: exact, or approximate, for artifacts. out: writes the labels artifact there.
-    Raises ConfigInvalid where rows and centers are of different models, InvalidInput for rows that are not finite.
+    rows: float [N, D], an embeddings artifact, or a place of images, which needs the `model` whose
+    embeddings were clustered. centers: float [K, D], `Centers` or their artifact; of an artifact of
+    rows, an artifact as well. mode: exact, or approximate, for artifacts. out: writes the labels
+    artifact there. Raises ConfigInvalid where rows and centers are of different models,
+    InvalidInput for rows that are not finite.
     """
     if isinstance(rows, np.ndarray):
         if mode != "exact" or model is not None or out is not None:
@@ -324,10 +337,11 @@ def index(
 ) -> Index:
     """Makes embeddings searchable.
 
-    embeddings: an artifact, whose keys are the ids, or float [N, D] with `ids` (the row numbers without them).
-    Without `out` the index is in memory and exact. out: writes a durable collection there, as `mlcd index` does, which
-    the service opens, too. recall: what the collection's index has to show, 0.99 without it.
-    Raises Conflict where another collection is at `out`, InvalidInput where ids do not fit the rows.
+    embeddings: an artifact, whose keys are the ids, or float [N, D] with `ids` (the row numbers
+    without them). Without `out` the index is in memory and exact. out: writes a durable collection
+    there, as `mlcd index` does, which the service opens, too. recall: what the collection's index
+    has to show, 0.99 without it. Raises Conflict where another collection is at `out`, InvalidInput
+    where ids do not fit the rows.
     """
     if isinstance(embeddings, np.ndarray):
         if out is not None or recall is not None:
@@ -409,7 +423,7 @@ def _on_disk(collection: Collection) -> Index:
 
 @contextmanager
 def _opened(model: Location | Model) -> Iterator[Model]:
-    """A model that the caller opened stays open."""
+    """Yields an open model; one that the caller opened stays open."""
     if isinstance(model, Model):
         yield model
         return
@@ -419,7 +433,7 @@ def _opened(model: Location | Model) -> Iterator[Model]:
 
 @contextmanager
 def _place(out: Location | None) -> Iterator[Path]:
-    """Yields `out`, or a place that is gone afterward."""
+    """Yields `out`, or a temporary path that is removed afterward."""
     if out is not None:
         yield local_path(out)
         return

@@ -1,4 +1,4 @@
-"""The `mlcd` command: parse, open, call one pipeline, print."""
+"""The `mlcd` command, which parses, opens, calls one pipeline and prints."""
 
 import functools
 import json
@@ -32,7 +32,9 @@ _INTERRUPTED = 130
 
 
 class _Commands(click.Group):
-    """Our commands, and those that the installed products add through the entry point `mlcd.commands`."""
+    """The group of our commands and of those that installed products add through the entry point
+    `mlcd.commands`.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *(point.name for point in _added())})
@@ -46,7 +48,8 @@ class _Commands(click.Group):
                     command: click.Command = point.load()
                 except ImportError as error:
                     raise click.UsageError(
-                        f"`mlcd {cmd_name}` needs the package {error.name}: pip install 'mlcd[serve,train]'"
+                        f"`mlcd {cmd_name}` needs the package {error.name}: pip install"
+                        " 'mlcd[serve,train]'"
                     ) from error
                 return command
         return None
@@ -69,7 +72,7 @@ def _added() -> Any:
 
 
 def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--json` and pass a Reporter."""
+    """Adds `--json` and passes a Reporter."""
 
     @click.option(
         "--json",
@@ -85,7 +88,7 @@ def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds how a model is opened, and passes it as `encoder`."""
+    """Adds the options for opening a model, and passes them as `encoder`."""
 
     @click.option(
         "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True
@@ -133,7 +136,8 @@ def cli() -> None:
 @click.option(
     "--model",
     required=True,
-    help="A model artifact, other weights as `mlcd export` takes them, an .onnx file with its JSON, hog or pixels.",
+    help="A model artifact, other weights as `mlcd export` takes them, an .onnx file with its JSON,"
+    " hog or pixels.",
 )
 @encoder_options
 @click.option(
@@ -150,13 +154,14 @@ def embed(
 ) -> None:
     """Turn IMAGES into unit embeddings at OUT.
 
-    IMAGES: a folder, a glob of image files ('photos/*.jpg', in quotes), a .txt file that lists some, a glob of tar
-    shards, a parquet or zip file, or an fsspec URL of these. Files that cannot be used are skipped and listed in
-    OUT/errors.jsonl.
+    IMAGES: a folder, a glob of image files ('photos/*.jpg', in quotes), a .txt file that lists
+    some, a glob of tar shards, a parquet or zip file, or an fsspec URL of these. Files that cannot
+    be used are skipped and listed in OUT/errors.jsonl.
     """
     if len(images) > 1:
         raise click.UsageError(
-            f"{images[0]} and {images[1]} are two places for images: put a pattern into quotes, or list files in a .txt"
+            f"{images[0]} and {images[1]} are two places for images: put a pattern into quotes, or"
+            " list files in a .txt"
         )
     from mlcd.encoders import open_encoder
     from mlcd.images.quiet import silence_decoders
@@ -190,7 +195,8 @@ def embed(
     type=click.FloatRange(0, 1, max_open=True),
     default=HELD_OUT_FRACTION,
     show_default=True,
-    help="Share of each class (or overall), by the hash of the key, left out, as training and evaluation leave it out.",
+    help="Share of each class (or overall), by the hash of the key, left out, as training and"
+    " evaluation leave it out.",
 )
 @click.option(
     "--sample", type=click.IntRange(1), help="Cluster only so many rows per cluster, drawn by hash."
@@ -234,8 +240,9 @@ def cluster(
 ) -> None:
     """Cluster EMBEDDINGS by spherical k-means into centers at OUT.
 
-    Interrupted, the same command goes on at the last finished iteration. Several processes share the work by
-    `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their number.
+    Interrupted, the same command goes on at the last finished iteration. Several processes share
+    the work by `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their
+    number.
     """
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, plan
@@ -269,7 +276,8 @@ def cluster(
     _finish(
         reporter,
         artifact,
-        f"{facts['clusters']} centers of {facts['rows']} rows ({facts.get('held_out', 0)} held out), "
+        f"{facts['clusters']} centers of {facts['rows']} rows ({facts.get('held_out', 0)} held"
+        " out), "
         f"objective {facts['objective']:.4f}",
     )
 
@@ -281,7 +289,8 @@ def cluster(
     "file",
     type=click.Path(path_type=Path),
     required=True,
-    help='JSON like {"3": "cat"}, or lines of id<TAB>name or id,name; null or nothing takes a name away.',
+    help='JSON like {"3": "cat"}, or lines of id<TAB>name or id,name; null or nothing takes a name'
+    " away.",
 )
 @reporter_option
 def name(centers: Path, file: Path, reporter: Reporter) -> None:
@@ -293,7 +302,10 @@ def name(centers: Path, file: Path, reporter: Reporter) -> None:
 
     naming = set_names(centers, file)
     facts = {FINISHED: str(centers), **asdict(naming)}
-    line = f"{naming.num_changed} names changed, {naming.num_named} of {naming.num_centers} centers named: {centers}"
+    line = (
+        f"{naming.num_changed} names changed, "
+        f"{naming.num_named} of {naming.num_centers} centers named: {centers}"
+    )
     reporter.result(facts, line)
 
 
@@ -347,8 +359,9 @@ def label(
 ) -> None:
     """Give every row of EMBEDDINGS, or every one of IMAGES, its nearest centers at OUT.
 
-    Exactly, unless --mode approximate: that is for many thousands of centers, and tells the recall of an audited
-    sample in the manifest. Images that cannot be used are skipped and listed in OUT/errors.jsonl.
+    Exactly, unless --mode approximate: that is for many thousands of centers, and tells the recall
+    of an audited sample in the manifest. Images that cannot be used are skipped and listed in
+    OUT/errors.jsonl.
     """
     from mlcd.images.quiet import silence_decoders
     from mlcd.pipelines.label import LabelOptions
@@ -413,8 +426,8 @@ def index(
 ) -> None:
     """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).
 
-    SOURCE: embeddings or an exported parquet file; with --duplicates embeddings or a collection. Interrupted, the same
-    command goes on.
+    SOURCE: embeddings or an exported parquet file; with --duplicates embeddings or a collection.
+    Interrupted, the same command goes on.
     """
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import index as pipeline
@@ -450,7 +463,8 @@ def index(
     type=click.Choice(["onnx", "triton", "hf"]),
     default="onnx",
     show_default=True,
-    help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository. hf: for transformers.",
+    help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository. hf:"
+    " for transformers.",
 )
 @click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
 @click.option("--images", help="Images for the parity check; default: those of the run.")
@@ -508,8 +522,9 @@ def export(
 ) -> None:
     """Export CHECKPOINT to OUT.
 
-    CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or open_clip, a file of
-    weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees with the model on real images.
+    CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or
+    open_clip, a file of weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees
+    with the model on real images.
     """
     from mlcd.export.model import export_hf, export_model
     from mlcd.models.zoo import LoadOptions
@@ -568,7 +583,9 @@ def export(
 @click.option("--quiet", is_flag=True, help="One line instead of one for each artifact.")
 @reporter_option
 def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
-    """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the manifests."""
+    """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the
+    manifests.
+    """
     from mlcd.pipelines.verify import verify as run
 
     findings = list(run(directory))
@@ -628,11 +645,11 @@ def demo(
     """Run the whole journey on real images, then serve the trained model."""
     from mlcd.demo import Demo, free_port
 
-    if not no_serve and free_port(host, port) != port:  # before the minutes of work, not after
+    # checked before the minutes of work, not after
+    if not no_serve and free_port(host, port) != port:
         _announce(f"port {port} is in use: the service will take a free one, and say which")
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # between two steps; while one runs, it is told
+    # between two steps; while a step runs, it gets the signal
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     journey = Demo(out=out, images=images, features=features, recipe=recipe, seed=seed)
     journey.run()
     if not no_serve:
@@ -649,7 +666,9 @@ def _finish(reporter: Reporter, artifact: Any, line: str) -> None:
 
 
 def main() -> None:
-    """Exit 0 on success, 2 with one line for a user's mistake, 130 when interrupted."""
+    """Runs the command and exits: 0 on success, 2 with one line for a user's mistake, 130 when
+    interrupted.
+    """
     try:
         cli(prog_name="mlcd", standalone_mode=False)
     except click.exceptions.Exit as error:

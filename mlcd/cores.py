@@ -1,4 +1,4 @@
-"""What of the machine's CPU this process may use."""
+"""The part of the machine's CPU that this process may use."""
 
 import math
 import os
@@ -11,7 +11,9 @@ _FEATURES: Final = ("AVX2", "AVX512F", "AVX512_BF16", "AVX512_VNNI", "AMX_BF16",
 
 
 def available_cores() -> int:
-    """Cores of the process's own CPU set (taskset, cpuset of a container), within its cgroup's CPU time."""
+    """Returns the cores of the process's CPU set (taskset, cpuset of a container), within its
+    cgroup's CPU time.
+    """
     quota = quota_cores()
     return min(cpuset_cores(), max(1, math.ceil(quota)) if quota else cpuset_cores())
 
@@ -21,7 +23,9 @@ def cpuset_cores() -> int:
 
 
 def quota_cores(cgroup: Path = _CGROUP) -> float | None:
-    """CPU time per time that the cgroup allows (`docker run --cpus 1.5`), None without a limit."""
+    """Returns the CPU time per time that the cgroup allows (`docker run --cpus 1.5`), None without
+    a limit.
+    """
     try:
         if (cgroup / "cpu.max").is_file():
             quota, period = (cgroup / "cpu.max").read_text().split()
@@ -34,7 +38,7 @@ def quota_cores(cgroup: Path = _CGROUP) -> float | None:
 
 
 def cpu_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
-    """Of the instruction sets that decide how fast an encoder is, those this CPU has."""
+    """Returns which of the instruction sets that decide an encoder's speed this CPU has."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

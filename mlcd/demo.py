@@ -1,7 +1,8 @@
-"""`mlcd demo`: the whole journey by the public commands, one after the other, then the service.
+"""The command `mlcd demo`: the whole journey by the public commands, one after the other, then the
+service.
 
-Every command leaves a finished artifact alone and goes on with an interrupted one, so the demo is resumable
-by running it again: it keeps no state of its own.
+Every command leaves a finished artifact alone and continues an interrupted one. So the demo keeps
+no state of its own and is resumed by running it again.
 """
 
 import errno
@@ -41,7 +42,7 @@ _INTERRUPTED: Final = 130
 
 @dataclass(frozen=True)
 class Demo:
-    """Where the journey goes and what it starts from; `run` and `serve` do it."""
+    """The journey: its output, its input, and `run` and `serve` to perform it."""
 
     out: Path
     images: str | None = None
@@ -50,9 +51,9 @@ class Demo:
     seed: int = 0
 
     def run(self) -> None:
-        """Make or finish every artifact below `out`, then print the result table.
+        """Makes or finishes every artifact below `out`, then prints the result table.
 
-        Exits with the status of a step that refuses its input.
+        It exits with the status of a step that refuses its input.
         """
         started = time.monotonic()
         if self.images is None:
@@ -64,7 +65,7 @@ class Demo:
         self._print_table(time.monotonic() - started)
 
     def commands(self, features: EmbeddingsArtifact) -> list[list[str]]:
-        """The public commands that follow the first, in order."""
+        """Returns the public commands that follow the first, in order."""
         kept_out = features.held_out(HELD_OUT_FRACTION)
         num_clusters = _choose_clusters(features, kept_out)
         num_labels = max(1, min(4 if num_clusters < _MANY_CLUSTERS else 8, num_clusters // 4))
@@ -94,7 +95,8 @@ class Demo:
         representations = [self._at("pixels"), self._at("features"), untrained, self._at("run")]
         evaluate = [
             ["evaluate", kind, *representations, "--out", self._at(kind), *options]
-            # A folder of one's own may hold copies of an image on both sides: they are counted, and no reason to stop.
+            # A user's folder may hold copies of an image on both sides; they are counted and do not
+            # stop the demo.
             for kind, options in (("knn", ["--seen"]), ("clusters", seed))
         ]
         return [
@@ -119,12 +121,14 @@ class Demo:
         ]
 
     def serve(self, host: str, port: int) -> None:
-        """Start the service, print the URL and a curl line when it is ready, wait until it is stopped."""
+        """Starts the service, prints the URL and a curl line when it is ready, and waits until it
+        is stopped.
+        """
         place = ["--host", host, "--port", str(free_port(host, port))]
         command = ["serve", "--model", self._at("model"), "--state", str(self.out), *place]
         try:
             with _started(command, stdout=subprocess.PIPE) as service:
-                # The service tells its address when model and collections are open.
+                # The service prints its address when model and collections are open.
                 assert service.stdout is not None
                 if line := service.stdout.readline():
                     self._tell_how_to_ask(line.strip())
@@ -145,7 +149,7 @@ class Demo:
         return str(self.out / name)
 
     def _example(self) -> Path:
-        """A file to send: the first image that could be used, unpacked where it lies in a shard."""
+        """Returns a file to send: the first usable image, unpacked where it is in a shard."""
         key = EmbeddingsArtifact.open(self.out / "embeddings").keys[0]
         if (path := Path(self._images) / key).is_file():
             return path
@@ -193,17 +197,20 @@ class Demo:
             console.print(table)
             if copies:
                 _say(
-                    f"{copies} of the held-out images are copies of ones that were trained on or clustered."
+                    f"{copies} of the held-out images are copies of ones that were trained on or"
+                    " clustered."
                 )
         else:
             _say(
-                "\nNo table: the images are not in one sub-folder per class, so there is nothing to compare with."
+                "\nNo table: the images are not in one sub-folder per class, so there is nothing to"
+                " compare with."
             )
         _say(f"everything is in {self.out} ({seconds:.0f} s)")
 
 
 def free_port(host: str, port: int) -> int:
-    """`port`, or 0 where another program has it: the service takes a free one then, and tells which.
+    """Returns `port`, or 0 where another program has it; the service then takes a free port and
+    prints it.
 
     Raises ConfigInvalid where `host` is no address of this machine.
     """
@@ -223,7 +230,9 @@ def free_port(host: str, port: int) -> int:
 
 
 def write_digits(folder: Path) -> None:
-    """scikit-learn's 1,797 scanned digits as PNG files, one sub-folder per digit; whole or not at all."""
+    """Writes scikit-learn's 1,797 scanned digits as PNG files, one sub-folder per digit; whole or
+    not at all.
+    """
     if folder.is_dir():
         return
     from sklearn.datasets import load_digits
@@ -238,12 +247,12 @@ def write_digits(folder: Path) -> None:
                 path = Path(temporary) / "images" / str(digit) / f"{number:04d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray((pixels * 255.0 / 16.0).round().astype(np.uint8)).save(path)
-            if not folder.is_dir():  # another demo may have been quicker
+            if not folder.is_dir():  # another demo may have been faster
                 (Path(temporary) / "images").rename(folder)
 
 
 def _choose_clusters(features: EmbeddingsArtifact, kept_out: NDArray[np.bool_]) -> int:
-    """About one cluster for every 12 different images that may be clustered."""
+    """Returns about one cluster for every 12 different images that may be clustered."""
     distinct = len({row.tobytes() for row in features.load()[~kept_out]})
     if distinct < _MIN_DISTINCT:
         raise InvalidInput(
@@ -254,7 +263,7 @@ def _choose_clusters(features: EmbeddingsArtifact, kept_out: NDArray[np.bool_]) 
 
 
 def _run(command: list[str]) -> None:
-    """Run one step; where it refuses, its own line has said why, and its exit status becomes ours."""
+    """Runs one step; where it fails, it has printed why, and its exit status becomes ours."""
     _say(f"\n$ mlcd {shlex.join(command)}")
     with _started(command) as step:
         status = step.wait()
@@ -266,10 +275,11 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _started(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A process that has ended afterwards; raises KeyboardInterrupt where SIGINT or SIGTERM came to us.
+    """Starts a process that has ended afterwards; raises KeyboardInterrupt where SIGINT or SIGTERM
+    came to us.
 
-    It is told of these by us alone, as SIGINT, so that it saves what it has: it is in a group of its own, where the
-    terminal's Ctrl-C does not reach it.
+    Only we send it the signal, as SIGINT, so that it saves its work: it is in a process group of
+    its own, which the terminal's Ctrl-C does not reach.
     """
     process: subprocess.Popen[str] | None = None
     told = False

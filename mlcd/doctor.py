@@ -1,4 +1,6 @@
-"""What this machine has for the work, and which engine would do it. Nothing that is missing makes it fail."""
+"""The examination of this machine and the choice of an engine; nothing that is missing makes it
+fail.
+"""
 
 import os
 import platform
@@ -15,7 +17,7 @@ _ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu",
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_NO_LIMIT_BYTES: Final = 2**60  # what cgroup v1 states where there is none
+_NO_LIMIT_BYTES: Final = 2**60  # the value of cgroup v1 where there is no limit
 _NVIDIA_SMI: Final = (
     "nvidia-smi",
     "--query-gpu=name,memory.total,compute_cap,driver_version",
@@ -25,7 +27,7 @@ _TIMEOUT_S: Final = 10
 
 
 def examine() -> dict[str, Any]:
-    """The facts, ready for JSON; None where something cannot be known."""
+    """Returns the facts, ready for JSON; None where something cannot be known."""
     return {
         "mlcd": __version__,
         "python": platform.python_version(),
@@ -49,7 +51,7 @@ def examine() -> dict[str, Any]:
 
 
 def report(facts: dict[str, Any]) -> str:
-    """The facts for people, a line each."""
+    """Returns the facts for people, one per line."""
     cpu, cores, memory, choice = facts["cpu"], facts["cores"], facts["memory"], facts["choice"]
     quota, limit = cores["cgroup_quota"], memory["cgroup_limit_bytes"]
     rows = [
@@ -60,7 +62,10 @@ def report(facts: dict[str, Any]) -> str:
         ("OpenVINO", ", ".join(cpu["openvino_capabilities"] or ["cannot be asked"])),
         (
             "cores",
-            f"{cores['usable']} usable of {cores['machine']}; cpuset {cores['cpuset']}, quota {quota or 'none'}",
+            (
+                f"{cores['usable']} usable of {cores['machine']}; "
+                f"cpuset {cores['cpuset']}, quota {quota or 'none'}"
+            ),
         ),
         ("memory", f"{_gib(memory['machine_bytes'])}; limit {_gib(limit) if limit else 'none'}"),
         ("GPUs", "; ".join(facts["gpus"]) or "none"),
@@ -73,11 +78,11 @@ def report(facts: dict[str, Any]) -> str:
 
 
 def memory_limit_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """What the cgroup allows, None without a limit."""
+    """Returns the memory that the cgroup allows, None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             limit = int((cgroup / name).read_text())
-        except (OSError, ValueError):  # "max" is no number
+        except (OSError, ValueError):  # "max" is not a number
             continue
         return limit if limit < _NO_LIMIT_BYTES else None
     return None
@@ -85,7 +90,10 @@ def memory_limit_bytes(cgroup: Path = _CGROUP) -> int | None:
 
 def _choice() -> dict[str, str]:
     chosen = choose_engine()
-    reason = f"{chosen.reason}; fp32 is exact, and bf16 is taken only on request{_bf16_on_cpu(chosen.engine)}"
+    reason = (
+        f"{chosen.reason}; fp32 is exact, and bf16 is taken only on request"
+        f"{_bf16_on_cpu(chosen.engine)}"
+    )
     return {"engine": chosen.engine, "precision": "fp32", "reason": reason}
 
 

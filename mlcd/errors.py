@@ -1,4 +1,4 @@
-"""Every error that a user can meet.
+"""The errors that a user can meet.
 
 MlcdError                 base: a message, and the remedy where there is one
 ├── InvalidInput          the caller's data cannot be used
@@ -14,7 +14,7 @@ MlcdError                 base: a message, and the remedy where there is one
 ├── ConfigInvalid         a recipe, option or setting is wrong
 └── Diverged              training reached a loss or gradient that is not finite
 
-Bugs of our own stay `ValueError`, `AssertionError` and the like: they are not for the user to mend.
+Bugs of our own stay `ValueError`, `AssertionError` and the like: the user cannot correct them.
 """
 
 from typing import Literal
@@ -34,10 +34,11 @@ ImageReason = Literal[
 
 
 class MlcdError(Exception):
-    """An error that the user can act on: `message`, then how to mend it."""
+    """An error that the user can act on: `message`, then the remedy."""
 
+    # stable, so that programs may compare it; a kind without a name of its own has that of the kind
+    # above it
     name: str = "internal-error"
-    """Stable: what programs may compare. A kind that says nothing else has the name of the kind above it."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -85,7 +86,7 @@ class Unavailable(MlcdError):
 
 
 class Overloaded(Unavailable):
-    """The queue is full; the caller may come back."""
+    """The queue is full; the caller may try again."""
 
     name = "too-many-requests"
 

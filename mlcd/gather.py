@@ -1,7 +1,7 @@
-"""Rows of several processes as one tensor, with gradients.
+"""The rows of several processes as one tensor, with gradients.
 
-A process's loss is scaled so that the average over processes, which is what data parallelism takes of gradients, is
-the gradient of the mean loss over the global batch.
+A process's loss is scaled so that the average over processes is the gradient of the mean loss over
+the global batch; data parallelism averages gradients in this way.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,5 +30,6 @@ class _GatherRows(torch.autograd.Function):
         return total[start : start + ctx.counts[ctx.rank]], None, None, None
 
 
+# (rows, counts, rank, group) to the rows of all processes in order of rank; process i has counts[i]
+# rows
 gather_rows: Callable[[Tensor, Sequence[int], int, Any], Tensor] = _GatherRows.apply
-"""(rows, counts, rank, group): the rows of all processes in order of rank, of which each has counts[rank]."""

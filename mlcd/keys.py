@@ -1,4 +1,4 @@
-"""Sample keys: which of them are held out for evaluation."""
+"""The split of sample keys, which decides what is held out for evaluation."""
 
 import hashlib
 from collections.abc import Iterable
@@ -15,12 +15,14 @@ HELD_OUT_FRACTION = 0.2
 def split_positions(
     keys: Iterable[SampleKey], class_names: Iterable[str | None]
 ) -> NDArray[np.float64]:
-    """[N] in (0, 1): where each key stands in its class (or overall where no class is known), by SHA-256.
+    """Returns [N] in (0, 1): the position of each key in its class (or overall where no class is
+    known), by SHA-256.
 
-    To be taken over everything that a source lists, so that every step finds the same split, whichever images
-    it could use.
+    Apply it to everything that a source lists, so that every step finds the same split, whichever
+    images it could use.
     """
-    # The first half of the digests orders keys as the whole would: no two keys are known to agree in it.
+    # The first half of the digests orders keys like the whole: no two keys are known to agree in
+    # it.
     halves = np.fromiter((hashlib.sha256(key.encode()).digest()[:16] for key in keys), dtype="S16")
     number_of: dict[str | None, int] = {}
     classes = np.fromiter(
@@ -40,7 +42,9 @@ def split_positions(
 def held_out(
     positions: NDArray[np.float64], fraction: float = HELD_OUT_FRACTION
 ) -> NDArray[np.bool_]:
-    """[N] bool, True for the samples that clustering and training must not see: that share of each class."""
+    """Returns [N] bool, True for the samples that clustering and training must not see: that share
+    of each class.
+    """
     if not 0.0 <= fraction < 1.0:
         raise ConfigInvalid(f"the held-out fraction must be in [0, 1), got {fraction}")
     return positions <= fraction

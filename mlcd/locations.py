@@ -1,4 +1,6 @@
-"""Where things are: a path on this machine, or an fsspec URL such as s3://bucket/photos, which only images may have."""
+"""The location of things: a path on this machine, or, for images only, an fsspec URL such as
+s3://bucket/photos.
+"""
 
 import os
 from pathlib import Path
@@ -15,7 +17,10 @@ def is_url(location: Location) -> bool:
 
 
 def local_path(location: Location) -> Path:
-    """Returns the path. Raises ConfigInvalid for a URL, which would become a folder that is called `s3:`."""
+    """Returns the path.
+
+    Raises ConfigInvalid for a URL, which would otherwise become a folder named `s3:`.
+    """
     if is_url(location):
         raise ConfigInvalid(
             f"{location} is a URL, and only images can be read from one",

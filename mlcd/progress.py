@@ -1,4 +1,6 @@
-"""Progress of long work: a bar on a terminal, JSON lines with `--json`, one line at the end otherwise."""
+"""The progress of long work: a bar on a terminal, JSON lines with `--json`, one line at the end
+otherwise.
+"""
 
 import json
 import sys
@@ -22,14 +24,14 @@ _JSON_INTERVAL_S = 1.0
 
 
 class Meter(Protocol):
-    """What a pipeline tells about its work."""
+    """The receiver of a pipeline's progress."""
 
     def advance(self, num: int = 1, **facts: object) -> None:
-        """`num` more units are done; `facts` are shown beside the bar."""
+        """Reports `num` more units as done; `facts` are shown beside the bar."""
 
 
 class Stages(Protocol):
-    """Opens one meter per stage of the work. What a meter raises ends it."""
+    """A factory of one meter per stage of the work. What a meter raises ends the work."""
 
     def stage(
         self, name: str, total: int | None, *, done: int = 0
@@ -37,7 +39,7 @@ class Stages(Protocol):
 
 
 class Reporter:
-    """`Stages` for people and scripts."""
+    """The `Stages` for people and scripts."""
 
     def __init__(self, style: Style = "auto") -> None:
         self._style = style
@@ -54,7 +56,7 @@ class Reporter:
             yield meter
 
     def result(self, facts: Mapping[str, object], line: str) -> None:
-        """The outcome on standard output: `line` for people, `facts` with `--json`."""
+        """Prints the outcome on standard output: `line` for people, `facts` with `--json`."""
         if self._style == "json":
             print(json.dumps(facts), flush=True)  # noqa: T201 - this is the command's output
         elif self._style == "auto":

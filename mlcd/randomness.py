@@ -1,4 +1,6 @@
-"""Random numbers as pure functions of counters: the same on every machine, rank, resume and batch size."""
+"""Random numbers as pure functions of counters: the same on every machine, rank, resume and batch
+size.
+"""
 
 import math
 from enum import IntEnum
@@ -11,13 +13,14 @@ from numpy.typing import NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_FEISTEL_ROUNDS: Final = (
-    8  # 4 are enough against any statistical test of few positions; hashing is cheap
-)
+# 4 pass any statistical test of few positions; hashing is cheap
+_FEISTEL_ROUNDS: Final = 8
 
 
 class Stream(IntEnum):
-    """The uses of a run's seed, the counter after it: no two draw the same numbers."""
+    """The uses of a run's seed. Each is the counter after the seed, so no two draw the same
+    numbers.
+    """
 
     CROPS = 1
     EPOCHS = 2
@@ -37,7 +40,9 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_counters(*counters: int | NDArray[np.integer]) -> NDArray[np.uint64]:
-    """A uint64 for each broadcast tuple of integer counters; order matters, e.g. (seed, step, class id)."""
+    """Returns a uint64 for each broadcast tuple of integer counters; order matters, e.g. (seed,
+    step, class id).
+    """
     with np.errstate(over="ignore"):
         state = np.zeros(1, dtype=np.uint64)
         for counter in counters:
@@ -46,21 +51,23 @@ def hash_counters(*counters: int | NDArray[np.integer]) -> NDArray[np.uint64]:
 
 
 def uniform(*counters: int | NDArray[np.integer]) -> NDArray[np.float64]:
-    """Uniform in [0, 1) with 53 random bits, a pure function of the counters."""
+    """Returns uniform numbers in [0, 1) with 53 random bits, a pure function of the counters."""
     return (hash_counters(*counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permutation(num: int, *counters: int) -> NDArray[np.int64]:
-    """A permutation of range(num), a pure function of the counters."""
+    """Returns a permutation of range(num), a pure function of the counters."""
     return np.argsort(hash_counters(*counters, np.arange(num)), kind="stable")
 
 
 def permuted(positions: NDArray[np.integer], num: int, *counters: int) -> NDArray[np.int64]:
-    """Where a permutation of range(num), a pure function of the counters, takes each position (in 0..num-1).
+    """Returns the image of each position (in 0..num-1) under a permutation of range(num), a pure
+    function of the counters.
 
-    Unlike `permutation` it costs nothing for the positions that are not asked for: a Feistel network over two
-    digits whose bases multiply to little more than num (Black and Rogaway: Ciphers with Arbitrary Finite Domains,
-    CT-RSA 2002); what falls outside of num walks on along its cycle until it is inside.
+    Unlike `permutation` it costs nothing for the positions that are not requested. It is a Feistel
+    network over two digits whose bases multiply to little more than num (Black and Rogaway: Ciphers
+    with Arbitrary Finite Domains, CT-RSA 2002). A value outside num walks on along its cycle until
+    it is inside.
     """
     # The left digit has ceil(sqrt(num)) values, the right one as many as are needed to reach num.
     left_base = math.isqrt(max(num - 1, 0)) + 1
@@ -75,7 +82,7 @@ def permuted(positions: NDArray[np.integer], num: int, *counters: int) -> NDArra
 def _feistel(
     x: NDArray[np.int64], left_base: int, right_base: int, keys: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """A permutation of range(left_base * right_base)."""
+    """Permutes range(left_base * right_base)."""
     left, right = np.divmod(x, right_base)
     with np.errstate(over="ignore"):
         for key in keys.reshape(-1, 2):

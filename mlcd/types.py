@@ -9,26 +9,27 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, InvalidInput
 
+# [N, D] float32, rows of unit L2 norm
 Embeddings: TypeAlias = NDArray[np.float32]
-"""[N, D] float32, rows of unit L2 norm."""
 
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
+# [N, 3, H, W] uint8, RGB: the input of every encoder
 ImageBatch: TypeAlias = NDArray[np.uint8]
-"""[N, 3, H, W] uint8, RGB: what every encoder takes."""
 
+# hex SHA-256 of a model's tensors and preprocessing; embeddings of two fingerprints never mix
 Fingerprint: TypeAlias = str
-"""Hex SHA-256 of a model's tensors and preprocessing. Embeddings of two fingerprints never mix."""
 
+# the permanent name of one sample inside its source: relative path, or shard/key
 SampleKey: TypeAlias = str
-"""Names one sample inside its source, for ever: relative path, or shard/key."""
 
 
 @dataclass(frozen=True)
 class ScanCounts:
-    """By which arithmetic an exact scan was done, and how many rows each level of it settled.
+    """The arithmetic of an exact scan, and how many rows each level of it settled.
 
-    proven: by the first pass. wider: with more candidates. float32, float64: by a scan in that precision.
+    proven: by the first pass. wider: with more candidates. float32, float64: by a scan in that
+    precision.
     """
 
     products: str
@@ -43,7 +44,8 @@ class Neighbors:
     """The nearest entries of each query, best first.
 
     ids: [N, L] int32 or int64, -1 where there are fewer than L. scores: [N, L] float32, -inf there.
-    Order: score descending, then id ascending. scan: how an exact answer was found, where one was scanned for.
+    The order is score descending, then id ascending. scan: how an exact answer was found, where a
+    scan found it.
     """
 
     ids: NDArray[np.integer]
@@ -52,7 +54,9 @@ class Neighbors:
 
 
 def model_name(name: object) -> str:
-    """`name` where it can name a model in URLs, headers and Triton's folders; raises ConfigInvalid."""
+    """Returns `name` where it is valid for a model in URLs, headers and Triton's folders; raises
+    ConfigInvalid.
+    """
     if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
         raise ConfigInvalid(
             f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore"
@@ -61,7 +65,7 @@ def model_name(name: object) -> str:
 
 
 def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
-    """Rows divided by their L2 norm: [N, D] to float32 [N, D].
+    """Divides rows by their L2 norm: [N, D] to float32 [N, D].
 
     Raises InvalidInput naming the first row that is not finite or has no direction (norm 0).
     """

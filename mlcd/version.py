@@ -1,3 +1,3 @@
-"""The package's version: what manifests, requests and `mlcd --version` state."""
+"""The package's version, which manifests, requests and `mlcd --version` state."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The processes that work together: which of them this one is, and sums and gathers over all.
+"""The processes that work together: the rank of this one, and sums and gathers over all.
 
 torch is imported only where there is more than one process, or a tensor.
 """
@@ -20,25 +20,27 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_TIMEOUT: Final = timedelta(minutes=30)  # the longest that one process waits for another
-_LAST_WORD_S: Final = (
-    2.0  # a failure ends all connections: who notices that waits so long for the reason
-)
+_TIMEOUT: Final = timedelta(minutes=30)  # the longest time that one process waits for another
+# seconds; a failure ends all connections, and a process that notices waits so long for the reason
+_LAST_WORD_S: Final = 2.0
 _FAILURES: Final = "mlcd/failures"
 _Integers = TypeVar("_Integers", np.int64, np.int32)
 
 
 class Elsewhere(Exception):
-    """Another process tells what went wrong; this one ends without a word."""
+    """The error is reported by another process; this one ends silently."""
 
 
 def torchrun_variable(name: str, default: int) -> int:
-    """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default where there is no torchrun."""
-    return int(os.environ.get(name, default))  # noqa: TID251 - torchrun tells a process its place in no other way
+    """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default where there is no
+    torchrun.
+    """
+    # torchrun states a process's rank in no other way
+    return int(os.environ.get(name, default))  # noqa: TID251
 
 
 def is_first() -> bool:
-    """Tells whether this is the only process, or the first of a torchrun: the one that speaks."""
+    """Tells whether this is the only process, or the first of a torchrun, which prints for all."""
     return torchrun_variable("RANK", 0) == 0
 
 
@@ -46,8 +48,8 @@ def is_first() -> bool:
 class World:
     """A process group, or just this process (`group` None and `size` 1).
 
-    All of its methods are called by every process at the same place. device: "cuda" or "cpu", through which arrays
-    are summed.
+    Every process calls each of its methods at the same point. device: "cuda" or "cpu", through
+    which arrays are summed.
     """
 
     rank: int = 0
@@ -65,15 +67,15 @@ class World:
         return cls(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, device)
 
     def sum(self, tensor: "Tensor") -> "Tensor":
-        """The sum over processes, without gradient; `tensor` itself is not changed."""
+        """Returns the sum over processes, without gradient; `tensor` itself is not changed."""
         return self._reduced(tensor, "SUM")
 
     def max(self, tensor: "Tensor") -> "Tensor":
-        """The maximum over processes, without gradient; `tensor` itself is not changed."""
+        """Returns the maximum over processes, without gradient; `tensor` itself is not changed."""
         return self._reduced(tensor, "MAX")
 
     def sum_integers(self, values: NDArray[_Integers]) -> NDArray[_Integers]:
-        """The sum over processes, the same in all; `values` itself is not changed."""
+        """Returns the sum over processes, the same in all; `values` itself is not changed."""
         if self.size == 1:
             return values
         import torch
@@ -83,7 +85,7 @@ class World:
         return summed
 
     def share(self, value: Any) -> Any:
-        """Returns the value that the first process has, in all."""
+        """Returns the first process's value in all processes."""
         if self.size == 1:
             return value
         import torch.distributed as dist
@@ -93,7 +95,9 @@ class World:
         return values[0]
 
     def own_rows(self, num_rows: int) -> tuple[int, int]:
-        """The range of rows that this process reads: each has an equal share, in order of rank."""
+        """Returns the range of rows that this process reads: each has an equal share, in order of
+        rank.
+        """
         return self.rank * num_rows // self.size, (self.rank + 1) * num_rows // self.size
 
     def row_counts(self, num_rows: int, device: "torch.device") -> list[int]:
@@ -107,7 +111,10 @@ class World:
         return [int(count) for count in self.sum(counts)]
 
     def gather_rows(self, rows: "Tensor") -> "Tensor":
-        """The rows of all processes in order of rank; their numbers may differ. Gradients flow back to the owner."""
+        """Returns the rows of all processes in order of rank; their numbers may differ.
+
+        Gradients flow back to the owner.
+        """
         if self.size == 1:
             return rows
         from mlcd.gather import gather_rows
@@ -126,10 +133,10 @@ class World:
 
 @contextmanager
 def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> Iterator[World]:
-    """Opens the processes of this torchrun; this one alone where there is none.
+    """Opens the processes of this torchrun, or this process alone where there is none.
 
-    cuda: whether tensors on a GPU are reduced, too; None where this machine has one.
-    timeout: the longest that one process waits for another. Raises ConfigInvalid where torch is missing.
+    cuda: true where tensors on a GPU are reduced, too; None where this machine has one. timeout:
+    the longest that one process waits for another. Raises ConfigInvalid where torch is missing.
     """
     if torchrun_variable("WORLD_SIZE", 1) == 1:
         yield World()
@@ -154,25 +161,24 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
 
 @contextmanager
 def one_voice(world: World) -> Iterator[None]:
-    """Lets the first process that fails raise its error, and all others Elsewhere.
+    """Makes the first process that fails raise its error, and all others Elsewhere.
 
-    Nobody waits for the others first: they may be anywhere in their work.
+    No process waits for the others first, because they may be anywhere in their work.
     """
     if world.size == 1:
         yield
         return
     import torch.distributed as dist
 
-    # The store that torchrun keeps outlives a process that fails; torch has no public way to it.
+    # torchrun's store outlives a process that fails; torch has no public way to it.
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
     try:
         yield
     except MlcdError as error:
         if store.add(_FAILURES, 1) == 1:
             raise
-        time.sleep(
-            _LAST_WORD_S
-        )  # torchrun stops all processes once one has ended: the one that tells why goes first
+        # torchrun stops all processes once one has ended, so the process with the reason goes first
+        time.sleep(_LAST_WORD_S)
         raise Elsewhere from error
     except RuntimeError as error:
         if "Connection" not in str(error) and "gloo" not in str(error) and "NCCL" not in str(error):

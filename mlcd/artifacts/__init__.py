@@ -1,1 +1,3 @@
-"""The kinds of artifacts, one file each, over their manifest: directories that are whole or not there."""
+"""The kinds of artifacts, one file each, over their manifest: directories that are
+whole or absent.
+"""

@@ -1,12 +1,16 @@
-"""The Centers artifact: what labels refer to.
+"""The Centers artifact, to which labels refer.
 
 centers.npy     float32 [k, d], unit rows
 sizes.npy       int64 [k], training members of each center
-names.json      optional: a name for each center, or null; see `mlcd.artifacts.names` for those that people give
-mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then normalized again) before
-                they are compared with the centers; for encoders whose features sit in a narrow cone
-examples.arrow  optional: the keys of a few members of each center, see `mlcd.artifacts.examples`
-audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure approximate look-ups on
+names.json      optional: a name for each center, or null; names that people give are in
+`mlcd.artifacts.names`
+mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then
+normalized again) before they are compared with the centers; for encoders
+whose features lie in a narrow cone
+examples.arrow  optional: the keys of a few members of each center, see
+`mlcd.artifacts.examples`
+audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure
+approximate look-ups on
 """
 
 import json
@@ -30,7 +34,7 @@ AUDIT_ROWS: Final = "audit.npy"
 
 @dataclass(frozen=True)
 class Centers:
-    """Unit class centers in the space of one model."""
+    """The unit class centers in the space of one model."""
 
     vectors: Embeddings
     sizes: NDArray[np.int64]
@@ -38,10 +42,11 @@ class Centers:
     names: tuple[str | None, ...] | None = None
     mean: NDArray[np.float32] | None = None
     examples: Examples | None = None
+    # rows as the model gives them, drawn by hash from those that the centers have not seen, where
+    # there are any
     audit_rows: NDArray[np.float16] | None = None
-    """Rows as the model gives them, drawn by hash from those that the centers have not seen, where there were any."""
+    # identity of the artifact; empty until published
     digest: str = ""
-    """Identity of the artifact; empty until published."""
 
     def __post_init__(self) -> None:
         num, dimension = self.vectors.shape
@@ -63,7 +68,9 @@ class Centers:
             )
 
     def align(self, embeddings: Embeddings) -> Embeddings:
-        """Unit embeddings as these centers want them: the mean subtracted, where there is one."""
+        """Returns unit embeddings in the space of these centers: with the mean subtracted, where
+        there is one.
+        """
         return embeddings if self.mean is None else unit_rows(embeddings - self.mean)
 
     def name(self, center: int) -> str | None:
@@ -118,7 +125,9 @@ class Centers:
 def majority_names(
     assignment: NDArray[np.int32], class_names: Sequence[str | None], num_centers: int
 ) -> tuple[str | None, ...]:
-    """The most frequent known class among each center's members (the alphabetically first of a tie)."""
+    """Returns the most frequent known class among each center's members; of a tie the
+    alphabetically first.
+    """
     members: list[dict[str, int]] = [{} for _ in range(num_centers)]
     for center, class_name in zip(assignment, class_names, strict=True):
         if class_name is not None:

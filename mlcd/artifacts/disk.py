@@ -1,4 +1,6 @@
-"""What is written is on the disk, and what the file system refuses is an error that names the remedy."""
+"""The durable writing of files, and the translation of the file system's errors into ones that name
+the remedy.
+"""
 
 import errno
 import os
@@ -12,22 +14,22 @@ from typing import Final
 
 from mlcd.errors import DiskFull, InvalidInput, TooManyOpenFiles
 
-# The last is numpy's ndarray.tofile.
+# the last form is that of numpy's ndarray.tofile
 _NO_SPACE: Final = re.compile(
     r"No space left on device|File too large|\d+ requested and \d+ written"
 )
 
 
-# Those of faiss are words only.
+# faiss reports these errors in words only
 _TOO_MANY_FILES: Final = re.compile(r"Too many open files")
-_SPARE_FILES: Final = (
-    8  # fewer free descriptors are none: other threads open and close files meanwhile
-)
+# with fewer free descriptors none counts as free, because other threads open and close files
+# meanwhile
+_SPARE_FILES: Final = 8
 
 
 @contextmanager
 def translated_os_errors(place: Path) -> Iterator[None]:
-    """Turn what the file system refuses into an error that names the remedy."""
+    """Turns errors of the file system into errors that name the remedy."""
     try:
         yield
     except OSError as error:
@@ -44,7 +46,7 @@ def translated_os_errors(place: Path) -> Iterator[None]:
 
 
 def refuse_full_disk(error: BaseException, place: Path) -> None:
-    """Raise DiskFull from an error that says that there is no space, or no more than a limit on file sizes."""
+    """Raises DiskFull for an error that reports no space left, or a limit on file sizes."""
     if _is_disk_full(error):
         raise DiskFull(
             f"the disk is full while writing {place}",
@@ -53,14 +55,16 @@ def refuse_full_disk(error: BaseException, place: Path) -> None:
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """By number where there is one; numpy, pyarrow, safetensors and faiss tell it in words only."""
+    """Decides by the error's number where it has one; numpy, pyarrow, safetensors and faiss only
+    use words.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
     return bool(_NO_SPACE.search(str(error)))
 
 
 def refuse_too_many_files(error: BaseException) -> None:
-    """Raises TooManyOpenFiles from an error that says that no descriptor is free."""
+    """Raises TooManyOpenFiles for an error that reports that no descriptor is free."""
     is_numbered = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
     if is_numbered or _TOO_MANY_FILES.search(str(error)):
         raise too_many_files() from error
@@ -84,11 +88,14 @@ def too_many_files() -> TooManyOpenFiles:
 
 
 def lacks_open_files() -> bool:
-    """Tells whether hardly a descriptor is free: for libraries that do not say why they could not open a file."""
+    """Tells whether hardly a descriptor is free, for libraries that do not report why they could
+    not open a file.
+    """
     descriptors: list[int] = []
     try:
         for _ in range(_SPARE_FILES):
-            descriptors.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401 - those before the last are closed
+            # not a comprehension: those before a failure must be closed
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     finally:
@@ -99,10 +106,12 @@ def lacks_open_files() -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; what the block makes there is at `path` when it ends, and on the disk.
+    """Yields a temporary path beside `path`; when the block ends, what it wrote there is at `path`
+    and on the disk.
 
-    A reader finds what was there before or all of what is new, after a power cut too. Where the block fails, nothing
-    changes. Of a directory, whoever makes it syncs the files; it takes the place of none but an empty one.
+    A reader finds either the earlier content or all of the new, after a power cut too. Where the
+    block fails, nothing changes. For a directory, the block itself syncs the files; a directory
+    replaces only an empty one.
     """
     temporary = temporary_path(path)
     try:
@@ -118,7 +127,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def temporary_path(path: Path) -> Path:
-    """Nobody else's: a process that was thought dead may still be writing the same file."""
+    """Returns a path that no other process uses, because one that was thought dead may still write
+    the same file.
+    """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 

@@ -1,6 +1,6 @@
 """Directories being built, which become artifacts by one rename.
 
-A draft survives a crash: the same request finds the finished files again and goes on.
+A draft survives a crash: the same request finds the finished files again and continues.
 """
 
 import errno
@@ -46,10 +46,10 @@ _TOGETHER: Final = ".together"
 
 
 def find_published(out: Path, request: Request) -> Artifact | None:
-    """The finished artifact for this very request, or None where nothing stands at `out`.
+    """Returns the finished artifact for this very request, or None where nothing is at `out`.
 
-    Working notes that a writer left in it, killed right after the rename, are removed.
-    Raises Conflict where something else stands there.
+    Working notes of a writer that was killed right after the rename are removed. Raises Conflict
+    where something else is at `out`.
     """
     if out.name in ("", ".."):
         raise InvalidInput(f"{str(out)!r} is no name for an output", remedy="give a new directory")
@@ -61,8 +61,9 @@ def find_published(out: Path, request: Request) -> Artifact | None:
         )
     artifact = open_artifact(out, verify_files=False)
     found = artifact.request().identity()
-    found["config"].pop(GROWN, None)  # whether it was made at once or bit by bit
-    if request.fingerprint is None:  # the result brings its own: a model that did not exist before
+    found["config"].pop(GROWN, None)  # it does not matter whether it was made at once or bit by bit
+    # the result brings its own, for a model that did not exist before
+    if request.fingerprint is None:
         found["fingerprint"] = None
     wanted = request.identity()
     if found != wanted:
@@ -83,14 +84,16 @@ def find_published(out: Path, request: Request) -> Artifact | None:
 class Draft:
     """A directory being built: exclusive, resumable, invisible to readers until `publish`.
 
-    Use as a context manager. Leaving it without `publish` keeps the finished files for the next attempt,
-    except where this attempt began it and the input or the settings are at fault: then none can finish it, unless
-    `keep` was called.
-    A draft of another request is refused. `fresh`: whatever an earlier attempt left is worth nothing.
-    `shared`: exclusive no more, but for those who enter it alike; what several of them write under one name must have
-    the same bytes, or be written `together` with what it belongs to. One that comes too late, when it was published or
-    removed, is told by a Conflict.
-    Hidden files are working notes: no part of the artifact, gone when it is published.
+    Use it as a context manager. Leaving it without `publish` keeps the finished files for the next
+    attempt. The exception is an attempt that began the draft and ends because the input or the
+    settings are at fault: no attempt can finish such a draft, so it is removed, unless `keep` was
+    called. A draft of another request is refused.
+
+    `fresh`: discards the results of earlier attempts. `shared`: several processes may enter the
+    draft, all of them shared. Files that several of them write under one name must have the same
+    bytes, or be written `together` with the files that belong to them. A process that comes too
+    late, after the draft was published or removed, gets a Conflict. Hidden files are working notes:
+    they are no part of the artifact and are removed when it is published.
     """
 
     def __init__(
@@ -106,9 +109,9 @@ class Draft:
 
     def __enter__(self) -> Self:
         with translated_os_errors(self.out):
-            if (
-                not self._shared
-            ):  # whoever shares it was told a place that is there: its disk may be away
+            # a process that shares a draft got an existing path: a missing one may be on a disk
+            # that is away
+            if not self._shared:
                 self.out.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = lock_directory(
                 self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
@@ -121,7 +124,7 @@ class Draft:
         return self
 
     def _claim(self) -> None:
-        """Go on with a draft of the same request; begin where there is none."""
+        """Continues a draft of the same request, or begins one where there is none."""
         identity = self.request.canonical()
         marker = self.path / _REQUEST
         if marker.is_file() and marker.read_text() == identity and not self._fresh:
@@ -142,7 +145,9 @@ class Draft:
         self._began = not self._shared
 
     def begun(self) -> dict[str, Any] | None:
-        """The identity of the request whose unfinished work stands there, None where there is none."""
+        """Returns the identity of the request whose unfinished work is there; None where there is
+        none.
+        """
         try:
             identity: dict[str, Any] = json.loads((self.path / _REQUEST).read_text())
         except FileNotFoundError:
@@ -165,7 +170,9 @@ class Draft:
             refuse_full_disk(error, self.out)
 
     def keep(self) -> None:
-        """What is written stays from now on, whatever is at fault: it is worth more than a clean place."""
+        """Keeps all files from now on, whatever fails: they are worth more than a clean
+        directory.
+        """
         self._began = False
 
     def _unlock(self) -> None:
@@ -174,12 +181,14 @@ class Draft:
             self._descriptor = None
 
     def has(self, name: str) -> bool:
-        """Whether the file was finished, now or by an earlier attempt."""
+        """Tells whether the file was finished, now or by an earlier attempt."""
         return (self.path / name).is_file()
 
     @contextmanager
     def write(self, name: str) -> Iterator[Path]:
-        """A temporary path to write; on success it is synced to disk and becomes `name` by a rename."""
+        """Yields a temporary path to write; on success the file is synced to disk and renamed to
+        `name`.
+        """
         final = self.path / name
         temporary = temporary_path(final)
         with translated_os_errors(self.out):
@@ -203,9 +212,11 @@ class Draft:
 
     @contextmanager
     def together(self, last: str) -> Iterator[None]:
-        """What is written within appears at the end, `last` last, unless that is there by then: then none of it.
+        """Holds back the files that the block writes until its end; then they appear, `last` as the
+        last one.
 
-        So files that belong together are of one maker, even where another one, thought dead, goes on later.
+        Where `last` exists by then, none of them appears. So files that belong together come from
+        one process, even where another one that was thought dead continues later.
         """
         waiting = self._waiting = []
         try:
@@ -229,7 +240,7 @@ class Draft:
                 temporary.rename(self.path / name)
 
     def _check_place(self) -> None:
-        """Raises Conflict where the directory that was entered is not at its place any more."""
+        """Raises Conflict where the directory that was entered is no longer at its path."""
         if not self._shared or self._descriptor is None:
             return
         try:
@@ -243,7 +254,7 @@ class Draft:
         )
 
     def adopt(self, name: str, child: Path) -> None:
-        """Copy the artifact at `child` to the sub-directory `name`: complete, or not at all."""
+        """Copies the artifact at `child` to the sub-directory `name`: complete, or not at all."""
         final, temporary = self.path / name, self.path / f".{name}.tmp"
         if not final.is_dir():
             shutil.copytree(child, temporary)
@@ -266,9 +277,10 @@ class Draft:
         summary: Mapping[str, Any] | None = None,
         logs: tuple[str, ...] = (),
     ) -> Artifact:
-        """Write the manifest over everything in the draft and rename the draft to its final place.
+        """Writes the manifest over everything in the draft and renames the draft to its final path.
 
-        fingerprint: of the model, where it is known only now. logs: files kept but no part of the identity.
+        fingerprint: that of the model, where it is known only now. logs: files that are kept but
+        are no part of the identity.
         """
         with translated_os_errors(self.out):
             files, children = self._inventory()
@@ -303,11 +315,13 @@ class Draft:
         return open_artifact(self.out, verify_files=False)
 
     def _share(self, names: list[str]) -> None:
-        """Who may read one file may read all: safetensors shuts everybody else out of its own."""
+        """Gives all files the mode of the manifest; safetensors makes its own readable by their
+        owner only.
+        """
         mode = stat.S_IMODE((self.path / MANIFEST).stat().st_mode)
         for name in names:
             path = self.path / name
-            if stat.S_IMODE(path.stat().st_mode) != mode:  # only its owner may
+            if stat.S_IMODE(path.stat().st_mode) != mode:  # only its owner may change the mode
                 path.chmod(mode)
 
     def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:
@@ -331,22 +345,26 @@ class Draft:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Among all who share a draft; the operating system frees the lock of a dead process."""
+    """Excludes all others that share a draft; the operating system frees the lock of a dead
+    process.
+    """
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
-    """A descriptor that holds the lock of the directory at `path`, which is made where there is none.
+    """Returns a descriptor that holds the lock of the directory at `path`, which is made where it
+    is missing.
 
-    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another one holds it; without `make` FileNotFoundError.
+    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another process holds it; without
+    `make`, FileNotFoundError.
     """
     while True:
         try:
             if make:
                 path.mkdir(exist_ok=True)
-        except FileNotFoundError as error:  # file systems like /proc hold no files of ours
+        except FileNotFoundError as error:  # file systems like /proc cannot hold our files
             raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -356,14 +374,18 @@ def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
             raise Conflict(
                 f"another process is writing {path}", remedy="wait for it or give another output"
             ) from error
-        # The winner of a race may have renamed the directory away between open and lock.
+        # Another process may have renamed the directory away between open and lock.
         if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
             return descriptor
         os.close(descriptor)
 
 
 def _clear_notes(out: Path) -> None:
-    """As far as this process may, and as others who do the same leave some; what tells that there are some, last."""
+    """Deletes the working notes that this process may delete; the one that marks that there are
+    some goes last.
+
+    Other processes that do the same may leave some.
+    """
     with suppress(OSError):
         for entry in sorted(out.glob(".*"), key=lambda entry: entry.name == _REQUEST):
             _remove(entry)

@@ -1,10 +1,12 @@
 """The embeddings artifact: unit rows in parts, each with the keys of its samples.
 
 part-00000.npy           [n, d] float32 or float16, unit rows
-part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the image's bytes, and
-                         split: its position in (0, 1) among all listed images of its class, by which steps hold out
-errors.jsonl             one line per sample that has no row: key, reason, detail; where rows were added later, the
-                         whole list is in the errors-00000.jsonl of the newest addition, named by its first part
+part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the
+image's bytes, and split: its position in (0, 1) among all listed
+images of its class, by which steps hold out
+errors.jsonl             one line per sample that has no row: key, reason, detail; where rows
+were added later, the whole list is in the errors-00000.jsonl of the
+newest addition, named by its first part
 """
 
 import json
@@ -39,7 +41,9 @@ def part_name(part: int) -> str:
 
 
 def added_errors_name(first_part: int) -> str:
-    """The list of errors of an artifact to which the parts from this one on were added."""
+    """Returns the name of the list of errors of an artifact to which parts from this one on were
+    added.
+    """
     return f"errors-{first_part:05d}.jsonl"
 
 
@@ -49,7 +53,9 @@ def keys_name(part: int) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """`num_rows` rows of one part, from `offset` on; `start` is the first one's number over all parts."""
+    """A block of `num_rows` rows of one part, from `offset` on; `start` numbers its first row over
+    all parts.
+    """
 
     part: int
     offset: int
@@ -59,7 +65,9 @@ class Block:
 
 @dataclass(frozen=True)
 class EmbeddingsArtifact:
-    """Reads an embeddings artifact part by part; each part is verified against the manifest as it is read."""
+    """A reader of an embeddings artifact; each part is verified against the manifest when it is
+    read.
+    """
 
     artifact: Artifact
 
@@ -97,7 +105,7 @@ class EmbeddingsArtifact:
 
     @property
     def errors_file(self) -> Path:
-        """The newest list of the samples that have no row."""
+        """Returns the newest list of the samples that have no row."""
         added = [name for name in self.artifact.files if name.startswith("errors-")]
         return self.artifact.file(max(added, default=ERRORS))
 
@@ -124,7 +132,7 @@ class EmbeddingsArtifact:
         return int(self._map(0).shape[1])
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        """One column of all parts: millions of keys are not read for the sake of the splits."""
+        """Reads one column of all parts, so that millions of keys are not read for the splits."""
         parts = [keys_name(part) for part in range(self.num_parts)]
         for part in parts:
             self._verify(part)
@@ -138,7 +146,9 @@ class EmbeddingsArtifact:
         return keys
 
     def keys_at(self, rows: NDArray[np.int64]) -> pa.Array:
-        """The keys of the rows of these numbers, [n] large_string in this order; in memory are those of one part."""
+        """Returns the keys of the rows of these numbers, [n] large_string in this order; one part
+        is in memory at a time.
+        """
         order = np.argsort(rows, kind="stable")
         in_order, found, start = rows[order], [pa.array([], pa.large_string())], 0
         for part in range(self.num_parts):
@@ -155,18 +165,20 @@ class EmbeddingsArtifact:
 
     @cached_property
     def class_names(self) -> list[str | None]:
-        """The class of each row where the source had one: for evaluation, never for training."""
+        """Returns the class of each row where the source had one: for evaluation, never for
+        training.
+        """
         names: list[str | None] = self._column("class_name").to_pylist()
         return names
 
     @cached_property
     def splits(self) -> NDArray[np.float64]:
-        """[N] in (0, 1): see `mlcd.keys.split_positions`."""
+        """Returns the split of each row, [N] in (0, 1); see `mlcd.keys.split_positions`."""
         splits: NDArray[np.float64] = self._column("split").to_numpy()
         return splits
 
     def held_out(self, fraction: float) -> NDArray[np.bool_]:
-        """[N] bool: the rows that clustering and training must not see."""
+        """Returns [N] bool: the rows that clustering and training must not see."""
         return held_out(self.splits, fraction)
 
     @cached_property
@@ -178,12 +190,14 @@ class EmbeddingsArtifact:
         yield from zip(self.keys, self.image_sha256, strict=True)
 
     def blocks(self, num_rows: int = 8192) -> Iterator[tuple[int, Embeddings]]:
-        """(index of the first row, float32 rows), in order, at most `num_rows` at a time."""
+        """Yields (index of the first row, float32 rows) in order, at most `num_rows` at a time."""
         for block in self.plan(num_rows):
             yield block.start, self.read(block)
 
     def plan(self, num_rows: int = 8192) -> list[Block]:
-        """What `blocks` yields, to be read in any order and by several processes."""
+        """Returns the blocks that `blocks` yields, for reading in any order and by several
+        processes.
+        """
         blocks: list[Block] = []
         start = 0
         for part in range(self.num_parts):
@@ -194,13 +208,13 @@ class EmbeddingsArtifact:
         return blocks
 
     def read(self, block: Block) -> Embeddings:
-        """The rows of one block: [n, D] float32."""
+        """Returns the rows of one block: [n, D] float32."""
         self._verify(part_name(block.part))
         rows = self._map(block.part)[block.offset : block.offset + block.num_rows]
         return np.asarray(rows, dtype=np.float32)
 
     def read_keys(self, block: Block) -> tuple[list[SampleKey], list[bytes]]:
-        """(keys, SHA-256 of the images) of one block, without those of the others."""
+        """Returns (keys, SHA-256 of the images) of one block, without those of the others."""
         self._verify(keys_name(block.part))
         table = pq.read_table(self.artifact.path / keys_name(block.part), columns=["key", "sha256"])
         rows = table.slice(block.offset, block.num_rows)
@@ -216,7 +230,7 @@ class EmbeddingsArtifact:
             self._verified.add(name)
 
     def load(self) -> Embeddings:
-        """All rows in memory: [N, D] float32."""
+        """Returns all rows in memory: [N, D] float32."""
         return np.concatenate([block for _, block in self.blocks()])
 
     def _map(self, part: int) -> NDArray[np.floating]:

@@ -1,7 +1,8 @@
-"""Keys of samples near each center, in a file that is read where it is looked into and nowhere else.
+"""The keys of samples near each center, in a file of which only the requested rows are read.
 
-examples.arrow  an Arrow IPC file, one row for each center: keys list<large_string>, nearest first, and similarities
-                list<float32>, their cosines with the center, null where none was measured in its space
+examples.arrow  an Arrow IPC file, one row for each center: keys list<large_string>, nearest
+first, and similarities list<float32>, their cosines with the center, null
+where none was measured in its space
 """
 
 from bisect import bisect_right
@@ -32,7 +33,9 @@ class Example:
 
 
 class Examples:
-    """Of each center at most a few samples; opened from a file they are its pages, not memory of the process."""
+    """A few samples of each center at most. Opened from a file, they are its pages and not memory
+    of the process.
+    """
 
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -46,7 +49,11 @@ class Examples:
     def of(
         cls, keys: pa.Array, counts: NDArray[np.integer], similarities: NDArray[np.floating] | None
     ) -> "Examples":
-        """keys: [n] strings, those of the first center first, as many as counts [K] says; similarities: [n]."""
+        """Builds the examples from columns.
+
+        keys: [n] strings, those of the first center first, as many as counts [K] says.
+        similarities: [n].
+        """
         stops = np.concatenate([[0], np.cumsum(counts)])
         scores = (
             pa.nulls(len(keys), pa.float32())
@@ -57,7 +64,7 @@ class Examples:
 
     @classmethod
     def open(cls, path: Path) -> "Examples":
-        """Raises ArtifactInvalid for another kind of file."""
+        """Opens the file. Raises ArtifactInvalid for another kind of file."""
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
@@ -75,7 +82,7 @@ class Examples:
         return self._stops[-1] if self._stops else 0
 
     def of_center(self, center: int, num: int | None = None) -> list[Example]:
-        """The first `num` of a center, or all that there are."""
+        """Returns the first `num` examples of a center, or all."""
         number = bisect_right(self._stops, center)
         row = center - (self._stops[number] - self._batches[number].num_rows)
         offsets, keys, similarities = self._parts[number]

@@ -1,7 +1,8 @@
-"""Finished artifacts that grow: new parts beside the old ones, then another manifest, by one rename.
+"""The growth of finished artifacts: new parts beside the old ones, then another manifest, by one
+rename.
 
-What is there stays as it is, byte for byte, and so does the manifest that was there before, under a name of its own:
-what was made from the earlier state can still be compared with it.
+Existing files stay as they are, byte for byte. So does the earlier manifest, under a name of its
+own: what was made from the earlier state can still be compared with it.
 """
 
 import os
@@ -35,9 +36,10 @@ _EARLIER: Final = "manifest-{:05d}.json"
 
 
 def first_part_after(artifact: Artifact, digest: str) -> int | None:
-    """The first part that was added to the artifact since it had this digest; None where it never had.
+    """Returns the first part that was added since the artifact had this digest; None where it never
+    had.
 
-    Raises ArtifactInvalid where what it was then is not there any more, as it was.
+    Raises ArtifactInvalid where the files of that state are no longer there, as they were.
     """
     for first_part, earlier in artifact.config.get(GROWN, {}).items():
         if earlier == digest:
@@ -47,9 +49,10 @@ def first_part_after(artifact: Artifact, digest: str) -> int | None:
 
 
 def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
-    """Returns the artifact as it was when it had this digest, before parts were added; None where it never had.
+    """Returns the artifact as it was when it had this digest, before parts were added; None where
+    it never had.
 
-    Raises ArtifactInvalid where what it was then is not there any more, as it was.
+    Raises ArtifactInvalid where the files of that state are no longer there, as they were.
     """
     if artifact.digest == digest:
         return artifact
@@ -62,7 +65,9 @@ def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
 
 
 def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
-    """Reads the earlier manifest of this name; each file in it must, by the artifact's own, be what it was."""
+    """Reads the earlier manifest of this name; each file in it must be unchanged by the artifact's
+    own manifest.
+    """
     verify_file(artifact, name)
     earlier = read_manifest(artifact.path, name)
     same = all(artifact.files.get(file) == entry for file, entry in earlier.files.items())
@@ -77,10 +82,10 @@ def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
 def open_addition(
     artifact: Artifact, parents: tuple[Parent, ...], first_part: int
 ) -> Iterator["Addition"]:
-    """Opens a draft beside the artifact for what is added to it, from part `first_part` on.
+    """Opens a draft beside the artifact for additions to it, from part `first_part` on.
 
-    A draft of the same addition is gone on with, that of any other is worth nothing. Raises Conflict where another
-    process is at it, or was a moment ago.
+    A draft of the same addition is continued; that of any other is discarded. Raises Conflict where
+    another process adds to the artifact, or did a moment ago.
     """
     request = Request(
         artifact.kind,
@@ -97,7 +102,8 @@ def open_addition(
             raise Conflict(
                 f"{artifact.path} has grown meanwhile", remedy="run the same command again"
             )
-        for leftover in artifact.path.glob(".*.tmp"):  # of one that was killed in its last step
+        # left by a process that was killed in its last step
+        for leftover in artifact.path.glob(".*.tmp"):
             leftover.unlink()
         yield Addition(artifact, draft, parents, first_part)
 
@@ -112,9 +118,11 @@ class Addition:
         self._artifact, self._parents, self._first_part = artifact, parents, first_part
 
     def publish(self, summary: Mapping[str, Any]) -> Artifact:
-        """Put the draft's files beside the old ones, and then the manifest over all of them in place of the old one.
+        """Puts the draft's files beside the old ones, and then the manifest over all of them in
+        place of the old one.
 
-        Killed before that last step, the artifact is what it was: files that no manifest names are none of it.
+        Where it is killed before that last step, the artifact is unchanged: files that no manifest
+        names are no part of it.
         """
         old, out = self._artifact, self._artifact.path
         with translated_os_errors(out):
@@ -149,7 +157,9 @@ class Addition:
 
 
 def _link(path: Path, place: Path) -> None:
-    """The draft stays whole until all is done; file systems that know no links are given a copy."""
+    """Links a file, so that the draft stays whole until all is done; file systems without links get
+    a copy.
+    """
     try:
         os.link(path, place)
     except OSError:

@@ -1,7 +1,8 @@
-"""The LabelTable artifact: for each sample its nearest centers, best first.
+"""The LabelTable artifact: the nearest centers of each sample, best first.
 
-part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score descending, id ascending);
-                    on request embedding fixed_size_list<float32>[d], the unit row that was labeled
+part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score
+descending, id ascending); on request embedding
+fixed_size_list<float32>[d], the unit row that was labeled
 names.json          optional: the names of the centers, so that the table stands without them
 """
 
@@ -24,7 +25,7 @@ from mlcd.types import Embeddings, Neighbors, SampleKey
 
 NAMES = "names.json"
 _Number = TypeVar("_Number", np.int32, np.float32)
-DIGEST_BYTES = 32  # of SHA-256
+DIGEST_BYTES = 32  # bytes of SHA-256
 SCHEMA = pa.schema(
     [
         ("key", pa.string()),
@@ -43,7 +44,10 @@ def write_part(
     neighbors: Neighbors,
     embeddings: Embeddings | None = None,
 ) -> None:
-    """One part; entries with id -1 are left out, so rows may differ in length. embeddings: [n, D], a column more."""
+    """Writes one part; entries with id -1 are left out, so rows may differ in length.
+
+    embeddings: [n, D], one more column.
+    """
     present = neighbors.ids >= 0
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
     ids = pa.ListArray.from_arrays(offsets, neighbors.ids[present].astype(np.int32))
@@ -70,7 +74,7 @@ def part_name(part: int) -> str:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """Reads a labels artifact."""
+    """A reader of a labels artifact."""
 
     artifact: Artifact
 
@@ -84,7 +88,7 @@ class LabelTable:
 
     @property
     def names(self) -> list[str | None] | None:
-        """The names of the centers, where they have any."""
+        """Returns the names of the centers; None where they have none."""
         if NAMES not in self.artifact.files:
             return None
         names: list[str | None] = json.loads(self.artifact.file(NAMES).read_text())
@@ -97,7 +101,10 @@ class LabelTable:
 
     @cached_property
     def image_sha256(self) -> list[bytes]:
-        """Of the image that each row was labeled from: another image under the same key is not that sample."""
+        """Returns the digest of the image that each row was labeled from.
+
+        Another image under the same key is another sample.
+        """
         digests: list[bytes] = self._column("sha256").to_pylist()
         return digests
 
@@ -106,28 +113,31 @@ class LabelTable:
 
     @cached_property
     def ids(self) -> NDArray[np.int32]:
-        """[N, L] int32, padded with -1 where a sample has fewer than L labels."""
+        """Returns [N, L] int32, padded with -1 where a sample has fewer than L labels."""
         return _padded(self._column("ids"), -1, np.int32)
 
     @cached_property
     def scores(self) -> NDArray[np.float32]:
-        """[N, L] float32, the cosines of the same labels, padded with -inf."""
+        """Returns [N, L] float32, the cosines of the same labels, padded with -inf."""
         return _padded(self._column("scores"), -np.inf, np.float32)
 
     def row_of_key(self) -> dict[SampleKey, int]:
         return {key: row for row, key in enumerate(self.keys)}
 
     def labeled_keys(self) -> pa.ChunkedArray:
-        """[n] large_string: the keys of the samples that have labels, in order. Read anew each time, and not kept."""
+        """Returns [n] large_string: the keys of the samples that have labels, in order; read anew
+        at each call.
+        """
         parts = [self._labeled(part, "key")["key"].cast(pa.large_string()) for part in self._parts]
         return pa.chunked_array(
             [chunk for part in parts for chunk in part.chunks], pa.large_string()
         )
 
     def labeled_rows(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
-        """Of the same samples, part by part: ids int32 [m, L], padded with -1, and SHA-256 of the images uint8 [m, 32].
+        """Yields the labels of the same samples, part by part.
 
-        L differs from part to part.
+        Each part has ids int32 [m, L], padded with -1, and SHA-256 of the images uint8 [m, 32]. L
+        differs from part to part.
         """
         for part in self._parts:
             table = self._labeled(part, "sha256")
@@ -138,7 +148,9 @@ class LabelTable:
             )
 
     def first_labels(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
-        """Of the same samples, part by part: the id and the score of the nearest center, [m] each."""
+        """Yields the id and the score of the nearest center of the same samples, part by part, [m]
+        each.
+        """
         for part in self._parts:
             table = self._labeled(part, "scores")
             ids, scores = (pc.list_element(table[name], 0) for name in ("ids", "scores"))

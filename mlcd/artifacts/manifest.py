@@ -1,11 +1,12 @@
-"""Directory artifacts: complete, verified and named by their content, or not there at all.
+"""Directory artifacts: complete, verified and named by their content, or absent.
 
-An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside its final
-place and appears by one rename, so no reader ever meets half of it: `mlcd.artifacts.draft`.
+An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside
+its final path and appears by one rename, so no reader ever meets half of it:
+`mlcd.artifacts.draft`.
 
-`digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and children and
-the SHA-256 of every file. Times, summaries, places and logs are listed in the manifest but are no part of it:
-two runs that made the same thing have the same digest.
+`digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and
+children and the SHA-256 of every file. Times, summaries, paths and logs are listed in the manifest
+but are no part of it: two runs that made the same thing have the same digest.
 """
 
 import hashlib
@@ -23,15 +24,18 @@ from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
+# key in the config of an artifact that has grown: its digest before each addition, by the
+# addition's first part
 GROWN: Final = "grown"
-"""In the config of an artifact that has grown: the digest that it had before each addition, by its first part."""
 _PARTIAL: Final = ".partial"
 _CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Parent:
-    """What an artifact was made from. `path` is a hint relative to the artifact; `digest` is the identity."""
+    """An input that an artifact was made from. `path` is a hint relative to the artifact; `digest`
+    is the identity.
+    """
 
     role: str
     path: str
@@ -46,7 +50,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be made, known before the work starts: it decides whether a draft or a result can be reused."""
+    """The identity of a result, known before the work starts, by which a draft or a result can be
+    reused.
+    """
 
     kind: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +69,7 @@ class Request:
         }
 
     def canonical(self) -> str:
-        """The identity as JSON, the same text for the same request."""
+        """Returns the identity as JSON, the same text for the same request."""
         return _canonical(self.identity())
 
 
@@ -88,7 +94,9 @@ class Artifact:
         return Request(self.kind, self.config, self.parents, self.fingerprint)
 
     def file(self, name: str) -> Path:
-        """The path of a listed file; ArtifactInvalid where the manifest has none of that name."""
+        """Returns the path of a listed file; raises ArtifactInvalid where the manifest has none of
+        that name.
+        """
         if name not in self.files and name not in self.logs:
             raise ArtifactInvalid(
                 f"{self.path} has no file {name}", remedy="it was made by another step or version"
@@ -100,7 +108,8 @@ class Artifact:
 
 
 def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = True) -> Artifact:
-    """The artifact at `path`, its manifest checked and, unless told otherwise, every byte of its files.
+    """Opens the artifact at `path` and checks its manifest and, unless told otherwise, every byte
+    of its files.
 
     Raises ArtifactInvalid naming the first file that does not match.
     """
@@ -133,7 +142,9 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
 
 
 def near(path: Path, *kinds: str) -> Path | None:
-    """The first artifact of one of these kinds one level away: above `path`, or in it; None where there is none."""
+    """Returns the first artifact of one of these kinds one level away, above `path` or in it; None
+    where there is none.
+    """
     for place in (path.parent, *sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))):
         with suppress(ArtifactInvalid):
             if place != path and read_manifest(place).kind in kinds:
@@ -142,7 +153,7 @@ def near(path: Path, *kinds: str) -> Path | None:
 
 
 def verify_file(artifact: Artifact, name: str) -> None:
-    """Compare one file with the manifest, byte for byte."""
+    """Compares one file with the manifest, byte for byte."""
     entry = artifact.files.get(name) or artifact.logs[name]
     path = artifact.path / name
     try:
@@ -159,19 +170,19 @@ def verify_file(artifact: Artifact, name: str) -> None:
 
 
 def draft_path(out: Path) -> Path:
-    """Where what will stand at `out` is built."""
+    """Returns the path at which the artifact for `out` is built."""
     return out.parent / (out.name + _PARTIAL)
 
 
 def published_path(path: Path) -> Path:
-    """Where what is built at `path` will stand; any other path is that of itself."""
+    """Returns the final path of what is built at `path`; any other path is returned unchanged."""
     return path.with_name(path.name.removesuffix(_PARTIAL)) if path.name != _PARTIAL else path
 
 
 def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
     """Reads the manifest of this name of the artifact at `path`, without a look at its other files.
 
-    Raises ArtifactInvalid where it is not there, or not as it was written.
+    Raises ArtifactInvalid where it is missing or damaged.
     """
     file = path / name
     if not file.is_file():
@@ -215,7 +226,7 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
 
 
 def sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as it stands in its file, with its digest and its checksum."""
+    """Returns the manifest as its file holds it, with its digest and its checksum."""
     named = {**manifest, "digest": _digest(manifest)}
     return _pretty({**named, "checksum": _checksum(named)})
 

@@ -1,6 +1,8 @@
-"""Names of centers that people give: a file beside those of the Centers artifact, and no part of its identity.
+"""The names of centers that people give: a file beside those of the Centers artifact, and no part
+of its identity.
 
-given-names.json  {"centers": digest of the artifact, "names": [k] of name or null, "checksum": SHA-256 of the rest}
+    given-names.json  {"centers": digest of the artifact, "names": [k] of name or null,
+                      "checksum": SHA-256 of the rest}
 
 It is in no manifest, so that naming changes no digest, and carries its own checksum instead.
 """
@@ -17,14 +19,17 @@ from mlcd.artifacts.manifest import Artifact
 from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
 
 GIVEN_NAMES: Final = "given-names.json"
-MAX_NAME: Final = 200  # characters: a name is shown in a line
+MAX_NAME: Final = 200  # characters, because a name is shown in one line
 _HEADER: Final = ("id", "name")
 
 Names = tuple[str | None, ...]
 
 
 def read_given_names(artifact: Artifact, num_centers: int) -> Names | None:
-    """None where nobody gave any. Raises ArtifactInvalid for a file that is damaged or of other centers."""
+    """Returns the given names; None where there are none.
+
+    Raises ArtifactInvalid for a file that is damaged or belongs to other centers.
+    """
     path = artifact.path / GIVEN_NAMES
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -44,7 +49,7 @@ def read_given_names(artifact: Artifact, num_centers: int) -> Names | None:
 
 
 def write_given_names(artifact: Artifact, names: Names) -> None:
-    """The new names are there as a whole, or the old ones still are."""
+    """Writes the names; either all new names or all old ones are there."""
     path = artifact.path / GIVEN_NAMES
     content = json.dumps(_sealed(artifact.digest, names), indent=2, ensure_ascii=False) + "\n"
     try:
@@ -56,9 +61,10 @@ def write_given_names(artifact: Artifact, names: Names) -> None:
 
 
 def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
-    """{center: name, or None to take it away} of a JSON object, or of lines `id<TAB>name` or `id,name`.
+    """Reads {center: name, or None to remove it} from a JSON object, or from lines `id<TAB>name` or
+    `id,name`.
 
-    Raises NotFound, and InvalidInput naming the first id or name that cannot be.
+    Raises NotFound, and InvalidInput naming the first id or name that is not allowed.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -85,16 +91,15 @@ def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
 def renamed(
     names: Sequence[str | None] | None, changes: Mapping[int, str | None], num_centers: int
 ) -> Names:
-    """The names with the changes; those of other centers stay."""
+    """Returns the names with the changes; those of other centers stay."""
     before = [None] * num_centers if names is None else names
     return tuple(changes.get(center, name) for center, name in enumerate(before))
 
 
 def _json_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
     try:
-        pairs: list[tuple[str, Any]] = json.loads(
-            text, object_pairs_hook=list
-        )  # a dict would hide what stands twice
+        # a dict would hide duplicate keys
+        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
     except ValueError as error:
         raise InvalidInput(
             f"{path} is no valid JSON: {error}", remedy='give an object like {"3": "cat"}'

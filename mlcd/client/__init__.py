@@ -1,6 +1,7 @@
-"""The Python client of `mlcd serve`: images in, numpy arrays out, over nothing but the public REST contract.
+"""The Python client of `mlcd serve`: images in, numpy arrays out, over the public REST contract
+alone.
 
-Needs httpx (`pip install mlcd[client]`); neither torch nor faiss nor the server.
+It needs httpx (`pip install mlcd[client]`), and neither torch nor faiss nor the server.
 """
 
 from mlcd.client.answers import (

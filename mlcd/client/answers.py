@@ -1,4 +1,4 @@
-"""What a call gives: arrays, small values, and of which model they are.
+"""The results of a call: arrays and small values, with the model that computed them.
 
 N: items of a call. D: the model's dimension. L: labels per item.
 """
@@ -14,18 +14,19 @@ from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings, Fingerprint
 
 Mode = Literal["exact", "approximate"]
+# [D] float32 of unit norm
 Row: TypeAlias = NDArray[np.float32]
-"""[D] float32 of unit norm."""
 
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What computed an answer: answers of two origins are never mixed.
+    """The model and centers that computed an answer; answers of two origins are never mixed.
 
-    centers: digest of the server's center set, where the answer states it. audit: of approximate labels, as the server
-    measured it. rounded: the type that the server rounds vectors to, None where they are exact.
+    centers: digest of the server's center set, where the answer states it. audit: of approximate
+    labels, as the server measured it. rounded: the type that the server rounds vectors to, None
+    where they are exact.
     """
 
     model: str
@@ -38,7 +39,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Answer(Generic[_Value]):
-    """One batch: a value or an error for each item; no origin where the server was not asked."""
+    """The answer to one batch: a value or an error for each item. It has no origin where the server
+    was not asked.
+    """
 
     items: list[_Value | ImageRejected]
     origin: Origin | None
@@ -46,7 +49,10 @@ class Answer(Generic[_Value]):
 
 @dataclass(frozen=True)
 class Embedded:
-    """vectors: [N, D] float32, row i of image i: of unit norm, NaN where the image is in `errors`."""
+    """The embeddings of a series of images.
+
+    vectors: [N, D] float32, row i of image i; of unit norm, NaN where the image is in `errors`.
+    """
 
     vectors: Embeddings
     errors: dict[int, ImageRejected]
@@ -56,7 +62,9 @@ class Embedded:
     def of(
         cls, items: Sequence[Row | ImageRejected], origin: Origin, *, dimension: int
     ) -> "Embedded":
-        """dimension: of the model; what the shape is where there is no row."""
+        """Joins rows and errors. dimension: that of the model, which shapes the result where there
+        is no row.
+        """
         rows = {
             index: item for index, item in enumerate(items) if not isinstance(item, ImageRejected)
         }
@@ -70,8 +78,8 @@ class Embedded:
 class Example:
     """A sample near a center.
 
-    collection: that holds it as an item; None: a member when the center was made. similarity: cosine with the center;
-    None where the server does not know it.
+    collection: the one that holds it as an item; None for a member of the center when it was made.
+    similarity: its cosine with the center; None where the server does not know it.
     """
 
     collection: str | None
@@ -81,7 +89,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Label:
-    """A center, with its cosine similarity. examples: as many of its members as were asked for."""
+    """A center, with its cosine similarity. examples: as many of its members as were requested."""
 
     id: int
     similarity: float
@@ -93,8 +101,8 @@ class Label:
 class Labeled:
     """The nearest centers of each item, best first; L is the longest list's length.
 
-    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names, examples: of the ids that
-    there are. An image in `errors` has none.
+    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names,
+    examples: those of the ids present. An image in `errors` has none.
     """
 
     ids: NDArray[np.int32]
@@ -125,7 +133,9 @@ class Labeled:
 
 @dataclass(frozen=True)
 class Match:
-    """An item, and the cosine of its embedding with the query. metadata: None where they were left out."""
+    """An item, and the cosine of its embedding with the query. metadata: None where it was left
+    out.
+    """
 
     id: str
     similarity: float
@@ -134,7 +144,11 @@ class Match:
 
 @dataclass(frozen=True)
 class Found:
-    """matches[i]: the indexed items most similar to query i, best first; empty where the query is in `errors`."""
+    """The answer to a search.
+
+    matches[i]: the indexed items most similar to query i, best first; empty where the query is in
+    `errors`.
+    """
 
     matches: list[list[Match]]
     errors: dict[int, ImageRejected]
@@ -147,9 +161,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Collection:
-    """usable: of the served model. writable: the server may change it. fields: that filters can name.
+    """A collection of the server.
 
-    index: its kind, and how much of the truth it was measured to find, as the server states it.
+    usable: it belongs to the served model. writable: the server may change it. fields: those that
+    filters can name. index: its kind and its measured recall, as the server states it.
     """
 
     name: str
@@ -164,7 +179,11 @@ class Collection:
 
 @dataclass(frozen=True)
 class Added:
-    """outcomes: of each item, created, updated or unchanged; None where it is in `errors` and was not added."""
+    """The outcome of an addition.
+
+    outcomes: created, updated or unchanged for each item; None where it is in `errors` and was not
+    added.
+    """
 
     outcomes: list[str | None]
     errors: dict[int, ImageRejected]
@@ -178,7 +197,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Item:
-    """embedding: [D] float32 of unit norm."""
+    """One item of a collection. embedding: [D] float32 of unit norm."""
 
     id: str
     metadata: dict[str, Any]
@@ -187,7 +206,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Center:
-    """size: members when it was clustered. nearest: other centers. examples: samples near it."""
+    """One center. size: its members when it was clustered. nearest: other centers. examples:
+    samples near it.
+    """
 
     id: int
     size: int
@@ -199,7 +220,9 @@ class Center:
 
 @dataclass(frozen=True)
 class CenterSet:
-    """What labels refer to; audit: of the approximate mode, where the server has it."""
+    """The set of centers that labels refer to. audit: that of the approximate mode, where the
+    server has it.
+    """
 
     digest: str
     num_centers: int
@@ -209,7 +232,7 @@ class CenterSet:
 
 @dataclass(frozen=True)
 class Info:
-    """What is served, and within which limits (their names are those that errors give)."""
+    """The served model and its limits, which have the names that errors give."""
 
     model: str
     fingerprint: Fingerprint

@@ -42,7 +42,9 @@ _Value = TypeVar("_Value")
 
 
 class AsyncClient(BaseClient):
-    """As `Client`, with await; a series of images may be asynchronous too. Use it from one event loop."""
+    """The asynchronous form of `Client`, to be used from one event loop; a series of images may be
+    asynchronous too.
+    """
 
     async def embed(self, images: ImageSeries, *, strict: bool = False) -> Embedded:
         check_images(images)
@@ -97,7 +99,8 @@ class AsyncClient(BaseClient):
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
-        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the field, as in the request
+        # named like the field of the request
+        filter: Mapping[str, Any] | None = None,  # noqa: A002
         threshold: float | None = None,
         exact: bool = False,
         metadata: bool = True,
@@ -219,7 +222,8 @@ class AsyncClient(BaseClient):
         bounds = await self._server.bounds()
         cutter = self._cutter(bounds)
         async for image in _series(images):
-            # Before the next one is asked for: who yields arrays may use one buffer for all of them.
+            # Encoded before the next image is requested: a caller that yields arrays may reuse one
+            # buffer for all.
             data = await asyncio.to_thread(image_bytes, image, max_bytes=bounds.max_image_bytes)
             if batch := cutter.push(data):
                 yield batch

@@ -1,4 +1,4 @@
-"""What the two clients have in common: how they are made, and what their arguments may be."""
+"""The common part of the two clients: their construction and the checks of arguments."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -18,34 +18,35 @@ from mlcd.types import Embeddings, Fingerprint, unit_rows
 
 _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")
+# turns one batch into its answer
 Ask = Callable[[_Batch], Coroutine[Any, Any, Answer[_Value]]]
-"""One batch to its answer."""
 
 
 @dataclass(eq=False, repr=False)
 class BaseClient:
-    """A client of one server. Nothing is sent before the first call; nothing is read from the environment: no key, no
-    proxy, no certificates.
+    """A client of one server.
 
-    Raises ConfigInvalid where an argument cannot be used.
+    Nothing is sent before the first call. Nothing is read from the environment: no key, no proxy,
+    no certificates. Raises ConfigInvalid where an argument cannot be used.
     """
 
+    # the server's address, such as http://127.0.0.1:8000
     url: InitVar[str]
-    """Where the server is, as http://127.0.0.1:8000."""
     _: KW_ONLY
     api_key: InitVar[str | None] = None
+    # refuses the answers of any other model
     fingerprint: Fingerprint | None = None
-    """Refuse the answers of any other model."""
+    # seconds for one request with all its repeats
     deadline_s: InitVar[float] = 60.0
-    """For one request, with all its repeats."""
+    # how often a request is repeated after 429, 502, 503 or a broken connection, never before
+    # Retry-After
     retries: InitVar[int] = 8
-    """How often a request is repeated after 429, 502, 503 or a broken connection; never before Retry-After."""
+    # items in one request; fewer where the server takes fewer, or where images are large
     batch_size: int = 16
-    """Items in one request; fewer where the server takes fewer, or where images are large."""
+    # requests at one time within one call
     in_flight: int = 4
-    """Requests at one time, within one call."""
+    # httpx's transport, for a proxy or certificates of your own
     transport: InitVar[httpx.AsyncBaseTransport | None] = None
-    """httpx's, for a proxy or certificates of your own."""
     _server: Server = field(init=False)
 
     def __post_init__(
@@ -83,13 +84,15 @@ class BaseClient:
 
 
 def check_one_given(**given: object) -> None:
-    """Raises InvalidInput unless exactly one of them is not None."""
+    """Raises InvalidInput unless exactly one of the arguments is not None."""
     if sum(value is not None for value in given.values()) != 1:
         raise InvalidInput(f"give exactly one of {', '.join(given)}")
 
 
 def checked_rows(embeddings: ArrayLike | None) -> Embeddings:
-    """[N, D] as float32, not changed otherwise. Raises InvalidInput naming the first row without a direction."""
+    """Returns [N, D] as float32, otherwise unchanged. Raises InvalidInput naming the first row
+    without a direction.
+    """
     try:
         rows = np.asarray(embeddings, np.float32)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Batches of a series, in the series' order: cut by number and bytes, and several asked for at once."""
+"""The batches of a series, in its order: cut by number and bytes, with several in flight."""
 
 import asyncio
 from collections import deque
@@ -20,10 +20,10 @@ from typing import Any, Final, TypeVar
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 
+# the bytes that can be sent, and the errors of the others
 Images = list[bytes | ImageRejected]
-"""What can be sent, and why the others cannot."""
+# images, rows [n, D], or the key of an indexed item
 Batch = Images | Embeddings | str
-"""Images, rows [n, D], or the key of an indexed item."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Additions:
 
 
 class Adder:
-    """Gives each batch of a series its ids and metadata."""
+    """An iterator that gives each batch of a series its ids and metadata."""
 
     def __init__(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None) -> None:
         if isinstance(ids, str) or (metadata is not None and len(metadata) != len(ids)):
@@ -65,10 +65,11 @@ class Adder:
 _Batch = TypeVar("_Batch")
 _Answer = TypeVar("_Answer")
 
+# bytes, more than a multipart form adds to each file
 PART_BYTES: Final = 512
-"""More than what a multipart form adds to each file."""
+# bytes of several images, whatever the server takes, because requests in flight are in memory; a
+# larger image goes alone
 _MAX_BATCH_BYTES: Final = 16 * 2**20
-"""Of several images, whatever the server takes: what is in flight is held in memory. A larger one goes alone."""
 
 
 def rows_in_batches(rows: Embeddings, *, num: int) -> Iterator[Embeddings]:
@@ -77,7 +78,9 @@ def rows_in_batches(rows: Embeddings, *, num: int) -> Iterator[Embeddings]:
 
 
 class Cutter:
-    """Puts images into batches of at most `max_images`, and of no more bytes than a request should have."""
+    """A collector of images into batches of at most `max_images` images and the bytes that a
+    request may have.
+    """
 
     def __init__(self, *, max_images: int, max_body_bytes: int) -> None:
         self._max_images = max_images
@@ -86,7 +89,7 @@ class Cutter:
         self._num_bytes = 0
 
     def push(self, image: bytes | ImageRejected) -> Images:
-        """Takes one; the batch that is now complete, empty where none is."""
+        """Takes one image and returns the batch that is now complete, empty where none is."""
         size = len(image) + PART_BYTES if isinstance(image, bytes) else 0
         full = self.rest() if self._num_bytes + size > self._max_bytes else []
         self._images.append(image)
@@ -94,7 +97,7 @@ class Cutter:
         return full or (self.rest() if len(self._images) >= self._max_images else [])
 
     def rest(self) -> Images:
-        """What is not yet in a batch."""
+        """Returns the images that are not yet in a batch."""
         rest, self._images, self._num_bytes = self._images, [], 0
         return rest
 
@@ -105,7 +108,10 @@ async def answers_async(
     *,
     in_flight: int,
 ) -> AsyncGenerator[_Answer, None]:
-    """The answer of each batch, in order. Takes no more than `in_flight` batches ahead; leaving early cancels them."""
+    """Yields the answer of each batch, in order.
+
+    It takes no more than `in_flight` batches ahead; leaving early cancels them.
+    """
     waiting: deque[asyncio.Task[_Answer]] = deque()
     try:
         async for batch in batches:
@@ -127,7 +133,9 @@ async def answers_async(
 def answers_sync(
     batches: Iterable[_Batch], ask: Callable[[_Batch], Future[_Answer]], *, in_flight: int
 ) -> Generator[_Answer, None, None]:
-    """As `answers_async`, where `ask` starts the work elsewhere."""
+    """Yields the answers like `answers_async`, with an `ask` that starts the work in another
+    thread.
+    """
     waiting: deque[Future[_Answer]] = deque()
     try:
         for batch in batches:

@@ -1,4 +1,4 @@
-"""One call of the user's: all its batches have one origin, and its items are numbered through."""
+"""One call by the user: all its batches have one origin, and its items are numbered throughout."""
 
 from typing import Generic, TypeVar
 
@@ -10,7 +10,11 @@ _Value = TypeVar("_Value")
 
 
 class Call(Generic[_Value]):
-    """strict: the first image that fails ends the call. fingerprint: the only one that answers may have; None: any."""
+    """The state of one call.
+
+    strict: the first image that fails ends the call. fingerprint: the only one that answers may
+    have; None: any.
+    """
 
     def __init__(self, *, strict: bool, fingerprint: Fingerprint | None) -> None:
         self._strict, self._fingerprint = strict, fingerprint
@@ -18,9 +22,10 @@ class Call(Generic[_Value]):
         self.origin: Origin | None = None
 
     def items(self, answer: Answer[_Value]) -> list[_Value | ImageRejected]:
-        """Those of the next batch.
+        """Returns the items of the next batch.
 
-        Raises Conflict where another model answered it than the batches before, ImageRejected where strict.
+        Raises Conflict where another model answered it than the batches before, ImageRejected where
+        strict.
         """
         self._check(answer.origin)
         if self._strict:
@@ -37,8 +42,10 @@ class Call(Generic[_Value]):
             return
         if self._fingerprint not in (None, origin.fingerprint):
             raise Conflict(
-                f"the server answers with the model {origin.fingerprint[:12]} and not with {self._fingerprint:.12}",
-                remedy="embeddings of two models do not compare: start the server with the other, or embed again",
+                f"the server answers with the model {origin.fingerprint[:12]} and not with"
+                f" {self._fingerprint:.12}",
+                remedy="embeddings of two models do not compare: start the server with the other,"
+                " or embed again",
             )
         if self.origin not in (None, origin):
             raise Conflict(

@@ -1,4 +1,6 @@
-"""One request to the server, asked again where that is safe, and answered within a deadline."""
+"""The connection to the server: a request is repeated where that is safe, and answered within a
+deadline.
+"""
 
 import asyncio
 import re
@@ -17,8 +19,10 @@ _KEY: Final = re.compile(r"[!-~]+")
 
 
 class Connection:
-    """Its requests do the same when they are asked twice, hence any may be asked again: where the server, or a proxy
-    before it, says later (429, 502, 503), and where the connection broke before the answer was there.
+    """A connection whose requests can all be repeated, because a second one has the same effect.
+
+    They are repeated where the server, or a proxy before it, answers 429, 502 or 503, and where the
+    connection broke before the answer.
     """
 
     def __init__(
@@ -31,7 +35,7 @@ class Connection:
         transport: httpx.AsyncBaseTransport | None,
     ) -> None:
         self._deadline_s, self._retries = deadline_s, retries
-        # No proxy, key or certificate comes from the environment: what is used was given.
+        # No proxy, key or certificate comes from the environment, only from the caller.
         self._http = httpx.AsyncClient(
             base_url=checked_url(url),
             headers={"User-Agent": f"mlcd/{__version__}", **authorization(api_key)},
@@ -51,9 +55,10 @@ class Connection:
         json: Any = None,
         accept: str = "application/json",
     ) -> httpx.Response:
-        """The answer, always a success. images: the multipart field `files`, with those of `form`.
+        """Sends a request and returns the answer, which is always a success.
 
-        Raises Refused for any other answer, Unavailable where there is none, DeadlineExceeded once it is too late.
+        images: the multipart field `files`, with the fields of `form`. Raises Refused for any other
+        answer, Unavailable where there is none, DeadlineExceeded once it is too late.
         """
         request_id = uuid.uuid4().hex
         request = {
@@ -114,13 +119,16 @@ class Connection:
 
 
 def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
-    """Whether no time would be left after so long a wait: then the reason says more than that it is late."""
+    """Tells whether no time would be left after so long a wait.
+
+    Then the reason of the failure says more than the missed deadline.
+    """
     when = deadline.when()
     return when is not None and asyncio.get_running_loop().time() + wait_s >= when
 
 
 def checked_url(url: str) -> httpx.URL:
-    """Raises ConfigInvalid for one that cannot be used."""
+    """Checks a URL; raises ConfigInvalid for one that cannot be used."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
@@ -139,7 +147,9 @@ def _bad_url() -> ConfigInvalid:
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """The headers that show a key. Raises ConfigInvalid for what cannot be one."""
+    """Returns the headers that carry a key. Raises ConfigInvalid for a string that
+    cannot be one.
+    """
     if api_key is None:
         return {}
     if not _KEY.fullmatch(api_key):

@@ -1,4 +1,6 @@
-"""Any kind of image to the bytes that are sent: files as they are, pixels without loss."""
+"""The conversion of any kind of image to the bytes that are sent: files unchanged, pixels without
+loss.
+"""
 
 import io
 import os
@@ -13,10 +15,11 @@ from mlcd.errors import ImageRejected, InvalidInput
 if TYPE_CHECKING:
     from PIL import Image
 
+# a path, the bytes of a file, uint8 pixels [H, W, 3] RGB, [H, W, 4] RGBA or [H, W] gray, or a
+# Pillow image
 ImageInput: TypeAlias = Union[
     str, os.PathLike[str], bytes, bytearray, memoryview, NDArray[np.uint8], "Image.Image"
 ]
-"""A path, the bytes of a file, uint8 pixels [H, W, 3] RGB, [H, W, 4] RGBA or [H, W] gray, or a Pillow image."""
 
 _CHANNELS: Final = (3, 4)
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
@@ -26,7 +29,9 @@ _REMEDY: Final = "give a path, bytes, uint8 pixels [H, W, 3] or a Pillow image"
 
 
 def check_images(images: object) -> None:
-    """Raises InvalidInput for a single image where a series of them belongs: most kinds could be iterated over."""
+    """Raises InvalidInput for a single image in place of a series; most kinds of single images can
+    be iterated over.
+    """
     single = isinstance(images, str | bytes | bytearray | memoryview | os.PathLike)
     few_axes = isinstance(images, np.ndarray) and images.ndim != 4
     if single or few_axes or not (hasattr(images, "__iter__") or hasattr(images, "__aiter__")):
@@ -36,7 +41,10 @@ def check_images(images: object) -> None:
 
 
 def image_bytes(image: ImageInput, *, max_bytes: int) -> bytes | ImageRejected:
-    """The file to send, or why there is none. Pixels become PNG, with the orientation that a Pillow image states."""
+    """Returns the file to send, or why there is none.
+
+    Pixels become PNG, with the orientation that a Pillow image states.
+    """
     try:
         data = _bytes(image, max_bytes)
     except ImageRejected as rejection:
@@ -94,7 +102,7 @@ def _png(image: "Image.Image") -> bytes:
         image.save(buffer, "PNG", compress_level=_FASTEST, exif=turned)
     except (
         Exception
-    ) as error:  # an image that is read only now may be damaged, which Pillow says in many ways
+    ) as error:  # an image that is read only now may be damaged, which Pillow reports in many ways
         raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
     return buffer.getvalue()
 

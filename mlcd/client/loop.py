@@ -16,7 +16,9 @@ _Running = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class LoopThread:
-    """Started at its first use. Threads may share it, processes cannot."""
+    """A thread with an event loop, started at its first use. Threads may share it, processes
+    cannot.
+    """
 
     def __init__(self, last: _Last) -> None:
         """last: runs at the end, after everything else was cancelled."""
@@ -29,7 +31,7 @@ class LoopThread:
         self._closed = False
 
     def start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        """Runs `work` there. Cancelling the future cancels the work."""
+        """Starts `work` in the loop. Cancelling the future cancels the work."""
         try:
             loop = self._opened()
         except (ConfigInvalid, RuntimeError):
@@ -38,7 +40,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """As `start`, and waits for the result; an interrupt cancels the work."""
+        """Runs `work` in the loop and waits for the result; an interrupt cancels the work."""
         future = self.start(work)
         try:
             return future.result()
@@ -46,7 +48,7 @@ class LoopThread:
             future.cancel()
 
     def close(self) -> None:
-        """Cancels what still runs, and ends the thread where there is one."""
+        """Cancels all work and ends the thread where there is one."""
         with self._lock:
             self._closed = True
             if self._thread is not None and self._process == os.getpid():
@@ -69,7 +71,8 @@ class LoopThread:
                 )
                 self._thread.start()
                 self._loop, ended = started.result()
-                # Also where the owner forgets to close; it only tells the thread, as a finalizer must not wait.
+                # This also runs where the owner forgets to close. It only signals the thread,
+                # because a finalizer must not wait.
                 self._end = weakref.finalize(self, self._loop.call_soon_threadsafe, ended.set)
             return self._loop
 

@@ -1,18 +1,18 @@
-"""What the server answered in place of a result, each also an error of `mlcd.errors`.
+"""The errors that the server answers in place of a result, each also an error of `mlcd.errors`.
 
-MlcdError
-├── AnswerInvalid                          what answers there does not speak this API
-└── Refused                                the server answered with a problem: `problem` says which
-    ├── RefusedInput(InvalidInput)         400, 405, 406, 413, 415, 422
-    ├── RefusedAccess                      401, 403, 421
-    ├── RefusedNotFound(NotFound)          404
-    ├── RefusedConflict(Conflict)          409
-    ├── RefusedOverload(Overloaded)        429
-    ├── RefusedUnavailable(Unavailable)    502, 503
-    └── RefusedLate(DeadlineExceeded)      408, 504
+    MlcdError
+    ├── AnswerInvalid                          the URL's server does not speak this API
+    └── Refused                                the server answered with a `problem`
+        ├── RefusedInput(InvalidInput)         400, 405, 406, 413, 415, 422
+        ├── RefusedAccess                      401, 403, 421
+        ├── RefusedNotFound(NotFound)          404
+        ├── RefusedConflict(Conflict)          409
+        ├── RefusedOverload(Overloaded)        429
+        ├── RefusedUnavailable(Unavailable)    502, 503
+        └── RefusedLate(DeadlineExceeded)      408, 504
 
-A server that cannot be reached is `Unavailable`, an own deadline that passes `DeadlineExceeded`, one bad image
-`ImageRejected`.
+A server that cannot be reached is `Unavailable`, a missed deadline of the client
+`DeadlineExceeded`, one bad image `ImageRejected`.
 """
 
 from dataclasses import dataclass
@@ -37,10 +37,11 @@ _UNNAMED: Final = "about:blank"
 
 @dataclass(frozen=True)
 class Problem:
-    """RFC 9457, as the server sent it. name: stable; request_id: under which its log knows more.
+    """A problem by RFC 9457, as the server sent it.
 
-    limit: of /v1/info, where one is exceeded; index, param: what of the request is at fault, where that is known;
-    retry_after_s: seconds until the server wants to be asked again, where it said so.
+    name: stable. request_id: the id under which its log knows more. limit: the limit of /v1/info
+    that was exceeded. index, param: the part of the request at fault, where it is known.
+    retry_after_s: seconds until the server wants the next request, where it stated them.
     """
 
     status: int
@@ -57,7 +58,7 @@ class Problem:
 
 
 class AnswerInvalid(MlcdError):
-    """What answers at the URL does not speak this API."""
+    """The server at the URL does not speak this API."""
 
 
 class Refused(MlcdError):
@@ -73,7 +74,7 @@ class RefusedInput(Refused, InvalidInput):
 
 
 class RefusedAccess(Refused):
-    """The API key is missing, wrong, or not allowed to do this; or the server is not known by this name."""
+    """The API key is missing, wrong or not allowed to do this, or the server has another name."""
 
 
 class RefusedNotFound(Refused, NotFound):
@@ -81,15 +82,15 @@ class RefusedNotFound(Refused, NotFound):
 
 
 class RefusedConflict(Refused, Conflict):
-    """The request does not fit what is there."""
+    """The request does not fit the present state."""
 
 
 class RefusedOverload(Refused, Overloaded):
-    """The server, or the key's rate, is exhausted, and stayed so over all repeats."""
+    """The server, or the key's rate, was exhausted over all repeats."""
 
 
 class RefusedUnavailable(Refused, Unavailable):
-    """The engine is down or the server is stopping, and stayed so over all repeats."""
+    """The engine was down or the server was stopping, over all repeats."""
 
 
 class RefusedLate(Refused, DeadlineExceeded):
@@ -108,7 +109,7 @@ _CLASSES: Final[dict[int, type[Refused]]] = {
 
 
 def refused(response: httpx.Response, *, request_id: str) -> Refused:
-    """The error that a response without success stands for; request_id: the one that was sent."""
+    """Returns the error for a response without success; request_id: the one that was sent."""
     return _CLASSES.get(response.status_code, Refused)(_problem(response, request_id))
 
 
@@ -120,7 +121,7 @@ def not_our_api() -> AnswerInvalid:
 
 def _problem(response: httpx.Response, request_id: str) -> Problem:
     content = _content(response)
-    # A proxy in between has a page of its own, which is nobody's detail.
+    # A proxy in between answers with a page of its own, which is no detail for the user.
     detail = (
         content.get("detail")
         or f"the server answered {response.status_code} {response.reason_phrase}".rstrip()

@@ -1,4 +1,6 @@
-"""The wire formats of the answers, to values. Unknown fields are passed over: a newer server has more."""
+"""The reading of answers from their wire formats. Unknown fields are ignored, because a newer
+server has more.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -38,14 +40,14 @@ def _translated() -> Iterator[None]:
 
 @_translated()
 def read_rows(response: httpx.Response, num: int) -> Answer[Row]:
-    """Octet-stream: `num` rows of little-endian float32."""
+    """Reads an octet-stream of `num` rows of little-endian float32."""
     dimension = int(response.headers["x-mlcd-dimension"])
     rows = np.frombuffer(response.content, _FLOAT).reshape(num, dimension).astype(np.float32)
     return Answer(list(rows), _origin(response))
 
 
 def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
-    """JSON with a row, or an error, for each of `num` images."""
+    """Reads JSON with a row or an error for each of `num` images."""
     return _placed(response, num, lambda result: np.asarray(result["embedding"], np.float32))
 
 
@@ -105,7 +107,7 @@ def read_info(response: httpx.Response) -> Info:
 
 @_translated()
 def _placed(response: httpx.Response, num: int, read: Callable[[Any], _Value]) -> Answer[_Value]:
-    """Each result and error at its index; every index must have one."""
+    """Puts each result and error at its index; every index must have one."""
     content = response.json()
     items: dict[int, _Value | ImageRejected] = {
         result["index"]: read(result) for result in content["results"]
@@ -124,7 +126,8 @@ def _label(content: dict[str, Any]) -> Label:
 
 
 def _known(cls: type[_Value], content: dict[str, Any]) -> _Value:
-    return cls(**{field.name: content[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+    known = {field.name: content[field.name] for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**known)
 
 
 def _origin(response: httpx.Response, audit: dict[str, Any] | None = None) -> Origin:

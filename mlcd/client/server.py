@@ -1,4 +1,4 @@
-"""The server's routes, for one batch each."""
+"""The routes of the server, each for one batch."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -34,7 +34,7 @@ _TOO_LARGE: Final = 413
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one request may hold, by /v1/info."""
+    """The limits of one request, from /v1/info."""
 
     max_items: int
     max_body_bytes: int
@@ -45,7 +45,7 @@ class Bounds:
 
 
 class Server:
-    """Asks the routes of the public contract and no others; use from one event loop."""
+    """A caller of the routes of the public contract and no others; use it from one event loop."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -59,7 +59,9 @@ class Server:
         return self._info
 
     async def known_info(self) -> Info:
-        """As it was when last asked for: limits and shapes, which change rarely, are not worth a request per call."""
+        """Returns the last known info; limits and shapes rarely change, and are not worth a request
+        per call.
+        """
         return self._info or await self.info()
 
     async def bounds(self) -> Bounds:
@@ -73,7 +75,9 @@ class Server:
         return read_center(await self._connection.ask("GET", f"/v1/centers/{center:d}"))
 
     async def embed(self, images: Images) -> Answer[Row]:
-        """As float32 where every image can be used; else as JSON, which has the others' rows and each one's error."""
+        """Returns the rows as float32 where every image can be used; otherwise reads JSON, which
+        also has each error.
+        """
         return await _of_sendable(images, self._embed)
 
     async def labels(
@@ -184,12 +188,14 @@ class Server:
             return await self._connection.ask("POST", path, **sent)
         except RefusedInput as refused:
             if refused.problem.status == _TOO_LARGE:
-                self._info = None  # a server that was started again may have other limits
+                self._info = None  # a restarted server may have other limits
             raise
 
 
 def _path(collection: str, key: str | None = None) -> str:
-    """Dots are encoded, too: httpx takes those that a path may have for steps in it."""
+    """Returns the path of an item or collection; dots are encoded because httpx resolves `.` and
+    `..` in a path.
+    """
     parts = [
         "/v1/collections",
         _encoded(collection),
@@ -209,7 +215,9 @@ def _stated(given: dict[str, Any]) -> dict[str, Any]:
 async def _of_sendable(
     images: Images, ask: Callable[[list[bytes]], Awaitable[Answer[_Value]]]
 ) -> Answer[_Value]:
-    """The answer for those that are bytes, with what is wrong with the others in its place."""
+    """Returns the answer for the images that are bytes, and puts the errors of the others in their
+    positions.
+    """
     sendable = [image for image in images if isinstance(image, bytes)]
     if not sendable:
         return Answer([image for image in images if not isinstance(image, bytes)], None)

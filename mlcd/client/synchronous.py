@@ -38,7 +38,8 @@ _Value = TypeVar("_Value")
 
 @dataclass(eq=False, repr=False)
 class Client(BaseClient):
-    """Requests run in a thread of the client's own; images are taken from the caller's series in the caller's.
+    """A client whose requests run in a thread of its own; it reads the series of images in the
+    caller's thread.
 
     Threads may share a client. Close it, or use it in a `with`.
     """
@@ -50,10 +51,11 @@ class Client(BaseClient):
         self._loop = LoopThread(self._server.aclose)
 
     def embed(self, images: Iterable[ImageInput], *, strict: bool = False) -> Embedded:
-        """Unit rows of a series of images, of any length; those that fail are listed in `errors`.
+        """Returns unit rows for a series of images, of any length; images that fail are listed in
+        `errors`.
 
-        strict: raise ImageRejected for the first that fails. Raises Conflict where the server's model changed
-        in between, and the errors of `mlcd.client.problems`.
+        strict: raise ImageRejected for the first that fails. Raises Conflict where the server's
+        model changed in between, and the errors of `mlcd.client.problems`.
         """
         check_images(images)
         items, origin = self._gathered(self._cut(images), self._server.embed, strict=strict)
@@ -64,7 +66,10 @@ class Client(BaseClient):
     def embed_each(
         self, images: Iterable[ImageInput], *, strict: bool = False
     ) -> Generator[Row | ImageRejected, None, None]:
-        """As `embed`, one by one in order: takes images only as far ahead as it has requests in flight."""
+        """Yields what `embed` returns, one row at a time in order.
+
+        It takes images only as far ahead as it has requests in flight.
+        """
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
 
@@ -79,10 +84,11 @@ class Client(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
-        """The `top` nearest centers of images, or of embeddings [N, D]; with threshold only those so similar; with so
-        many examples of each as the server has.
+        """Returns the `top` nearest centers of images, or of embeddings [N, D].
 
-        Raises RefusedNotFound where the server has no centers; else as `embed`.
+        threshold: only centers at least so similar. examples: so many of each center, where the
+        server has them. Raises RefusedNotFound where the server has no centers, and the errors of
+        `embed`.
         """
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
@@ -99,7 +105,7 @@ class Client(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Generator[list[Label] | ImageRejected, None, None]:
-        """As `labels`, one by one in order, as `embed_each`."""
+        """Yields what `labels` returns, one image at a time in order, as `embed_each` does."""
         check_images(images)
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
@@ -114,15 +120,19 @@ class Client(BaseClient):
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
-        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the field, as in the request
+        # named like the field of the request
+        filter: Mapping[str, Any] | None = None,  # noqa: A002
         threshold: float | None = None,
         exact: bool = False,
         metadata: bool = True,
         strict: bool = False,
     ) -> Found:
-        """The items of a collection most similar to images, to embeddings [N, D], or to the indexed item `key`: those
-        that fulfill the filter and are at least so similar. exact: compare all, whatever the index. metadata: False
-        leaves the matches' metadata out, where the answer would be too large with them.
+        """Returns the items of a collection most similar to images, to embeddings [N, D], or to the
+        indexed item `key`.
+
+        filter: only items that fulfill it. threshold: only items at least so similar. exact:
+        compares all items, whatever the index. metadata: False leaves the matches' metadata out,
+        where the answer would be too large with them.
         """
         ask = partial(
             self._server.search,
@@ -136,19 +146,25 @@ class Client(BaseClient):
         return Found.of(*self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
 
     def collections(self) -> list[Collection]:
-        """All that the server has."""
+        """Returns all collections of the server."""
         return self._loop.run(self._server.collections())
 
     def collection(self, name: str) -> Collection:
-        """One of them, as it is now. Raises RefusedNotFound; RefusedConflict where it is of another model."""
+        """Returns one collection in its present state.
+
+        Raises RefusedNotFound; RefusedConflict where it belongs to another model.
+        """
         return self._loop.run(self._server.collection(name))
 
     def create_collection(self, name: str, *, recall: float | None = None) -> Collection:
-        """The collection, which is made where there is none. recall: recall@10 that its index has to show."""
+        """Returns the collection, which is created where it does not exist.
+
+        recall: the recall@10 that its index has to reach.
+        """
         return self._loop.run(self._server.create_collection(name, recall=recall))
 
     def delete_collection(self, name: str) -> None:
-        """With all its items, for good. Raises RefusedNotFound."""
+        """Deletes a collection with all its items. Raises RefusedNotFound."""
         self._loop.run(self._server.delete_collection(name))
 
     def add(
@@ -161,9 +177,11 @@ class Client(BaseClient):
         metadata: Sequence[Mapping[str, Any]] | None = None,
         strict: bool = False,
     ) -> Added:
-        """Items that are there afterward, of images or of embeddings [N, D], on the server's disk when this returns.
+        """Adds items, given as images or as embeddings [N, D]; they are on the server's disk when
+        it returns.
 
-        One that is there is replaced, metadata included. Raises InvalidInput where there are more or fewer ids.
+        An existing item is replaced, metadata included. Raises InvalidInput where there are more or
+        fewer ids.
         """
         additions = self._additions(Adder(ids, metadata), images, embeddings)
         return Added.of(
@@ -173,31 +191,31 @@ class Client(BaseClient):
         )
 
     def item(self, collection: str, key: str) -> Item:
-        """Raises RefusedNotFound."""
+        """Returns an item. Raises RefusedNotFound."""
         return self._loop.run(self._server.item(collection, key))
 
     def update_item(self, collection: str, key: str, metadata: Mapping[str, Any]) -> None:
-        """Other metadata in place of the item's. Raises RefusedNotFound."""
+        """Replaces the item's metadata. Raises RefusedNotFound."""
         self._loop.run(self._server.update_item(collection, key, metadata))
 
     def delete_item(self, collection: str, key: str) -> None:
-        """Found by no search that begins after this returns. Raises RefusedNotFound."""
+        """Deletes an item; no search that begins later finds it. Raises RefusedNotFound."""
         self._loop.run(self._server.delete_item(collection, key))
 
     def duplicates(self, collection: str, *, similarity: float = 0.95) -> list[list[str]]:
-        """Groups of ids whose embeddings are at least so similar."""
+        """Returns groups of ids whose embeddings are at least so similar."""
         return self._loop.run(self._server.duplicates(collection, similarity=similarity))
 
     def center(self, center: int) -> Center:
-        """What one center stands for."""
+        """Returns one center with its examples and its nearest others."""
         return self._loop.run(self._server.center(center))
 
     def info(self) -> Info:
-        """What is served now, and within which limits."""
+        """Returns the served model and its limits."""
         return self._loop.run(self._server.info())
 
     def close(self) -> None:
-        """Ends what is in flight."""
+        """Ends all requests in flight."""
         self._loop.close()
 
     def __enter__(self) -> Self:

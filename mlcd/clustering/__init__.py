@@ -1,1 +1,3 @@
-"""Clustering: spherical k-means over unit embeddings, exact nearest centers, and how good the clusters are."""
+"""The clustering room: spherical k-means over unit embeddings, exact nearest centers, and measures
+of how good clusters are.
+"""

@@ -1,8 +1,10 @@
-"""The nearest centers of each embedding among those of a few cells: less work, some of the answer missed.
+"""The nearest centers of each embedding among those of a few cells: less work, and a part of the
+answer is missed.
 
-An inverted file: the centers are divided into cells by spherical k-means of their own; a row looks only into the cells
-nearest to it. Of the centers in these the answer is exact, in the order of `mlcd.clustering.nearest`, so it does not
-depend on threads or batches. What is missed is measured, never assumed: `audit`.
+The index is an inverted file. Spherical k-means divides the centers into cells, and a row looks
+only into the cells nearest to it. Among the centers of these cells the answer is exact, in the
+order of `mlcd.clustering.nearest`, so it does not depend on threads or batches. `audit` measures
+what is missed.
 
 Shapes: B rows of a batch, P probes, K centers, D dimension.
 """
@@ -13,25 +15,24 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.best import Best
+from mlcd.clustering.candidates import Best
 from mlcd.clustering.certificate import DOUBLE_MARGIN
+from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.matmul import Hits, NumpyProducts
 from mlcd.clustering.nearest import CenterScan
-from mlcd.clustering.pairs import ordered
-from mlcd.clustering.products import Hits, NumpyProducts
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors
 
 MIN_CENTERS: Final = 1000
-MIN_AUDITED_ROWS: Final = (
-    1000  # half choose the probes, half audit them; fewer cannot show a recall of 0.99
-)
+# rows: half choose the probes, half audit them; fewer cannot show a recall of 0.99
+MIN_AUDITED_ROWS: Final = 1000
 AUDITED_ROWS: Final = 4000
 PROBES: Final = (8, 16, 32, 64)
 RECALL: Final = 0.99
 _ITERATIONS: Final = 10
-_CENTERS_PER_CELL: Final = 64  # that k-means looks at
+_CENTERS_PER_CELL: Final = 64  # rows that k-means reads for each cell
 _BATCH_ROWS: Final = 4096
 _SPARE: Final = 24
 _NORMAL_95: Final = 1.959963984540054
@@ -39,7 +40,10 @@ _NORMAL_95: Final = 1.959963984540054
 
 @dataclass(frozen=True)
 class Cells:
-    """vectors: float32 [C, D] unit. of_center: int32 [K], the cell that each center lies in."""
+    """The cells of some centers.
+
+    vectors: float32 [C, D], unit. of_center: int32 [K], the cell that each center lies in.
+    """
 
     vectors: Embeddings
     of_center: NDArray[np.int32]
@@ -47,9 +51,11 @@ class Cells:
 
 @dataclass(frozen=True)
 class Audit:
-    """recall: share of the exact answer found, with its Wilson interval of 95 %, on `rows` rows.
+    """The measured recall of approximate labels.
 
-    Rows count once, however many labels they have: those of one row are not independent.
+    recall: the share of the exact answer that was found, with its Wilson interval of 95 % (low,
+    high), on `rows` rows. A row counts once, however many labels it has, because the labels of one
+    row are not independent.
     """
 
     recall: float
@@ -59,7 +65,10 @@ class Audit:
 
 
 def divide(centers: Embeddings) -> Cells:
-    """About sqrt(K) cells; a pure function of the centers. Raises ConfigInvalid where that cannot pay."""
+    """Divides the centers into about sqrt(K) cells; a pure function of the centers.
+
+    Raises ConfigInvalid where there are fewer than MIN_CENTERS, because that cannot pay.
+    """
     if len(centers) < MIN_CENTERS:
         raise ConfigInvalid(
             f"{len(centers)} centers are too few to gain by approximate labels",
@@ -75,12 +84,12 @@ def divide(centers: Embeddings) -> Cells:
 
 
 class ApproximateScan:
-    """Centers, and a copy of them sorted into cells."""
+    """The centers, and a copy of them sorted into cells."""
 
     def __init__(self, centers: Embeddings, cells: Cells) -> None:
         self.centers, self.num_cells = centers, len(cells.vectors)
         self._cells = CenterScan(cells.vectors, products="numpy")
-        # Stable: within a cell the ids ascend.
+        # The sort is stable, so that the ids ascend within a cell.
         self._ids = np.argsort(cells.of_center, kind="stable")
         self._starts = np.searchsorted(cells.of_center[self._ids], np.arange(self.num_cells + 1))
         self._products = NumpyProducts(centers[self._ids])
@@ -91,17 +100,18 @@ class ApproximateScan:
     def nearest(
         self, embeddings: Embeddings, top: int = 8, threshold: float | None = None, *, probes: int
     ) -> Neighbors:
-        """The `top` centers of highest cosine among those in the `probes` cells nearest to each row.
+        """Returns the `top` centers of highest cosine among those in the `probes` cells nearest to
+        each row.
 
-        As `mlcd.clustering.nearest.nearest_centers` otherwise: ids int32 [N, top], scores float32 [N, top], -1 and
-        -inf where fewer are found.
+        The result has the form that `mlcd.clustering.nearest.nearest_centers` gives: ids int32 [N,
+        top], scores float32 [N, top], -1 and -inf where fewer are found.
         """
         ids = np.full((len(embeddings), top), -1, dtype=np.int32)
         scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
         for start in range(0, len(embeddings), _BATCH_ROWS):
             batch = slice(start, start + _BATCH_ROWS)
             found, exact = self._search(embeddings[batch], top, min(probes, self.num_cells))
-            if threshold is not None:  # on the scores before they are rounded
+            if threshold is not None:  # compares the scores before they are rounded
                 found, exact = (
                     np.where(exact >= threshold, found, -1),
                     np.where(exact >= threshold, exact, -np.inf),
@@ -116,7 +126,8 @@ class ApproximateScan:
         best = self._scan(z_BD, cells_BP, top + _SPARE)
         rows, places = np.nonzero(best.ids >= 0)
         ids, scores = self._in_order(z_BD, rows, best.ids[rows, places], top)
-        # As in the exact scan: nothing that was left out can reach the last score, or all is scored in float64.
+        # The proof is that of the exact scan: nothing that was left out can reach the last score,
+        # or the row is scored in float64.
         growth = z_BD.shape[1] * NumpyProducts.rounding.sum_roundoff
         norms_B = np.linalg.norm(z_BD.astype(np.float64), axis=1)
         slack_B = growth / (1 - growth) * norms_B * self._largest_norm
@@ -149,7 +160,7 @@ class ApproximateScan:
         kept = best.ids.shape[1]
         product = self._products.multiply(z_BD[rows], start, stop)
         fresh = np.flatnonzero(np.isneginf(best.threshold[rows]))
-        if len(fresh) and stop - start > kept:  # everything would hit
+        if len(fresh) and stop - start > kept:  # otherwise everything would hit
             best.threshold[rows[fresh]] = self._products.kth_best_bound(product[fresh], kept)
         hits = self._products.above(product, best.threshold[rows])
         best.add(Hits(rows[hits.rows], hits.columns, hits.scores), start)
@@ -157,7 +168,10 @@ class ApproximateScan:
     def _in_order(
         self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The first `top` of the given pairs, by float64 score and then by id; columns: places in the cells."""
+        """Returns the first `top` of the given pairs, by float64 score and then by id.
+
+        columns: positions in the sorted copy of the centers.
+        """
         return ordered(z_BD, self.centers, rows, self._ids[columns], top)
 
     def _columns(self, cells_P: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -167,13 +181,15 @@ class ApproximateScan:
 
 
 def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer]) -> int:
-    """The fewest of PROBES with which recall of the `exact` ids [n, top] is, by its lower bound, at least RECALL.
+    """Returns the fewest of PROBES whose recall of the `exact` ids [n, top] has a lower bound of at
+    least RECALL.
 
-    Raises ConfigInvalid where none is enough.
+    Raises ConfigInvalid where even the most are not enough.
     """
     if wilson_interval(1.0, len(rows))[0] < RECALL:
         raise ConfigInvalid(
-            f"{len(rows)} embeddings beside those of the audit are too few to show a recall of {RECALL}",
+            f"{len(rows)} embeddings beside those of the audit are too few to show a recall of"
+            f" {RECALL}",
             remedy="use --mode exact, or choose --probes yourself",
         )
     for probes in PROBES:
@@ -182,7 +198,8 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
             return probes
     cells = min(PROBES[-1], scan.num_cells)
     raise ConfigInvalid(
-        f"approximate labels find {found.recall:.3f} of the exact ones in {cells} of {scan.num_cells} cells",
+        f"approximate labels find {found.recall:.3f} of the exact ones in {cells} of"
+        f" {scan.num_cells} cells",
         remedy="use --mode exact, or accept a recall by giving --probes",
     )
 
@@ -190,7 +207,9 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
 def audit(
     scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer], probes: int
 ) -> Audit:
-    """Recall of the `exact` ids, int [n, top], of these rows."""
+    """Measures how many of the `exact` ids, int [n, top], an approximate scan of these
+    rows finds.
+    """
     found = scan.nearest(rows, exact.shape[1], probes=probes).ids
     hits = (exact[:, :, None] == found[:, None, :]).any(axis=2)
     recall = float(hits.mean())
@@ -198,7 +217,7 @@ def audit(
 
 
 def wilson_interval(share: float, num: int) -> tuple[float, float]:
-    """The 95 % score interval of a share seen in `num` trials (Wilson, JASA 1927)."""
+    """Returns the 95 % score interval of a share seen in `num` trials (Wilson, JASA 1927)."""
     z2 = _NORMAL_95**2
     center = (share + z2 / (2 * num)) / (1 + z2 / num)
     half = _NORMAL_95 / (1 + z2 / num) * (share * (1 - share) / num + z2 / (4 * num * num)) ** 0.5

@@ -1,6 +1,7 @@
-"""What separates a product from a score: the bounds by which a scan proves that nothing left out belongs to its answer.
+"""The difference between a product and a score: the bounds by which a scan proves that nothing left
+out belongs to its answer.
 
-Derived in `mlcd.clustering.nearest`. Shapes: B rows of a batch, K centers, D dimension.
+They are derived in `mlcd.clustering.nearest`. Shapes: B rows of a batch, K centers, D dimension.
 """
 
 from dataclasses import dataclass
@@ -9,19 +10,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.products import Products
+from mlcd.clustering.matmul import Products
 from mlcd.types import Embeddings
 
-DOUBLE_MARGIN: Final = (
-    1e-12  # above the error of any float64 inner product of unit rows below a dimension of 4,096
-)
-_BLOCK_CENTERS: Final = 8192  # measured at once
+# above the error of any float64 inner product of unit rows of a dimension below 4,096
+DOUBLE_MARGIN: Final = 1e-12
+_BLOCK_CENTERS: Final = 8192  # centers whose norms are computed at once
 
 Norms = tuple[float, float, float]
 
 
 def largest_norms(centers: Embeddings, products: Products) -> Norms:
-    """(C, C', R), in float64."""
+    """Returns (C, C', R) of `mlcd.clustering.nearest`, in float64."""
     largest = np.zeros(3)
     for start in range(0, len(centers), _BLOCK_CENTERS):
         block = centers[start : start + _BLOCK_CENTERS].astype(np.float64)
@@ -32,7 +32,10 @@ def largest_norms(centers: Embeddings, products: Products) -> Norms:
 
 
 def score_slack(z_BD: Embeddings, products: Products, norms: Norms) -> NDArray[np.float64]:
-    """|x - x'| C + |x'| R + g |x'| C' of each row: what its products may be off by before their output is rounded."""
+    """Returns |x - x'| C + |x'| R + g |x'| C' of each row, [B].
+
+    This bounds the error of the row's products before their output is rounded.
+    """
     exact = z_BD.astype(np.float64)
     growth = z_BD.shape[1] * products.rounding.sum_roundoff
     growth /= 1 - growth
@@ -52,12 +55,12 @@ def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def raised(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """U(a) = a + b |a|: the most that a product stored as `a` can have been."""
+    """Returns U(a) = a + b |a|: the largest value that a product stored as `a` can have had."""
     return products + output * _finite_size(products) if output else products
 
 
 def lowered(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """The least that a product stored as `a` can have been."""
+    """Returns the smallest value that a product stored as `a` can have had."""
     return products - output * _finite_size(products) if output else products
 
 
@@ -68,9 +71,12 @@ def _finite_size(products: NDArray[np.float64]) -> NDArray[np.float64]:
 def beyond_reach(
     score_B: NDArray[np.float64], slack_B: NDArray[np.float64], output: float
 ) -> NDArray[np.float32]:
-    """The threshold at or below which no product can belong to a center that reaches this score."""
+    """Returns the threshold at or below which no product belongs to a center that reaches this
+    score.
+    """
     bound_B = score_B - 2 * DOUBLE_MARGIN - slack_B
-    # U(t) = t + b |t| <= bound, solved for t; one step of float32 lower, for the rounding of t itself.
+    # U(t) = t + b |t| <= bound, solved for t. The result is one step of float32 lower, because t
+    # itself is rounded.
     threshold_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
     lower: NDArray[np.float32] = np.nextafter(threshold_B.astype(np.float32), np.float32(-np.inf))
     return lower
@@ -78,7 +84,7 @@ def beyond_reach(
 
 @dataclass(frozen=True)
 class Reach:
-    """What the `top` best products seen say of those to come."""
+    """A bound on later products that follows from the `top` best products seen."""
 
     top: int
     slack: NDArray[np.float64]  # [B]
@@ -87,7 +93,10 @@ class Reach:
     def threshold(
         self, rows: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Of these rows, by their products seen, [rows, >= top]: what no product of the answer is at or below."""
+        """Returns the value of each row that every product of its answer exceeds.
+
+        scores: the products seen of these rows, [rows, >= top].
+        """
         last = np.partition(scores, -self.top, axis=1)[:, -self.top].astype(np.float64)
         slack = self.slack[rows]
         return beyond_reach(lowered(last, self.output) - slack, slack, self.output)

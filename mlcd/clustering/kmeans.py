@@ -1,8 +1,9 @@
-"""Spherical k-means: maximize J = (1/n) sum_i max_k <x_i, c_k> over unit centers.
+"""Spherical k-means: maximizes J = (1/n) sum_i max_k <x_i, c_k> over unit centers.
 
-Lloyd's iteration with exact assignment. Rows are read block by block, so memory is that of a block, the centers and
-their sums, and 4 bytes a row for the last assignment, which makes the next one cheaper. Sums are of whole numbers: the
-centers depend on the rows, the seed and the number of clusters, not on batch size, threads or processes.
+This is Lloyd's iteration with exact assignment. Rows are read block by block. Memory holds one
+block, the centers, their sums, and 4 bytes a row for the last assignment, which makes the next one
+cheaper. Sums are sums of whole numbers: the centers depend on the rows, the seed and the number of
+clusters, and not on batch size, threads or processes.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.nearest import ROUNDED_PRODUCTS, CenterScan, ProductsName, fastest_products
-from mlcd.clustering.nearest_one import Basis, NearestOne
+from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.rows import ArrayRows, Rows, UnitRows
@@ -27,14 +28,13 @@ from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings
 from mlcd.world import World
 
-MANY_CLUSTERS: Final = 16_384  # above, the first centers are found in two levels
-_SEVERAL_CLUSTERS: Final = (
-    2048  # from here on too, where rows abound: the first passes then find less to move
-)
+MANY_CLUSTERS: Final = 16_384  # above this, the first centers are found in two levels
+# from this on too where rows abound: the first passes then move fewer rows
+_SEVERAL_CLUSTERS: Final = 2048
 _CELL_ITERATIONS: Final = 10
-_MANY_ROWS: Final = 16_384  # in one process: fewer do not repay finding out how to prune
+_MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the timing of the pruned scan
 _MANY_COMPONENTS: Final = 64
-_TIMED_PASSES: Final = 2  # without known centers, and with them
+_TIMED_PASSES: Final = 2  # one without known centers, one with them
 _TIMED_ROWS: Final = 2048
 _ALONE: Final = World()
 
@@ -43,9 +43,10 @@ _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class State:
-    """Where a clustering stands: what a checkpoint holds. centers: of this iteration, [K, D].
+    """The position of a clustering, which a checkpoint holds.
 
-    objective: J of the centers of each iteration before. repaired: how many of these centers were replaced.
+    centers: those of this iteration, [K, D]. objective: J of the centers of each earlier iteration.
+    repaired: how many of these centers were replaced.
     """
 
     centers: Embeddings
@@ -57,7 +58,10 @@ class State:
 
 @dataclass(frozen=True)
 class Progress:
-    """What one iteration found: objective and imbalance of its centers, rows that changed theirs, rows per second."""
+    """The findings of one iteration.
+
+    objective and imbalance belong to its centers; moved counts the rows whose center changed.
+    """
 
     iteration: int
     objective: float
@@ -68,11 +72,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class KMeansResult:
-    """centers: [K, D] unit rows. sizes: [K] int64 members of each center. assignment: [N] int32, of these centers.
+    """The centers and what they were measured to be.
 
+    centers: [K, D] unit rows. sizes: [K] int64, the members of each center. assignment: [N] int32,
+    the center of each row; each of several processes has that of its own rows (`World.own_rows`).
     cosines: [K] float64, the mean inner product of a center and its members, NaN where it has none.
-    objective: J before each update, and of the final centers last. num_splits: empty clusters refilled.
-    Each of several processes has the assignment of its own rows, `World.own_rows`.
+    objective: J before each update, and J of the final centers last. num_splits: how many empty
+    clusters were refilled.
     """
 
     centers: Embeddings
@@ -95,11 +101,15 @@ def kmeans(
     on_start: Callable[[State], None] = lambda _: None,
     on_iteration: Callable[[Progress], None] = lambda _: None,
 ) -> KMeansResult:
-    """Cluster rows, given in blocks of float32 [n, D] or as `Rows`; those that are not of unit length are made so.
+    """Clusters rows, given in blocks of float32 [n, D] or as `Rows`. Rows that are not of unit
+    length are made so.
 
-    Stops after `iterations` updates or when J grows by less than `tolerance` of itself. start: first centers, or the
-    state to go on from; on_start gets it at the start of every iteration. world: the processes that share the rows.
-    Raises InvalidInput naming rows that are not finite or zero, and for more clusters than distinct rows.
+    The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of
+    itself. start: the first centers, or the state to go on from. on_start gets the state at the
+    start of every iteration. world: the processes that share the rows.
+
+    Raises InvalidInput for rows that are not finite or are zero, naming the first one, and for more
+    clusters than distinct rows.
     """
     if num_clusters < 1 or iterations < 0:
         raise ConfigInvalid(
@@ -130,7 +140,9 @@ def kmeans(
 
 
 class _Members:
-    """Which center each row of this process has, and the sums of the rows of each center, kept up row by row."""
+    """The center of each row of this process, and the sum of each center's rows, updated row by
+    row.
+    """
 
     def __init__(self, rows: Rows, num_clusters: int, world: World) -> None:
         self._rows, self._world = rows, world
@@ -140,7 +152,9 @@ class _Members:
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
 
     def assign(self, centers: Embeddings) -> int:
-        """Give every row its nearest center; how many rows of all processes changed theirs."""
+        """Gives every row its nearest center and returns how many rows of all processes changed
+        theirs.
+        """
         nearest_to = self._nearest.of(centers)
         moved = np.zeros(1, dtype=np.int64)
         for start, block in self._rows.blocks(self._start, self._stop):
@@ -156,14 +170,16 @@ class _Members:
         return int(self._world.sum_integers(moved)[0])
 
     def totals(self) -> ClusterSums:
-        """The sums over all processes."""
+        """Returns the sums over all processes."""
         return ClusterSums(
             self._world.sum_integers(self._sums.sums), self._world.sum_integers(self._sums.sizes)
         )
 
 
 class _Nearest:
-    """Finds the nearest center exactly, by what is fastest here; the answer is the same by any."""
+    """The exact search for the nearest center, by whichever way is fastest here; every way gives
+    the same answer.
+    """
 
     def __init__(self, num_rows: int) -> None:
         self._many_rows = num_rows >= _MANY_ROWS
@@ -173,15 +189,18 @@ class _Nearest:
         self._num_passes = 0
 
     def of(self, centers: Embeddings) -> _NearestTo:
-        """(rows [N, D], the last ids of their centers [N] or None) to ids int32 [N]."""
+        """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
+        int32 [N].
+        """
         if self._products is None:
             self._products = fastest_products(centers)
         if self._basis is None and self._many_rows and centers.shape[1] >= _MANY_COMPONENTS:
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None
-        one = NearestOne(centers, self._basis, settled.one.one_in if settled else None)
+        one = NearestCenter(centers, self._basis, settled.one.one_in if settled else None)
         ways: list[_NearestTo] = [one.nearest]
-        # In bfloat16, or on a GPU, the general scan multiplies faster; in float32 the special one does less beside.
+        # In bfloat16 or on a GPU the general scan multiplies faster; in float32 the special one
+        # does less other work.
         if self._products in ROUNDED_PRODUCTS:
             ways.append(partial(_by_scan, CenterScan(centers, products=self._products)))
         self._last = _Fastest(one, ways, settled.chosen if settled else None)
@@ -190,9 +209,9 @@ class _Nearest:
 
 
 class _Fastest:
-    """Several ways to the same answer: timed on the first rows, unless one is chosen already."""
+    """Several ways to the same answer, timed on the first rows unless one is already chosen."""
 
-    def __init__(self, one: NearestOne, ways: Sequence[_NearestTo], chosen: int | None) -> None:
+    def __init__(self, one: NearestCenter, ways: Sequence[_NearestTo], chosen: int | None) -> None:
         self.one, self._ways = one, ways
         self.chosen = 0 if len(ways) == 1 else chosen
 
@@ -258,6 +277,8 @@ def check_equal(world: World, centers: Embeddings, iteration: int) -> None:
     digests = world.sum_integers(digests)
     if other := [rank for rank in range(world.size) if (digests[rank] != digests[0]).any()]:
         raise Unavailable(
-            f"after iteration {iteration} the centers of process {other[0]} differ from those of process 0",
-            remedy="run the same versions of mlcd and numpy on the same kind of CPU in all processes",
+            f"after iteration {iteration} the centers of process {other[0]} differ from those of"
+            " process 0",
+            remedy="run the same versions of mlcd and numpy on the same kind of CPU in all"
+            " processes",
         )

@@ -1,4 +1,4 @@
-"""The members of each center that are nearest to it: what it stands for, by examples."""
+"""The members nearest to each center, which show by examples what the center stands for."""
 
 from typing import Final
 
@@ -11,10 +11,11 @@ NUM_EXAMPLES: Final = 8
 
 
 class NearestMembers:
-    """The `num_each` rows of highest score of each center, of those seen so far, in any blocks and any order.
+    """The `num_each` rows of highest score of each center, of those seen so far, in any blocks and
+    any order.
 
-    rows: int64 [K, num_each], -1 where a center has fewer; scores: float64, -inf there. The order is score descending,
-    then row ascending. 16 bytes for each of them, however many rows are seen.
+    rows: int64 [K, num_each], -1 where a center has fewer. scores: float64, -inf there. The order
+    is score descending, then row ascending. Each entry takes 16 bytes, however many rows are seen.
     """
 
     def __init__(self, num_centers: int, num_each: int = NUM_EXAMPLES) -> None:
@@ -24,7 +25,9 @@ class NearestMembers:
     def add(
         self, centers: NDArray[np.integer], scores: NDArray[np.float64], rows: NDArray[np.int64]
     ) -> None:
-        """Rows of these numbers [n], each with its center [n] and its score [n]; no row twice."""
+        """Adds rows by their numbers [n], each with its center [n] and its score [n]; no row may
+        come twice.
+        """
         last_rows, last_scores = self.rows[centers, -1], self.scores[centers, -1]
         better = (scores > last_scores) | ((scores == last_scores) & (rows < last_rows))
         if not better.any():
@@ -37,16 +40,18 @@ class NearestMembers:
         order = np.lexsort((candidate_rows, -candidate_scores, of))
         of = of[order]
         rank = np.arange(len(of)) - np.searchsorted(of, of)
-        # Every touched center has at least what it had, so so many stay of each.
+        # Every touched center keeps at least as many entries as it had.
         kept = order[rank < num_each]
         self.rows[touched] = candidate_rows[kept].reshape(-1, num_each)
         self.scores[touched] = candidate_scores[kept].reshape(-1, num_each)
 
     def gather(self, world: World) -> None:
-        """Take in what the other processes have seen: afterwards all have the same."""
+        """Takes in the rows that the other processes have seen; afterwards all processes have the
+        same.
+        """
         own = (self.rows.copy(), self.scores.view(np.int64).copy())
         for rank in range(world.size):
-            # A sum to which one process alone contributes is what that process has, bit for bit.
+            # A sum to which only one process contributes equals that contribution, bit for bit.
             rows, bits = (
                 world.sum_integers(values if rank == world.rank else np.zeros_like(values))
                 for values in own

@@ -1,17 +1,21 @@
-"""The exact l nearest centers of each embedding, in one total order, whatever the arithmetic that finds them.
+"""The exact l nearest centers of each embedding, in one total order, whatever arithmetic finds
+them.
 
-The score is the inner product of the float32 values, computed in float64. The answer is the first l by score
-descending, then id ascending: ties, duplicate centers included, go to the lower id.
+The score is the inner product of the float32 values, computed in float64. The answer is the first l
+centers by score descending, then id ascending: ties, duplicate centers included, go to the lower
+id.
 
-Scan: products in float32 or bfloat16, block by block; each row keeps the m best and t, the m-th of them. A row is
-proven where nothing left out can belong to its answer: with a the product of a center, s its exact score, x' and c' the
-rounded inputs and b the rounding of the output,
+The scan computes products in float32 or bfloat16, block by block. Each row keeps the m best and t,
+the m-th of them. A row is proven where nothing left out can belong to its answer. Let a be the
+product of a center, s its exact score, x' and c' the rounded inputs and b the rounding of the
+output. Then
 
-    s <= a + b |a| + |x - x'| C + |x'| R + g |x'| C',   C = max |c|, C' = max |c'|, R = max |c - c'|,
+    s <= a + b |a| + |x - x'| C + |x'| R + g |x'| C',
 
-by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham, Accuracy and Stability, 3.1). So if that
-bound at a = t lies below the l-th best float64 score among the kept, the answer is among them. Rows that are not proven
-go through a wider scan, then a float32 one, then a float64 one that settles any number of ties.
+with C = max |c|, C' = max |c'| and R = max |c - c'|, by Cauchy-Schwarz for the inputs and g = D u /
+(1 - D u) for the sum (Higham, Accuracy and Stability, 3.1). If that bound at a = t lies below the
+l-th best float64 score among the kept, the answer is among them. Rows that are not proven go
+through a wider scan, then a float32 one, then a float64 one that settles any number of ties.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
@@ -25,7 +29,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.best import Best
+from mlcd.clustering.candidates import Best
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
@@ -36,8 +40,8 @@ from mlcd.clustering.certificate import (
     raised,
     score_slack,
 )
-from mlcd.clustering.pairs import ordered
-from mlcd.clustering.products import NumpyProducts, Products
+from mlcd.clustering.exact_scores import ordered
+from mlcd.clustering.matmul import NumpyProducts, Products
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
@@ -46,17 +50,15 @@ ROUNDED_PRODUCTS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that ro
 _BATCH_ROWS: Final = 2048
 _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
-_SPARE: Final = {
-    False: 8,
-    True: 24,
-}  # kept beyond l at most: float32 products need few, bfloat16 more
+# entries kept beyond l at most, by whether inputs are rounded: bfloat16 needs more than float32
+_SPARE: Final = {False: 8, True: 24}
 _KEPT_EACH: Final = 4
 _KEPT_LEAST: Final = 8
 _WIDER: Final = 4
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _TIMED_RUNS: Final = 3
 _TIMED_ROWS: Final = 512
-_NUM_LEVELS: Final = 4  # as ScanCounts: proven, wider, float32, float64
+_NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
 
 def nearest_centers(
@@ -68,13 +70,16 @@ def nearest_centers(
     *,
     previous: NDArray[np.integer] | None = None,
 ) -> Neighbors:
-    """The `top` centers of highest cosine for each row: ids int32 [N, top], scores float32 [N, top].
+    """Returns the `top` centers of highest cosine for each row: ids int32 [N, top], scores float32
+    [N, top].
 
-    Order: score descending, id ascending, decided on the float64 scores. Where there are fewer than `top`
-    centers, or their score is below `threshold`, id is -1 and score -inf. previous: see `CenterScan.nearest`.
-    For several calls with the same centers make one `CenterScan`.
+    The order is score descending, id ascending, decided on the float64 scores. Where there are
+    fewer than `top` centers, or their score is below `threshold`, the id is -1 and the score -inf.
+    previous: see `CenterScan.nearest`. For several calls with the same centers make one
+    `CenterScan`.
 
-    Raises InvalidInput for another dimension or values that are not finite, naming the first such row.
+    Raises InvalidInput for another dimension or values that are not finite, naming the first such
+    row.
     """
     if mode != "exact":
         raise ConfigInvalid(f"unknown mode {mode}", remedy="use exact")
@@ -84,14 +89,18 @@ def nearest_centers(
 
 
 class CenterScan:
-    """Centers made ready for exact look-ups: checked, measured and rounded once."""
+    """A set of centers made ready for exact look-ups: checked, measured and rounded once."""
 
     def __init__(
         self, centers: Embeddings, *, products: ProductsName | Literal["auto"] = "auto"
     ) -> None:
-        """products: the arithmetic of the scan; auto times those that this machine has and takes the fastest.
+        """Checks and prepares the centers.
 
-        Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is missing.
+        products: the arithmetic of the scan; auto times those that this machine has and takes the
+        fastest.
+
+        Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
+        missing.
         """
         check_rows(centers, "centers")
         self.centers = centers
@@ -110,8 +119,11 @@ class CenterScan:
         *,
         previous: NDArray[np.integer] | None = None,
     ) -> Neighbors:
-        """As `nearest_centers`. previous: int [N, >= top] of distinct ids of centers, such as the last assignment's:
-        their scores bound the answer's from below, so that less is looked at; the answer is the same.
+        """Returns what `nearest_centers` returns for these centers.
+
+        previous: int [N, >= top], distinct ids of centers for each row, such as its last
+        assignment. Their scores bound those of the answer from below, so that the scan looks at
+        less; the answer is the same.
         """
         if top < 1:
             raise ConfigInvalid(f"top must be at least 1, got {top}")
@@ -130,9 +142,10 @@ class CenterScan:
             batch = slice(start, start + _BATCH_ROWS)
             seeds = None if previous is None else previous[batch, :num_wanted]
             ids, scores, level = self._search(embeddings[batch], num_wanted, seeds, first)
-            # Where the first pass proves little it is left out: it would cost more than it settles.
+            # A first pass that proves little is left out for the next batch: it would cost more
+            # than it settles.
             first = int((level > 0).mean() > _OPEN_SHARE)
-            if threshold is not None:  # on the scores before they are rounded
+            if threshold is not None:  # compares the scores before they are rounded
                 ids = np.where(scores >= threshold, ids, -1)
                 scores = np.where(scores >= threshold, scores, -np.inf)
             all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
@@ -144,7 +157,10 @@ class CenterScan:
     def _search(
         self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None, first: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """(ids [B, top], float64 scores [B, top], the level that settled each row [B]), beginning at level `first`."""
+        """Returns ids [B, top], float64 scores [B, top] and the level that settled each row [B].
+
+        The search begins at level `first`.
+        """
         ids = np.full((len(z_BD), top), -1, dtype=np.int64)
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
@@ -192,7 +208,7 @@ class CenterScan:
         left_out_B = (
             raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
         )
-        # With every center kept there is nothing left out: the threshold is -inf, and so is its bound.
+        # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
         return _Found(ids, scores, proven_B)
 
@@ -203,7 +219,9 @@ class CenterScan:
         slack_B: NDArray[np.float64],
         output: float,
     ) -> NDArray[np.float32]:
-        """A threshold below which no product can belong to a center as near as the last of the seeds."""
+        """Returns a threshold below which no product belongs to a center as near as the last of the
+        seeds.
+        """
         if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
             raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
         if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
@@ -221,7 +239,10 @@ class CenterScan:
         slack_B: NDArray[np.float64],
         output: float,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The first `top` of the candidates by float64 score, of those alone that rounding leaves in the running."""
+        """Returns the first `top` candidates by float64 score.
+
+        Only candidates that may be in the answer despite rounding are scored.
+        """
         products = candidates.scores.astype(np.float64)
         last_B = np.partition(products, -top, axis=1)[:, -top]
         lowest_B = lowered(last_B, output) - slack_B
@@ -233,7 +254,9 @@ class CenterScan:
     def _in_float64(
         self, z_BD: Embeddings, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """All scores in float64, and again in one order of summation those that this leaves in doubt."""
+        """Computes all scores in float64, and those still in doubt again in one fixed order of
+        summation.
+        """
         rows_per_part = max(1, _DOUBLE_ENTRIES // len(self.centers))
         parts = []
         for start in range(0, len(z_BD), rows_per_part):
@@ -255,8 +278,10 @@ class CenterScan:
 
 
 def fastest_products(centers: Embeddings) -> ProductsName:
-    """The arithmetic that multiplies one tile of these centers fastest here; the labels do not depend on it."""
-    if len(centers) < _BLOCK_CENTERS:  # nothing to gain that a timing would not cost
+    """Returns the arithmetic that multiplies one tile of these centers fastest here; the labels do
+    not depend on it.
+    """
+    if len(centers) < _BLOCK_CENTERS:  # a timing would cost more than it gains
         return "numpy"
     names: list[ProductsName] = ["numpy"]
     if find_spec("torch") is not None:
@@ -269,7 +294,10 @@ def fastest_products(centers: Embeddings) -> ProductsName:
 
 
 def open_products(name: ProductsName, centers: Embeddings) -> Products:
-    """The named arithmetic over these centers; ConfigInvalid where torch is not installed or there is no GPU."""
+    """Opens the named arithmetic over these centers.
+
+    Raises ConfigInvalid where torch is not installed or there is no GPU.
+    """
     if name == "numpy":
         return NumpyProducts(centers)
     try:
@@ -284,10 +312,10 @@ def open_products(name: ProductsName, centers: Embeddings) -> Products:
 
 
 def check_rows(rows: NDArray[np.floating], what: str) -> None:
-    """Raise InvalidInput unless `rows` is a float32 matrix of finite values."""
+    """Raises InvalidInput unless `rows` is a float32 matrix of finite values."""
     if rows.ndim != 2 or rows.dtype != np.float32:
         raise InvalidInput(f"{what} must be a float32 matrix, got {rows.dtype} {list(rows.shape)}")
-    # The sum of a block is not finite where any of its values is not, and costs no second array.
+    # One mask of a block at a time: it bounds the memory of the check.
     for start in range(0, len(rows), _BLOCK_CENTERS):
         block = rows[start : start + _BLOCK_CENTERS]
         finite = np.isfinite(block).all(axis=1)
@@ -298,7 +326,11 @@ def check_rows(rows: NDArray[np.floating], what: str) -> None:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """ids [B, M] int64 (-1: none), products [B, M], and the threshold [B] that no other center's product exceeds."""
+    """The kept entries of each row: ids [B, M] int64 (-1: none), products [B, M], and a threshold
+    [B].
+
+    No other center's product exceeds the threshold.
+    """
 
     ids: NDArray[np.int64]
     scores: NDArray[np.float32]
@@ -313,14 +345,16 @@ class _Found:
 
 
 def _scan(z_BD: Embeddings, products: Products, num_centers: int, best: "Best") -> _Candidates:
-    """The centers of largest product of each row, and the threshold that all others stay below or at."""
+    """Returns the centers of largest product of each row, and the threshold that no other product
+    exceeds.
+    """
     rows = products.load(z_BD)
     kept = best.ids.shape[1]
     for start in range(0, num_centers, _BLOCK_CENTERS):
         stop = min(start + _BLOCK_CENTERS, num_centers)
         product_BC = products.multiply(rows, start, stop)
         if start == 0 and stop > kept and np.isneginf(best.threshold).all():
-            # The first block would otherwise hit everywhere.
+            # Without this, every entry of the first block would be a hit.
             best.threshold = products.kth_best_bound(product_BC, kept)
         best.add(products.above(product_BC, best.threshold), start)
     best.settle()

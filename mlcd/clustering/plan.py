@@ -1,4 +1,4 @@
-"""What a clustering will take, told before it starts."""
+"""The memory, arithmetic and time that a clustering will take, computed before it starts."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -18,7 +18,11 @@ _RUNS: Final = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """memory_bytes: of each process, beside Python itself. flops: of all passes. seconds: at the measured rate."""
+    """The cost of a clustering.
+
+    memory_bytes: of each process, beside Python itself. flops: of all passes. seconds: at the
+    measured rate.
+    """
 
     num_rows: int
     num_clusters: int
@@ -34,7 +38,7 @@ class Plan:
         return self.flops / self.flops_per_s / self.processes
 
     def facts(self) -> dict[str, float]:
-        """For machines."""
+        """Returns the plan for machines, by name."""
         return asdict(self) | {"seconds": self.seconds, "bytes_read_per_pass": self.rows_bytes}
 
     def __str__(self) -> str:
@@ -45,23 +49,27 @@ class Plan:
             f"memory      {self.memory_bytes / 2**30:.2f} GiB{shared}\n"
             f"reading     {self.rows_bytes / 2**30:.2f} GiB a pass\n"
             f"arithmetic  {self.flops:.3g} floating-point operations\n"
-            f"time        {timedelta(seconds=round(self.seconds))} at the {self.flops_per_s / 1e9:.0f} GFLOP/s "
-            "measured here; less where rows settle early, more for the first centers"
+            f"time        {timedelta(seconds=round(self.seconds))} "
+            f"at the {self.flops_per_s / 1e9:.0f} GFLOP/s measured here; "
+            "less where rows settle early, more for the first centers"
         )
 
     @property
     def rows_bytes(self) -> int:
-        """What one pass reads, as float32."""
+        """Returns the bytes that one pass reads, as float32."""
         return self.num_rows * self.dimension * 4
 
 
 def plan(
     num_rows: int, num_clusters: int, dimension: int, *, iterations: int, processes: int = 1
 ) -> Plan:
-    """The memory, the arithmetic and the time of at most `iterations` updates, by a tile timed on this machine."""
+    """Computes the memory, the arithmetic and the time of at most `iterations` updates.
+
+    The time follows from a tile that is timed on this machine.
+    """
     matrix = num_clusters * dimension
     centers, sums = 2 * 4 * matrix, 8 * matrix * (1 if processes == 1 else 3)
-    # A block: as read, its rows by cluster and their float64; and the scores of a batch.
+    # A block as read, its rows sorted by cluster, their float64 form, and the scores of a batch.
     block = BLOCK_ROWS * dimension * 4 * 3 + _TILE_ROWS * min(num_clusters, _TILE_CENTERS) * 4
     rows = -(-num_rows // processes) * 4
     passes = iterations + 1

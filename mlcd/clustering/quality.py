@@ -1,4 +1,4 @@
-"""How well clusters agree with known classes, how even and how tight they are."""
+"""Measures of clusters: how well they agree with known classes, how even and how tight they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,13 @@ from mlcd.clustering.rows import lowest_hashed
 from mlcd.types import Embeddings
 
 _NEAR: Final = (0.99, 0.999)  # cosines above which two centers are counted as near duplicates
-_ASKED_CENTERS: Final = (
-    16_384  # whose nearest other center is looked up: all pairs of a million would take days
-)
+# centers whose nearest other one is looked up: all pairs of a million would take days
+_ASKED_CENTERS: Final = 16_384
 _QUANTILES: Final = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 
 def purity(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
-    """Share of samples whose class is the majority class of their cluster."""
+    """Returns the share of samples whose class is the majority class of their cluster."""
     table = _Contingency.of(assignment, class_names)
     largest = np.zeros(len(table.by_cluster), dtype=np.int64)
     np.maximum.at(largest, table.clusters, table.counts)
@@ -29,7 +28,7 @@ def purity(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float
 def normalized_mutual_information(
     assignment: NDArray[np.integer], class_names: Sequence[str]
 ) -> float:
-    """I(U;V) / ((H(U) + H(V)) / 2): scikit-learn's default normalization."""
+    """Returns I(U;V) / ((H(U) + H(V)) / 2), with scikit-learn's default normalization."""
     table = _Contingency.of(assignment, class_names)
     joint = table.counts / table.total
     by_cluster, by_class = table.by_cluster / table.total, table.by_class / table.total
@@ -40,7 +39,9 @@ def normalized_mutual_information(
 
 
 def adjusted_rand_index(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
-    """Pairs that clusters and classes agree on, 0 by chance and 1 at most (Hubert and Arabie 1985)."""
+    """Returns how far clusters and classes agree on pairs: 0 by chance, 1 at most (Hubert and
+    Arabie 1985).
+    """
     table = _Contingency.of(assignment, class_names)
     both, one, other = (
         _pairs(counts) for counts in (table.counts, table.by_cluster, table.by_class)
@@ -51,20 +52,28 @@ def adjusted_rand_index(assignment: NDArray[np.integer], class_names: Sequence[s
 
 
 def conflict_rate(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
-    """Share of the pairs of samples in one cluster whose classes differ; 0 where no cluster holds two."""
+    """Returns the share of the pairs of samples in one cluster whose classes differ.
+
+    It is 0 where no cluster holds two samples.
+    """
     table = _Contingency.of(assignment, class_names)
     together = _pairs(table.by_cluster)
     return 1 - _pairs(table.counts) / together if together else 0.0
 
 
 def imbalance(sizes: NDArray[np.integer]) -> float:
-    """K sum(sizes^2) / n^2: 1 when all clusters are equal, k when one holds everything (as faiss reports it)."""
+    """Returns K sum(sizes^2) / n^2, as faiss reports it.
+
+    It is 1 when all clusters are equal and K when one holds everything.
+    """
     sizes = sizes.astype(np.float64)
     return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2)
 
 
 def size_histogram(sizes: NDArray[np.integer]) -> list[tuple[int, int]]:
-    """(smallest size of the bin, how many clusters) for the bins 0, 1, 2-3, 4-7 and so on."""
+    """Returns (smallest size of the bin, number of clusters) for the bins 0, 1, 2-3,
+    4-7 and so on.
+    """
     bins = np.where(sizes > 0, np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64) + 1, 0)
     return [
         (2 ** (number - 1) if number else 0, int(count))
@@ -73,21 +82,22 @@ def size_histogram(sizes: NDArray[np.integer]) -> list[tuple[int, int]]:
 
 
 def tightness(sizes: NDArray[np.integer], cosines: NDArray[np.float64]) -> dict[str, float]:
-    """Quantiles over clusters of the mean cosine of a center and its members."""
+    """Returns quantiles over clusters of the mean cosine of a center and its members."""
     return _quantiles(cosines[sizes > 0])
 
 
 def near_duplicates(centers: Embeddings) -> dict[str, Any]:
-    """Cosine of a center and the nearest other: quantiles, and how many centers are nearer than a bound.
+    """Returns the cosine of a center and its nearest other: quantiles, and how many exceed each of
+    `_NEAR`.
 
-    Looked up for all centers, or for `_ASKED_CENTERS` drawn by hash; `asked` says for how many.
+    All centers are looked up, or `_ASKED_CENTERS` drawn by hash; `asked` says how many.
     """
     if len(centers) < 2:
         return {"asked": 0}
     asked = lowest_hashed(len(centers), _ASKED_CENTERS, 0)
     found = CenterScan(centers).nearest(np.ascontiguousarray(centers[asked]), 2)
     itself = found.ids == asked[:, None]
-    itself[~itself.any(axis=1), 1] = True  # it has equals of lower ids
+    itself[~itself.any(axis=1), 1] = True  # its equals have lower ids
     nearest = found.scores[~itself].astype(np.float64)
     above = {f"above_{bound}": int((nearest > bound).sum()) for bound in _NEAR}
     return {"asked": len(asked), **above, "quantiles": _quantiles(nearest)}
@@ -95,7 +105,9 @@ def near_duplicates(centers: Embeddings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Contingency:
-    """The (cluster, class) pairs that occur: clusters, classes and counts [pairs]; and the totals of either."""
+    """The (cluster, class) pairs that occur: clusters, classes and counts [pairs], and the totals
+    of each side.
+    """
 
     clusters: NDArray[np.int64]
     classes: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Centers that a clustering cannot use, and what takes their place."""
+"""The replacement of centers that a clustering cannot use."""
 
 import hashlib
 import heapq
@@ -11,21 +11,21 @@ from mlcd.clustering.sums import ClusterSums
 from mlcd.randomness import uniform
 from mlcd.types import Embeddings
 
-_SPLIT_STEP: Final = (
-    1e-3  # how far the new half of a split cluster moves away, relative to the unit center
-)
-_ALIKE: Final = 1e-7  # 1 - |mean|: what rounding leaves of a cluster whose rows are all the same
+# distance that the new half of a split cluster moves, relative to the unit center
+_SPLIT_STEP: Final = 1e-3
+_ALIKE: Final = 1e-7  # 1 - |mean| that rounding leaves of a cluster whose rows are all the same
 
 
 def next_centers(
     totals: ClusterSums, centers: Embeddings, seed: int, iteration: int
 ) -> tuple[Embeddings, int]:
-    """([K, D] float32 unit means, how many were replaced).
+    """Returns ([K, D] float32 unit means, number of centers replaced).
 
-    Of equal centers all but the first are dropped, their rows counted with it. Dropped centers, and those of clusters
-    that are empty or have no direction, move beside the center of the largest cluster, which counts half from then on.
-    The center that is split stays, so a repair never lowers the objective. `centers`, the present ones, stay where no
-    cluster has a direction: rows that cancel out are no nearer to any other.
+    Of equal centers all but the first are dropped, and the first counts their rows. Dropped
+    centers, and those of clusters that are empty or have no direction, move beside the center of
+    the largest cluster, which counts half from then on. The center that is split stays, so a repair
+    never lowers the objective. `centers`, the present ones, stay where no cluster has a direction:
+    rows that cancel out are no nearer to any other.
     """
     means, lengths = totals.directions()
     sizes = np.where(lengths > 0, totals.sizes, 0)
@@ -41,7 +41,9 @@ def next_centers(
 
 
 def duplicates(centers: Embeddings, usable: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """(center, the first one equal to it) for every usable center that is not the first of its kind."""
+    """Returns (center, the first one equal to it) for every usable center that has an equal before
+    it.
+    """
     first: dict[bytes, int] = {}
     found = []
     for center in np.flatnonzero(usable):
@@ -57,7 +59,7 @@ def _split_largest(
     spread: NDArray[np.bool_],
     counters: tuple[int, int],
 ) -> None:
-    # Splitting rows that are all the same gives one half nothing.
+    # A split of rows that are all the same leaves one half empty.
     divisible = (sizes > 1) & spread
     donors = divisible if divisible.any() else sizes > 0
     heap = [(-float(sizes[center]), int(center)) for center in np.flatnonzero(donors)]

@@ -1,6 +1,7 @@
-"""Rows of embeddings wherever they lie, read block by block: what k-means needs of them, and no more.
+"""The interface by which k-means reads rows of embeddings, block by block, wherever they lie.
 
-Blocks come from explicit reads, never from memory maps: mapped pages count as memory of the process.
+Blocks come from explicit reads, never from memory maps, because mapped pages count as memory of the
+process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ _HASHED_AT_ONCE: Final = 1 << 20
 
 
 class Rows(Protocol):
-    """[num_rows, dimension] float32, numbered from 0."""
+    """A matrix [num_rows, dimension] of float32, its rows numbered from 0."""
 
     @property
     def num_rows(self) -> int: ...
@@ -31,20 +32,20 @@ class Rows(Protocol):
     def dimension(self) -> int: ...
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
-        """(number of the first row, rows) of the rows [start, stop), in order."""
+        """Yields (number of the first row, rows) for the rows [start, stop), in order."""
         ...
 
     def read(self, rows: NDArray[np.int64]) -> Embeddings:
-        """[len(rows), D] of the rows of these numbers, in this order."""
+        """Returns the rows of these numbers, in this order: [len(rows), D]."""
         ...
 
     def describe(self, row: int) -> str:
-        """What to call a row in an error."""
+        """Returns the name of a row for an error message."""
         ...
 
 
 class ArrayRows:
-    """Rows in memory, in one array or several; an array may be a memory map."""
+    """The rows of one array in memory or of several; an array may be a memory map."""
 
     def __init__(self, blocks: Sequence[NDArray[np.floating]]) -> None:
         for block in blocks:
@@ -85,7 +86,7 @@ class ArrayRows:
 
 
 class FileRows:
-    """Rows of .npy files [n, D] float32 or float16, one after the other."""
+    """The rows of .npy files [n, D] float32 or float16, one after the other."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -168,7 +169,7 @@ class FileRows:
 
 
 class SelectedRows:
-    """Some of the rows, by their numbers in ascending order."""
+    """A selection of rows, by their numbers in ascending order."""
 
     def __init__(self, rows: Rows, selected: NDArray[np.int64]) -> None:
         self._rows, self.selected = rows, selected
@@ -193,7 +194,7 @@ class SelectedRows:
 
 
 class UnitRows:
-    """The rows, checked, less the mean where there is one, and of unit length.
+    """The rows, checked and of unit length; a mean is subtracted first where one is given.
 
     Raises InvalidInput naming the first row that holds NaN or Inf or has no direction.
     """
@@ -220,9 +221,8 @@ class UnitRows:
         return self._rows.describe(row)
 
     def _unit(self, block: Embeddings, numbers: Sequence[int] | NDArray[np.int64]) -> Embeddings:
-        squares = np.einsum(
-            "nd,nd->n", block, block
-        )  # not finite where any value is not, or it cannot be squared
+        # A square sum is not finite where a value is not, or where its square overflows.
+        squares = np.einsum("nd,nd->n", block, block)
         if not np.isfinite(squares).all():
             self._refuse(numbers, ~np.isfinite(squares), "holds NaN or Inf")
         if self._mean is not None:
@@ -243,9 +243,10 @@ class UnitRows:
 
 
 def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.int64]:
-    """The `num_wanted` row numbers of lowest hash(counters, row), in the order of their hashes; int64.
+    """Returns the `num_wanted` row numbers of lowest hash(counters, row), int64, in the order of
+    their hashes.
 
-    No more memory than a few times the wanted ones: rows above a threshold are never kept.
+    Memory is a few times the wanted numbers, because rows above a threshold are never kept.
     """
     if num_wanted >= num_rows:
         return _by_hash(np.arange(num_rows), *counters)
@@ -256,9 +257,9 @@ def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.
         rows = np.arange(start, min(start + _HASHED_AT_ONCE, num_rows))
         found.append(rows[hash_counters(*counters, rows) <= limit])
     kept = np.concatenate(found)
-    if (
-        len(kept) < num_wanted
-    ):  # six standard deviations do not happen; the answer must be right if they do
+    # A miss by six standard deviations is next to impossible, but the answer must be right then
+    # too.
+    if len(kept) < num_wanted:
         kept = np.arange(num_rows)
     return _by_hash(kept, *counters)[:num_wanted]
 

@@ -1,7 +1,9 @@
-"""The first centers of k-means: distinct rows, drawn by a hash of (seed, row); for many, found in two levels.
+"""The first centers of k-means: distinct rows drawn by a hash of (seed, row), or found in two
+levels for many clusters.
 
-Two levels: about sqrt(k) coarse cells of a sample, centers shared out among them by their mass, each cell clustered by
-itself. Lloyd's passes over all rows then start close to where they end.
+Two levels: a sample is divided into about sqrt(k) coarse cells, the centers are shared out among
+them by their mass, and each cell is clustered by itself. Lloyd's passes over all rows then start
+close to where they end.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest_one import NearestOne
+from mlcd.clustering.nearest_center import NearestCenter
 from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, SelectedRows, lowest_hashed
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
@@ -18,15 +20,15 @@ from mlcd.world import World
 
 _READ_TOGETHER: Final = 4096
 SAMPLE_PER_CENTER: Final = 32  # rows of the two-level sample for each center wanted
-_COARSE_SAMPLE: Final = 256  # rows of it that each coarse cell is found from
+_COARSE_SAMPLE: Final = 256  # rows of the sample for each coarse cell
 _SAMPLE_STREAM: Final = 1  # second counter of the hash, so that the sample is not the first centers
 
+# k-means of one level: (rows, number of clusters, seed) to centers
 Cluster = Callable[[Rows, int, int], Embeddings]
-"""(rows, number of clusters, seed) to centers: k-means of one level."""
 
 
 def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
-    """[K, D]: the first K rows in the order of hash(seed, row) that differ from each other.
+    """Returns [K, D]: the first K rows in the order of hash(seed, row) that differ from each other.
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
@@ -47,7 +49,7 @@ def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
 def two_level(
     rows: Rows, num_clusters: int, seed: int, cluster: Cluster, world: World
 ) -> Embeddings:
-    """[K, D]: centers of the cells of a sample. Cells are shared out among the processes of `world`.
+    """Returns [K, D]: centers of the cells of a sample. The processes of `world` share the cells.
 
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
@@ -66,20 +68,20 @@ def two_level(
     for cell in range(world.rank, num_coarse, world.size):
         if shares[cell]:
             members: Rows = SelectedRows(sample, np.flatnonzero(cell_of == cell))
-            if members.num_rows <= max(
-                num_clusters, BLOCK_ROWS
-            ):  # held, they take no more memory than the centers
+            # in memory these rows take no more than the centers
+            if members.num_rows <= max(num_clusters, BLOCK_ROWS):
                 members = _held(members)
             centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
-    # Each row is zero in all processes but one, so the sum of the bits is that one's row.
+    # Each row is zero in all processes but one, so the sum of the bits is the row of that process.
     bits: Embeddings = world.sum_integers(centers.view(np.int32)).view(np.float32)
     return bits
 
 
 def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of `num` each cell gets: by mass and largest remainder, at least 1 where it has rows, at most its limit.
+    """Returns the share of `num` that each cell gets, by mass and largest remainder.
 
-    The sum is `num`, which must be between the number of cells with rows and the sum of the limits.
+    A cell with rows gets at least 1, and no cell more than its limit. The sum is `num`, which must
+    be between the number of cells with rows and the sum of the limits.
     """
     shares = np.minimum((mass > 0).astype(np.int64), limit)
     while (left := num - int(shares.sum())) > 0:
@@ -97,7 +99,9 @@ def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> N
 
 
 def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
-    """The rows of lowest hash, in their order; all where there are no more than wanted."""
+    """Returns the rows of lowest hash, in their own order; all rows where there are no more than
+    wanted.
+    """
     if num_wanted >= rows.num_rows:
         return rows
     return SelectedRows(
@@ -110,7 +114,7 @@ def _held(rows: Rows) -> Rows:
 
 
 def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddings]:
-    """Rows in the order of their hashes, reading no more than duplicates make necessary."""
+    """Yields rows in the order of their hashes and reads no more than duplicates make necessary."""
     num_wanted, done = num_clusters, 0
     while done < rows.num_rows:
         order = lowest_hashed(rows.num_rows, num_wanted, seed)
@@ -120,8 +124,8 @@ def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddi
 
 
 def _cells(sample: Rows, coarse: Embeddings) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """(nearest coarse center of each row, a hash of its content)."""
-    nearest = NearestOne(coarse).nearest
+    """Returns the nearest coarse center of each row, and a hash of its content."""
+    nearest = NearestCenter(coarse).nearest
     cells = np.empty(sample.num_rows, dtype=np.int32)
     contents = np.empty(sample.num_rows, dtype=np.uint64)
     for start, block in sample.blocks(0, sample.num_rows):

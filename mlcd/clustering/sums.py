@@ -1,8 +1,8 @@
 """Sums of rows per cluster that do not depend on the order of addition.
 
-A component is rounded to a multiple of 2^-33 and added as int64, so any order, batch size, number of threads or of
-processes gives the same bits. The error is 2^-34 per component and row. A cluster may hold 2^29 rows before a sum of
-components of size 1 could overflow.
+A component is rounded to a multiple of 2^-33 and added as int64, so any order, batch size, number
+of threads or of processes gives the same bits. The error is 2^-34 per component and row. A cluster
+may hold 2^29 rows before a sum of components of size 1 could overflow.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,10 @@ _ROWS_OF_A_MEAN: Final = 2**28
 
 
 class ClusterSums:
-    """sums: [K, D] int64, in units of 2^-33. sizes: [K] int64."""
+    """The sum and the number of the rows of each cluster.
+
+    sums: [K, D] int64, in units of 2^-33. sizes: [K] int64.
+    """
 
     def __init__(self, sums: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         self.sums, self.sizes = sums, sizes
@@ -57,15 +60,19 @@ class ClusterSums:
             fixed = rows[part].astype(np.float64)
             fixed *= sign * SCALE
             np.rint(fixed, out=fixed)
-            # Whole numbers below 2^53: these sums are exact in float64.
+            # These are whole numbers below 2^53, so their sums are exact in float64.
             self.sums[ids[starts]] += np.add.reduceat(fixed, starts, axis=0).astype(np.int64)
 
     def objective(self, centers: Embeddings) -> float:
-        """J, the mean inner product of the rows with their centers [K, D], in float64, from the sums."""
+        """Returns J, the mean inner product of the rows with their centers [K, D], in float64, from
+        the sums.
+        """
         return float(self._products(centers).sum()) / int(self.sizes.sum())
 
     def cosines(self, centers: Embeddings) -> NDArray[np.float64]:
-        """[K] float64: the mean inner product of each center and its rows; NaN where there are none."""
+        """Returns [K] float64: the mean inner product of each center and its rows, NaN where there
+        are none.
+        """
         products = self._products(centers)
         return np.divide(
             products, self.sizes, out=np.full_like(products, np.nan), where=self.sizes > 0
@@ -79,26 +86,29 @@ class ClusterSums:
         return products
 
     def directions(self) -> tuple[Embeddings, NDArray[np.float64]]:
-        """(unit means [K, D] float32, |sum| of each [K] float64); zero where no direction survives the rounding."""
+        """Returns the unit means [K, D] float32 and the length of each sum [K] float64.
+
+        A mean is zero where no direction survives the rounding.
+        """
         means = np.zeros(self.sums.shape, dtype=np.float32)
         lengths = np.zeros(len(self.sizes))
         for part in _parts(len(self.sizes)):
             sums = self.sums[part].astype(np.float64) / SCALE
             norms = np.linalg.norm(sums, axis=1)
-            # Opposite rows leave what rounding made of them.
+            # The sum of opposite rows is only their rounding.
             norms[norms <= self.sizes[part] * (sums.shape[1] ** 0.5 / SCALE)] = 0.0
             unit = np.divide(
                 sums, norms[:, None], out=np.zeros_like(sums), where=norms[:, None] > 0
             )
-            means[part], lengths[part] = (
-                unit + 0.0,
-                norms,
-            )  # + 0.0: no negative zeros, equal centers have equal bytes
+            # + 0.0 removes negative zeros, so that equal centers have equal bytes.
+            means[part], lengths[part] = unit + 0.0, norms
         return means, lengths
 
 
 def mean_of(rows: Rows, world: World) -> NDArray[np.float32]:
-    """The mean of the rows of all processes, [D] float32, whatever the blocks and who reads them."""
+    """Returns the mean of the rows of all processes, [D] float32, whatever the blocks and whoever
+    reads them.
+    """
     parts = ClusterSums.zeros(rows.num_rows // _ROWS_OF_A_MEAN + 1, rows.dimension)
     for start, block in rows.blocks(*world.own_rows(rows.num_rows)):
         parts.add(block, (start + np.arange(len(block))) // _ROWS_OF_A_MEAN)

@@ -1,1 +1,1 @@
-"""Collections: named sets of images that can be searched."""
+"""The collections: named sets of images that can be searched."""

@@ -1,4 +1,4 @@
-"""What a writer asks for, and what it does to the ledger and then to the state in memory."""
+"""The requests of writers, and what each does to the ledger and then to the state in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Effect:
-    """The item at `id` is gone, and is there again with another row, vector or metadata where `row` is given.
+    """A change of one item: it is removed and, where `row` is given, added again with that row.
 
-    vector: None: as before.
+    vector: None where the vector stays as it was.
     """
 
     id: str
@@ -40,13 +40,16 @@ class Change:
 
 class Request(Protocol):
     def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
-        """Within a transaction; raises MlcdError before it has written anything, or nothing of the kind."""
+        """Applies the request within a transaction.
+
+        Raises MlcdError only before it has written anything.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Put:
-    """Items that are there afterward: (id, unit vector [D], metadata as JSON)."""
+    """A request to add or replace items: (id, unit vector [D], metadata as JSON)."""
 
     items: Sequence[tuple[str, Embeddings, str]]
 
@@ -77,12 +80,16 @@ class Put:
 
 @dataclass(frozen=True)
 class Describe:
-    """Other metadata for an item that exists."""
+    """A request to replace the metadata of an item that exists."""
 
     id: str
     metadata: str
 
-    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:  # noqa: ARG002
+    def apply(
+        self,
+        ledger: Ledger,
+        dimension: int,  # noqa: ARG002
+    ) -> tuple[list[Outcome], list[Effect]]:
         found = ledger.find(self.id)
         if found is None:
             raise missing(self.id)
@@ -94,11 +101,15 @@ class Describe:
 
 @dataclass(frozen=True)
 class Delete:
-    """An item that exists is there no longer."""
+    """A request to delete an item that exists."""
 
     id: str
 
-    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:  # noqa: ARG002
+    def apply(
+        self,
+        ledger: Ledger,
+        dimension: int,  # noqa: ARG002
+    ) -> tuple[list[Outcome], list[Effect]]:
         found = ledger.find(self.id)
         if found is None:
             raise missing(self.id)
@@ -107,9 +118,11 @@ class Delete:
 
 
 def commit(ledger: Ledger, changes: Sequence[Change], dimension: int) -> None:
-    """All of them in one transaction: one sync of the disk. Each is given its outcomes, or its error.
+    """Writes all changes in one transaction, with one sync of the disk, and gives each its outcomes
+    or its error.
 
-    What is wrong with one is its own; where the transaction fails, none has happened.
+    An error of one change concerns that change only; where the transaction fails, none has
+    happened.
     """
     try:
         with ledger.transaction():

@@ -1,12 +1,13 @@
-"""A durable collection: every acknowledged item survives, searches never wait for writers.
+"""A durable collection: every acknowledged item survives, and searches never wait for writers.
 
-items.sqlite    the ledger, source of truth
-index/00000001  the newest generation of the index over it
-lock            held by the one process that has the collection open (see `mlcd.collections.locks`)
+    items.sqlite    the ledger, source of truth
+    index/00000001  the newest generation of the index over it
+    lock            held by the one process that has the collection open
+                    (see `mlcd.collections.locks`)
 
-Writers queue; whoever comes first writes for all that wait, in one transaction. The state that readers hold is replaced
-when it is on the disk and before anyone is told. A background thread makes a new generation of the index when much was
-added or deleted since the last.
+Writers queue, and the first one writes for all that wait, in one transaction. The state that
+readers hold is replaced after it is on the disk and before any writer is answered. A background
+thread makes a new generation of the index when much was added or deleted since the last.
 """
 
 import json
@@ -58,21 +59,24 @@ LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"
 DEFAULT_RECALL: Final = 0.99
 MAX_TOP: Final = 10_000
+# rows beside the index below which no new generation is made; a scan of them takes about as long as
+# a search in an index
 _UNINDEXED_ROWS: Final = 10_000
-"""A scan of as many takes about as long as a search in an index; a new generation below would be made too often."""
 _UNINDEXED_SHARE: Final = 0.2
 _COMMITTED_CHANGES: Final = 256
 _COPIED_ROWS: Final = 8192
+# rounding of a squared norm in float32, whatever the dimension
 _UNIT_ROUNDING: Final = 1e-5
-"""Of a squared norm in float32, whatever the dimension."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """items: alive. indexed: of those that the index was made of. unindexed: scanned beside it.
+    """The facts about a collection.
 
-    recall: of the index, None where it is exact. writable: false where the folder can only be read, or was opened so.
-    index_damaged: it was, when the collection was opened, and is made again; until then every search is a scan.
+    items: those alive. indexed: those of them in the index. unindexed: those scanned beside it.
+    recall: that of the index, None where it is exact. writable: false where the folder can only be
+    read, or was opened read-only. index_damaged: true where the index was damaged when the
+    collection was opened and is being made again; until then every search is a scan.
     """
 
     items: int
@@ -92,7 +96,9 @@ class Description:
 
 
 class Collection:
-    """Opened by `open`, closed by `close`. Every method may be called from many threads."""
+    """A collection that `open` opens and `close` closes. Every method may be called from many
+    threads.
+    """
 
     def __init__(
         self,
@@ -132,10 +138,11 @@ class Collection:
         background: bool = True,
         shared: Descriptors | None = None,
     ) -> Self:
-        """A new, empty one at `path`, complete or not there. Raises Conflict where something stands there.
+        """Creates an empty collection at `path`, complete or not at all.
 
-        recall: what the index has to reach, by the lower bound of the interval. source: what it was made from.
-        background, shared: as for `open`.
+        recall: the recall that the index has to reach by the lower bound of its interval. source:
+        what the collection was made from. background, shared: see `open`. Raises Conflict where
+        something exists at `path`.
         """
         if not 0 < recall <= LARGEST_TARGET:
             raise ConfigInvalid(
@@ -146,7 +153,7 @@ class Collection:
             raise ConfigInvalid(f"{dimension} is no dimension")
         if path.exists():
             raise Conflict(f"{path} exists", remedy="give another name, or delete it first")
-        if lacks_open_files():  # before anything is there that could not be removed either
+        if lacks_open_files():  # before anything exists that could not be removed either
             raise too_many_files()
         facts = {
             "fingerprint": fingerprint,
@@ -172,14 +179,16 @@ class Collection:
         read_only: bool = False,
         shared: Descriptors | None = None,
     ) -> Self:
-        """The collection at `path`, its index verified, what the index lacks added to it.
+        """Opens the collection at `path`, verifies its index and adds to it what it lacks.
 
-        background: the index is made again where much has changed; without, only by `reindex`. read_only: for searches
-        alone, by any number of processes at one time; so it is, too, where the folder cannot be written. shared: of the
-        store that opens it; without, it keeps descriptors of its own.
+        background: the index is made again when much has changed; otherwise only by `reindex`.
+        read_only: for searches alone, by any number of processes at a time; this also holds where
+        the folder cannot be written. shared: the descriptors of the store that opens it; without,
+        the collection keeps its own.
 
-        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it open,
-        TooManyOpenFiles. A damaged index is not an error: everything is scanned until it is made again.
+        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it
+        open, TooManyOpenFiles. A damaged index is no error: everything is scanned until it is made
+        again.
         """
         writable = not read_only and all(
             os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK)
@@ -216,7 +225,11 @@ class Collection:
         return collection
 
     def close(self, *, finish: bool = True) -> None:
-        """finish: the index that is being made, first; else it is given up, and made when it is due again."""
+        """Closes the collection.
+
+        finish: first completes the index that is being made; otherwise it is given up, and made
+        when it is due again.
+        """
         self._abandoned = not finish
         with self._writing:
             if self._closed:
@@ -231,7 +244,9 @@ class Collection:
             self._shared.forget(self)
 
     def rest(self) -> bool:
-        """Closes the ledger until the next change, unless one is being made; searches have no use for it."""
+        """Closes the ledger until the next change, unless a change is in progress; searches do not
+        need it.
+        """
         if not self._writing.acquire(blocking=False):
             return False
         try:
@@ -250,18 +265,20 @@ class Collection:
         return self._searcher.num_alive
 
     def check_fingerprint(self, fingerprint: Fingerprint) -> None:
-        """Raises ConfigInvalid where embeddings of this model do not belong here."""
+        """Raises ConfigInvalid where embeddings of this model do not belong in the collection."""
         if fingerprint != self.fingerprint:
             raise ConfigInvalid(
-                f"{self.path.name} holds embeddings of another model ({self.fingerprint[:12]}, given"
-                f" {fingerprint[:12]})",
+                f"{self.path.name} holds embeddings of another model "
+                f"({self.fingerprint[:12]}, given {fingerprint[:12]})",
                 remedy="embed the images with the collection's model, or make another collection",
             )
 
     def add(self, items: Sequence[Item]) -> list[Outcome]:
-        """All of them, or none: `created`, `updated` or `unchanged` for each; durable when this returns.
+        """Adds all items or none, and returns `created`, `updated` or `unchanged` for each; durable
+        when it returns.
 
-        Raises InvalidInput naming the first item that cannot be held, Unavailable where there is no space.
+        Raises InvalidInput naming the first item that cannot be held, Unavailable where there is no
+        space.
         """
         encoded = []
         seen: set[str] = set()
@@ -277,21 +294,23 @@ class Collection:
         return self._submit(Put(encoded))
 
     def update_metadata(self, item_id: str, metadata: Mapping[str, Any]) -> Outcome:
-        """Other metadata in place of the item's; durable when this returns. Raises NotFound, InvalidInput."""
+        """Replaces the item's metadata; durable when it returns. Raises NotFound, InvalidInput."""
         return self._submit(Describe(check_id(item_id), encode_metadata(item_id, metadata)))[0]
 
     def delete(self, item_id: str) -> None:
-        """Found by no search that begins after this returns, nor after a crash. Raises NotFound."""
+        """Deletes an item; no search that begins later finds it, not even after a crash. Raises
+        NotFound.
+        """
         self._submit(Delete(check_id(item_id)))
 
     def get(self, item_id: str) -> Item:
-        """The item as it is kept: its embedding has norm 1. Raises NotFound."""
+        """Returns the item as it is kept, with an embedding of norm 1. Raises NotFound."""
         searcher, position = self._place(item_id)
         vector = searcher.vectors(np.array([position]))[0]
         return Item(item_id, vector, json.loads(searcher.metadata[position]))
 
     def embedding_of(self, item_id: str) -> Embeddings:
-        """[1, D] float32, of norm 1. Raises NotFound."""
+        """Returns the item's embedding, [1, D] float32, of norm 1. Raises NotFound."""
         searcher, position = self._place(item_id)
         return searcher.vectors(np.array([position]))
 
@@ -304,10 +323,12 @@ class Collection:
         threshold: float | None = None,
         exact: bool = False,
     ) -> Found:
-        """The items most similar to each query ([Q, D]): min(top, items that the filter leaves), best first.
+        """Returns the items most similar to each query ([Q, D]), best first: min(top, items that
+        the filter leaves).
 
-        filter: JSON, see `mlcd.collections.filters`. threshold: the least similarity of what is given. exact: compare
-        everything, whatever the index. Raises InvalidInput naming what is wrong with the request.
+        filter: JSON, see `mlcd.collections.filters`. threshold: the least similarity of a match.
+        exact: compares everything, whatever the index. Raises InvalidInput naming what is wrong
+        with the request.
         """
         if not isinstance(top, int) or not 1 <= top <= MAX_TOP:
             raise InvalidInput(f"top is not in 1 to {MAX_TOP}")
@@ -323,7 +344,7 @@ class Collection:
         )
 
     def items(self, num_rows: int = _COPIED_ROWS) -> Iterator[list[Item]]:
-        """All items of one moment, in blocks; what is written meanwhile is not among them."""
+        """Yields all items of one moment, in blocks, without what is written meanwhile."""
         searcher = self._searcher
         positions = np.flatnonzero(searcher.alive)
         for start in range(0, len(positions), num_rows):
@@ -354,10 +375,11 @@ class Collection:
         )
 
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
-        """A new generation of the index over everything, tuned and audited anew; reads and writes go on meanwhile.
+        """Makes a new generation of the index over everything, tuned and audited anew; reads and
+        writes go on meanwhile.
 
-        advance: told how many more items it is made of, now and then none; what it raises ends the work, and the index
-        stays as it was.
+        advance: is called with the number of further items done, now and then 0; what it raises
+        ends the work, and the index stays as it was.
         """
         self.check_writable()
 
@@ -393,7 +415,9 @@ class Collection:
             remove_before(folder, generation.number)
 
     def take_source(self, source: Mapping[str, str]) -> None:
-        """Changes what it is made of, which its next generation of the index states; durable when this returns."""
+        """Changes the recorded source, which the next generation of the index states; durable when
+        it returns.
+        """
         self.check_writable()
         with self._writing:
             self._check_open()
@@ -401,14 +425,18 @@ class Collection:
             self.source = dict(source)
 
     def rows(self) -> tuple[list[str], Callable[[int, int], Embeddings]]:
-        """(ids, read) of one moment: read(start, stop) gives these items' vectors, [stop - start, D] float32."""
+        """Returns (ids, read) of one moment: read(start, stop) returns these items' vectors, [stop
+        - start, D] float32.
+        """
         searcher = self._searcher
         positions = np.flatnonzero(searcher.alive)
         ids = [searcher.ids[position] for position in positions.tolist()]
         return ids, lambda start, stop: searcher.vectors(positions[start:stop])
 
     def check_vectors(self) -> None:
-        """Read every item's vector from the ledger, not only those that no index has yet. Raises ArtifactInvalid."""
+        """Reads every item's vector from the ledger, not only those that no index has yet. Raises
+        ArtifactInvalid.
+        """
         searcher = self._searcher
         rows = searcher.rows[: searcher.num_positions][searcher.alive]
         for start in range(0, len(rows), _COPIED_ROWS):
@@ -425,7 +453,8 @@ class Collection:
             position = searcher.position_of.get(check_id(item_id))
             if position is None:
                 raise missing(item_id)
-            # Ahead of this state: a writer is about to replace it. Dead in it: the writer has.
+            # A position beyond this state: a writer is about to replace the state. A dead one: the
+            # writer has replaced it.
             if position < searcher.num_positions and searcher.alive[position]:
                 return searcher, position
 
@@ -457,7 +486,7 @@ class Collection:
                 self._growth.apply(change.effects)
             self._searcher = self._growth.searcher()
         except BaseException as error:
-            # What is on the disk may not be in memory: nothing is written on top of that.
+            # The disk may hold what memory does not: nothing may be written on top of that.
             self._broken = self._broken or not isinstance(error, Conflict)
             for change in changes:
                 change.error = error
@@ -479,7 +508,7 @@ class Collection:
             )
 
     def check_writable(self) -> None:
-        """Raises Conflict where it is open for searches only."""
+        """Raises Conflict where the collection is open for searches only."""
         if not self.writable:
             raise Conflict(
                 f"the collection {self.path.name} is open for searches only",
@@ -513,7 +542,7 @@ class Collection:
             self.reindex()
             self._index_above = 0
         except Exception as error:  # noqa: BLE001 - nobody waits for this thread; `describe` tells
-            # Searches are right without it; it is tried again when the collection has grown.
+            # Searches are right without the index; it is tried again when the collection has grown.
             self._indexing_error = (
                 str(error) if isinstance(error, MlcdError) else type(error).__name__
             )
@@ -533,7 +562,9 @@ def _write_empty(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _unit(queries: NDArray[np.floating]) -> Embeddings:
-    """As they are where they are unit rows already: what an encoder of ours gives."""
+    """Returns unit rows; rows that are of unit length already, as our encoders give them, stay as
+    they are.
+    """
     if (
         queries.dtype == np.float32
         and (np.abs(np.einsum("qd,qd->q", queries, queries) - 1) <= _UNIT_ROUNDING).all()
@@ -543,7 +574,9 @@ def _unit(queries: NDArray[np.floating]) -> Embeddings:
 
 
 def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: int) -> None:
-    """The ledger's items: those that the index has at their positions, the others behind them."""
+    """Takes in the ledger's items: those in the index at their positions, the others
+    behind them.
+    """
     position_of = {row: position for position, row in enumerate(rows.tolist())}
     waiting = []
     for entry in ledger.entries():

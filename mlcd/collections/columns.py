@@ -1,8 +1,9 @@
-"""The metadata of all positions, by field: what filters are evaluated on.
+"""The metadata of all positions by field, on which filters are evaluated.
 
-A column holds for each position the code of its value, and for each code the value. A condition is decided once for
-each distinct value and then looked up. Positions are only ever appended: a reader that looks at the first N of them
-sees the same whatever a writer does, so none waits for the other.
+A column holds for each position the code of its value, and for each code the value. A condition is
+decided once for each distinct value and then looked up. Positions are only ever appended: a reader
+that looks at the first N of them sees the same whatever a writer does, so neither waits for the
+other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ _SMALLEST: Final = 1024
 
 
 class Column:
-    """Codes of one field: int32, -1 where a position has no value that can be compared."""
+    """The codes of one field: int32, -1 where a position has no value that can be compared."""
 
     def __init__(
         self, codes: NDArray[np.int32] | None = None, values: Sequence[tuple[Scalar, ...]] = ()
@@ -42,7 +43,9 @@ class Column:
         self._codes[position] = code
 
     def codes(self, num: int) -> NDArray[np.int32]:
-        """[num]: of the first positions; those after the last that has a value have none."""
+        """Returns the codes of the first positions, [num]; positions after the last value have
+        none.
+        """
         codes = self._codes[:num]
         if len(codes) == num:
             return codes
@@ -56,39 +59,39 @@ class Column:
             self._lists.append(code)
         elif type(value[0]) is float:
             self._numbers[code] = value[0]
-        self._values.append(value)  # last: a code that a reader meets is complete
+        self._values.append(value)  # last, so that a code that a reader meets is complete
         self._code_of[key] = code
         return code
 
     @property
     def values(self) -> list[tuple[Scalar, ...]]:
-        """Of each code: one value, or those of a list."""
+        """Returns the values of each code: one value, or those of a list."""
         return self._values
 
     def numbers(self, num: int) -> NDArray[np.float64]:
-        """Of the first codes: the number, NaN where it is none or a list."""
+        """Returns the numbers of the first codes, NaN where a value is a list or no number."""
         return self._numbers[:num]
 
     def lists(self, num: int) -> list[int]:
-        """Those of the first codes that stand for a list."""
+        """Returns those of the first codes that stand for a list."""
         return [code for code in self._lists.copy() if code < num]
 
     def code_of(self, value: Scalar) -> int | None:
-        """The code of this one value, where some item has it."""
+        """Returns the code of this one value; None where no item has it."""
         return self._code_of.get(((type(value), value),))
 
     def take(self, positions: NDArray[np.int64], num: int) -> "Column":
-        """The column of these positions, of the first `num`, in this order."""
+        """Returns the column of these positions, out of the first `num`, in this order."""
         codes = self.codes(num)[positions]
         used = np.unique(codes[codes >= 0])
-        # The last entry is what -1 points at.
+        # The last entry is the one that -1 points at.
         renumbered = np.full(int(used[-1]) + 2 if len(used) else 1, _ABSENT, dtype=np.int32)
         renumbered[used] = np.arange(len(used), dtype=np.int32)
         return Column(renumbered[codes], [self._values[code] for code in used])
 
 
 class Columns:
-    """All fields that an item ever had."""
+    """The columns of all fields that an item ever had."""
 
     def __init__(self, columns: Mapping[str, Column] | None = None) -> None:
         self._columns: dict[str, Column] = dict(columns or {})
@@ -109,13 +112,13 @@ class Columns:
         return sorted(self._columns.copy())
 
     def take(self, positions: NDArray[np.int64], num: int) -> "Columns":
-        """The columns of these positions; of a field that none of them has, nothing is left."""
+        """Returns the columns of these positions, without fields that none of them has."""
         taken = {name: column.take(positions, num) for name, column in self._columns.copy().items()}
         return Columns({name: column for name, column in taken.items() if column.values})
 
 
 def _key(value: tuple[Scalar, ...]) -> tuple[tuple[type, Scalar], ...]:
-    """True is not 1."""
+    """Returns a key in which True and 1 differ."""
     return tuple((type(part), part) for part in value)
 
 

@@ -1,4 +1,6 @@
-"""The descriptors that many collections share: what each has for itself would not suffice for all."""
+"""The file descriptors that many collections share, because one set for each would exceed the
+limit.
+"""
 
 import resource
 import threading
@@ -8,44 +10,49 @@ from typing import Final, Protocol, Self
 
 from mlcd.collections.locks import Lock, StoreLocks
 
-_PER_LEDGER: Final = 3  # descriptors of an open one
-_SHARE: Final = 20  # so many times as many are left for connections and all else
-_MOST_LEDGERS: Final = 64  # to open one again takes a millisecond or two
+_PER_LEDGER: Final = 3  # descriptors of an open ledger
+_SHARE: Final = 20  # times as many descriptors are left for connections and all else
+_MOST_LEDGERS: Final = 64  # opening one again takes a millisecond or two
 
 
 class Resting(Protocol):
-    """Something that uses descriptors, and can do without them between its uses."""
+    """An object that uses descriptors and can do without them between its uses."""
 
     def rest(self) -> bool:
-        """Gives them back until the next use. False where it is in use."""
+        """Closes the descriptors until the next use; returns False where the object is in use."""
         ...
 
 
 class Descriptors:
-    """One for all locks of a store's collections, and those of the ledgers that were used last.
+    """The one descriptor for all locks of a store's collections, and those of the ledgers used
+    last.
 
     `lock` is for one thread at a time; `used` and `forget` may be called from many.
     """
 
     def __init__(self, locks: StoreLocks, *, most: int) -> None:
-        """most: ledgers that stay open; those in use come on top."""
+        """most: the number of ledgers that stay open; those in use come on top."""
         self._locks, self._most = locks, most
-        self._order: dict[Resting, None] = {}  # the one used last is the last
+        self._order: dict[Resting, None] = {}  # in order of use, the latest last
         self._changing = threading.Lock()
 
     @classmethod
     def open(cls, folder: Path, *, writable: bool) -> Self:
-        """Opens those of the store in `folder`: as many as the process's limit on open files allows."""
+        """Opens those of the store in `folder`, as many as the process's limit on open files
+        allows.
+        """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = _MOST_LEDGERS if soft == resource.RLIM_INFINITY else soft // (_SHARE * _PER_LEDGER)
         return cls(StoreLocks(folder, writable=writable), most=min(max(1, most), _MOST_LEDGERS))
 
     def lock(self, path: Path, *, writable: bool) -> Lock:
-        """See `StoreLocks.lock`."""
+        """Locks a collection; see `StoreLocks.lock`."""
         return self._locks.lock(path, writable=writable)
 
     def used(self, one: Resting) -> None:
-        """Has those rest that were not used for the longest time, where there are too many."""
+        """Records a use, and closes the descriptors of the least recently used where there are too
+        many.
+        """
         with self._changing:
             self._order.pop(one, None)
             self._order[one] = None
@@ -58,7 +65,7 @@ class Descriptors:
                     self._order.setdefault(other)
 
     def forget(self, one: Resting) -> None:
-        """It is closed for good."""
+        """Forgets an object that is closed for good."""
         with self._changing:
             self._order.pop(one, None)
 

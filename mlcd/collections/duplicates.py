@@ -1,7 +1,8 @@
-"""Groups of items that are nearly the same, by the cosine of their embeddings.
+"""The groups of items that are nearly the same, by the cosine of their embeddings.
 
-All pairs are compared, a tile of them at a time; what is kept is one number for each row. Two items are of one group
-where a chain of pairs above the similarity joins them, so the ends of a long chain may be less alike than that.
+All pairs are compared, one tile of them at a time; one number is kept for each row. Two items are
+in one group where a chain of pairs above the similarity joins them, so the ends of a long chain may
+be less alike than that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +20,23 @@ DEFAULT_SIMILARITY: Final = 0.95
 TILE_ROWS: Final = 2048
 _DIGITS: Final = 6  # float32 holds no more
 
+# read(start, stop) returns unit rows [stop - start, D] float32
 Read = Callable[[int, int], Embeddings]
-"""read(start, stop): unit rows [stop - start, D] float32."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """rows: two or more, ascending, int64 [n]. similarities: of each, to the one of the others that is most like it."""
+    """A group of near duplicates.
+
+    rows: two or more, ascending, int64 [n]. similarities: that of each row to the most similar
+    other one.
+    """
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float32]
 
     def record(self, ids: Sequence[str]) -> dict[str, Any]:
-        """Returns the group as users are given it. ids: those of all rows."""
+        """Returns the group in the form that users get. ids: those of all rows."""
         similarities = [round(similarity, _DIGITS) for similarity in self.similarities.tolist()]
         return {"ids": [ids[row] for row in self.rows], "similarities": similarities}
 
@@ -39,9 +44,10 @@ class Group:
 def duplicate_groups(
     num_rows: int, read: Read, similarity: float, *, meter: Meter, tile_rows: int = TILE_ROWS
 ) -> list[Group]:
-    """All groups, by their first row.
+    """Returns all groups, ordered by their first row.
 
-    Memory: two tiles of rows, one of scores, 12 bytes a row. The meter advances by pairs of tiles. Raises InvalidInput.
+    Memory holds two tiles of rows, one of scores, and 12 bytes a row. The meter advances by pairs
+    of tiles. Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
@@ -68,7 +74,10 @@ def num_tile_pairs(num_rows: int, tile_rows: int = TILE_ROWS) -> int:
 
 
 def _join(group: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
-    """Each pair's two groups become one, named by its lowest row. Every name points at itself, before and after."""
+    """Joins the two groups of each pair into one, named by its lowest row.
+
+    Every name points at itself, before and after.
+    """
     while True:
         left, right = group[first], group[second]
         apart = left != right

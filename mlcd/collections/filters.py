@@ -1,11 +1,12 @@
-"""Which items a search is about: conditions on metadata, combined.
+"""The filters of a search: conditions on metadata, combined.
 
     {"field": "color", "eq": "red"}                  {"and": [FILTER, …]}
     {"field": "color", "in": ["red", "blue"]}        {"or": [FILTER, …]}
     {"field": "price", "ge": 3, "lt": 10}            {"not": FILTER}
 
-eq, in: strings, numbers, booleans; of a list in the metadata, any entry. lt, le, gt, ge: numbers with numbers, strings
-with strings (by code point: dates as ISO 8601 compare as dates). What an item lacks fulfills no condition on it.
+eq and in take strings, numbers and booleans; they match any entry of a list in the metadata. lt,
+le, gt and ge compare numbers with numbers and strings with strings (by code point: dates as ISO
+8601 compare as dates). An item without the field fulfills no condition on it.
 """
 
 import operator
@@ -22,8 +23,8 @@ from mlcd.errors import InvalidInput
 
 MAX_DEPTH: Final = 8
 MAX_CONDITIONS: Final = 128
+# values of one `in`
 MAX_VALUES: Final = 1024
-"""Of one `in`."""
 _RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "lt": operator.lt,
     "le": operator.le,
@@ -36,13 +37,16 @@ _EXAMPLE: Final = '{"field": "color", "eq": "red"}'
 
 class Filter(Protocol):
     def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
-        """[num]: which of the first positions fulfill it. Raises InvalidInput for a field that no item has."""
+        """Returns a mask [num] of the first positions that fulfill the filter.
+
+        Raises InvalidInput for a field that no item has.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`field` has one of `values` (None: any), and lies within all `bounds`."""
+    """A condition: `field` has one of `values` (None: any) and lies within all `bounds`."""
 
     field: str
     values: frozenset[tuple[type, Scalar]] | None
@@ -60,9 +64,10 @@ class Condition:
         return matches
 
     def _decide(self, column: Column) -> NDArray[np.bool_]:
-        """For each code whether it holds; the last entry is what -1, no value, points at.
+        """Decides the condition for each code; the last entry is that of -1, no value.
 
-        Of a million distinct numbers or names none is looked at in Python.
+        It is vectorized: even a million distinct numbers or names are not looked at in Python one
+        by one.
         """
         num = len(column.values)
         decided = np.zeros(num + 1, dtype=np.bool_)
@@ -104,7 +109,7 @@ class Not:
 
 @dataclass(frozen=True)
 class Both:
-    """all: every one must hold; else any."""
+    """A combination of filters; all: every part must hold; otherwise any."""
 
     parts: tuple[Filter, ...]
     all: bool
@@ -118,7 +123,10 @@ class Both:
 
 
 def parse_filter(given: object) -> Filter:
-    """A filter from its JSON. Raises InvalidInput naming what is wrong, never more of the filter than a name."""
+    """Parses a filter from its JSON.
+
+    Raises InvalidInput naming what is wrong, and quoting no more of the filter than a name.
+    """
     return _Parser().parse(given, 1)
 
 

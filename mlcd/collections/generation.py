@@ -1,7 +1,7 @@
 """The index of a collection on disk: a finished artifact, made again and again, never changed.
 
 rows.npy       int64 [N]: the ledger's row numbers, by position
-vectors.npy    float32 [N, D]: the vectors, mapped and not read: what is scanned and what scores are computed from
+vectors.npy    float32 [N, D]: the vectors, mapped and not read; scans and scores use them
 index.faiss    where there are enough rows for an index
 """
 
@@ -32,7 +32,10 @@ _NUMBERED: Final = re.compile(r"[0-9]{8}")
 
 @dataclass(frozen=True)
 class Generation:
-    """rows: int64 [N]. vectors: float32 [N, D]. tuned: the index over them, by position."""
+    """One generation of the index.
+
+    rows: int64 [N]. vectors: float32 [N, D]. tuned: the index over them, by position.
+    """
 
     number: int
     rows: NDArray[np.int64]
@@ -41,7 +44,7 @@ class Generation:
 
 
 def nothing(dimension: int) -> Generation:
-    """What a collection begins with, and what it goes back to where its index is damaged."""
+    """Returns the empty generation, with which a collection begins or replaces a damaged index."""
     empty = np.empty((0, dimension), dtype=np.float32)
     return Generation(0, np.empty(0, dtype=np.int64), empty, Tuned("flat", None, None, None))
 
@@ -58,9 +61,11 @@ def write_generation(
     parents: tuple[Parent, ...] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> Generation:
-    """Index the vectors of `blocks`, in random order, and publish all of it by one rename. Returns it opened.
+    """Indexes the vectors of `blocks`, given in random order, publishes all of it by one rename and
+    opens it.
 
-    advance: told how many more rows the index is made of, none at other steps; what it raises ends the work.
+    advance: is called with the number of further rows done, 0 at other steps; what it raises ends
+    the work.
     """
     request = Request(KIND, {"generation": number, "recall": target}, parents, fingerprint)
     out = folder / f"{number:08d}"
@@ -89,7 +94,9 @@ def write_generation(
 def open_newest(
     folder: Path, *, dimension: int, fingerprint: Fingerprint
 ) -> tuple[Generation, bool]:
-    """The newest that is whole, and whether a newer one was found damaged. Every byte is checked first."""
+    """Returns the newest generation that is whole, and whether a newer one was damaged; every byte
+    is checked.
+    """
     numbers = sorted(
         (int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)),
         reverse=True,
@@ -99,7 +106,8 @@ def open_newest(
     try:
         return _open(folder / f"{numbers[0]:08d}", numbers[0], dimension, fingerprint), False
     except ArtifactInvalid:
-        # An older one would be right, too; what it saves is seconds, and it is not worth a second path to test.
+        # An older one would be right, too, but it would save only seconds, and is not worth a
+        # second path to test.
         empty = nothing(dimension)
         return Generation(numbers[0], empty.rows, empty.vectors, empty.tuned), True
 
@@ -130,7 +138,10 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
 
 
 def remove_before(folder: Path, number: int) -> None:
-    """Older generations and what a killed process left; who still has one mapped keeps it until the last reader."""
+    """Removes older generations and the remains of killed processes.
+
+    A process that has one mapped keeps it until its last reader ends.
+    """
     for path in folder.glob("*"):
         if path.name != f"{number:08d}":
             shutil.rmtree(path, ignore_errors=True)
@@ -151,7 +162,9 @@ def _write_vectors(path: Path, blocks: Iterator[Embeddings], shape: tuple[int, i
 
 
 def _mapped(path: Path) -> Embeddings:
-    """The vectors of a file as `_write_vectors` makes it, mapped without a descriptor: numpy's maps keep one each."""
+    """Maps the vectors of a file that `_write_vectors` made, without a descriptor; numpy's maps
+    keep one each.
+    """
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)

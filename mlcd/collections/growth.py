@@ -1,4 +1,6 @@
-"""The state that one writer grows and readers hold: buffers, appended to behind what is shared."""
+"""The state that one writer grows and readers hold: buffers that are appended to behind what is
+shared.
+"""
 
 import json
 from collections.abc import Iterable
@@ -19,7 +21,9 @@ _DEAD: Final = -1
 
 
 class Growth:
-    """Everything that a `Searcher` shows a part of. One thread at a time; readers only ever see finished searchers."""
+    """The buffers of which a `Searcher` shows a part, for one thread at a time; readers only see
+    finished searchers.
+    """
 
     def __init__(self, generation: Generation, dimension: int) -> None:
         self._generation = generation
@@ -34,7 +38,7 @@ class Growth:
         self._columns = Columns()
 
     def revive(self, position: int, entry: Entry) -> None:
-        """An indexed position whose row the ledger still has."""
+        """Marks an indexed position alive, because the ledger still has its row."""
         self._ids[position], self._metadata[position] = entry.id, entry.metadata
         self._fill(position, entry.id, entry.metadata)
 
@@ -90,7 +94,9 @@ class Growth:
         return vector
 
     def searcher(self) -> Searcher:
-        """The state as it is now; `alive` is a copy, the rest is shared and only appended to."""
+        """Returns the state as it is now; `alive` is a copy, the rest is shared and only appended
+        to.
+        """
         return Searcher(
             generation=self._generation,
             delta=self._delta[: self._num - len(self._generation.rows)],
@@ -104,7 +110,9 @@ class Growth:
         )
 
     def take_over(self, before: Searcher, order: NDArray[np.int64]) -> None:
-        """The generation, which nothing is known of yet, holds the positions `order` of `before`, all of them alive."""
+        """Takes over the positions `order` of `before`, all alive, for a new generation that holds
+        them.
+        """
         num = len(order)
         self._ids = [before.ids[position] for position in order.tolist()]
         self._metadata = [before.metadata[position] for position in order.tolist()]
@@ -114,7 +122,7 @@ class Growth:
         self._columns = before.columns.take(order, before.num_positions)
 
     def catch_up(self, before: Searcher, now: Searcher) -> None:
-        """What happened to `before` while the new generation was made of it."""
+        """Applies what happened to `before` while the new generation was made of it."""
         num = before.num_positions
         for position in np.flatnonzero(before.alive & ~now.alive[:num]).tolist():
             self.kill(before.ids[position])

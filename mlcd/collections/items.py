@@ -1,7 +1,7 @@
-"""What a collection holds, and what it refuses to hold.
+"""The items of a collection and the checks that they have to pass.
 
-Item       what is added: id, embedding, metadata
-Match      what is found: id, similarity, metadata
+Item       an item to add: id, embedding, metadata
+Match      a found item: id, similarity, metadata
 """
 
 import json
@@ -18,27 +18,32 @@ from numpy.typing import NDArray
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
 
+# A JSON object. Filters can use strings, finite numbers, booleans and lists of these; the rest is
+# only kept.
 Metadata = Mapping[str, Any]
-"""A JSON object. Strings, finite numbers, booleans and lists of these can be filtered by; the rest is kept."""
 
 MAX_ID_BYTES: Final = 1024
 MAX_METADATA_BYTES: Final = 16_384
 MAX_FIELDS: Final = 128
 MAX_FIELD_BYTES: Final = 128
+# Larger integers are not exact in float64, in which JSON readers and our comparisons hold numbers.
 EXACT_INTEGER: Final = 2**53
-"""Integers beyond are not exact in float64, as which JSON readers and our comparisons take numbers."""
 _DOTS: Final = frozenset({".", ".."})  # RFC 3986, 5.2.4; escaped, too
 _MAX_DEPTH: Final = 8
+# A name may not end in `.partial`, because drafts do, which lie beside what they become.
 _NAME: Final = re.compile(r"(?!.*\.partial$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Of drafts the last part is `.partial`: they lie beside what they become."""
 _SHOWN: Final = 80
+# A vector whose norm is this near to 1 is kept bit by bit, so that an item that was read can be
+# added again unchanged.
 _UNIT_ROUNDING: Final = 1e-6
-"""A vector whose norm is this near to 1 is kept bit by bit: what was read can be added again and is unchanged."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """embedding: [D], any length but 0; what is kept is its direction. metadata: see `Metadata`."""
+    """An item to add.
+
+    embedding: [D], of any length but 0; its direction is kept. metadata: see `Metadata`.
+    """
 
     id: str
     embedding: NDArray[np.floating] = field(repr=False)
@@ -47,9 +52,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Match:
-    """similarity: the cosine, computed in float32 whichever index found the item.
+    """An item that a search found.
 
-    metadata_json: as it is kept, in ASCII; who only passes it on need not parse it.
+    similarity: the cosine, computed in float32 whichever index found the item. metadata_json: as it
+    is kept, in ASCII; a caller that only passes it on need not parse it.
     """
 
     id: str
@@ -63,22 +69,23 @@ class Match:
 
 
 def is_name(name: str) -> bool:
-    """Whether it can name a collection: a folder and a part of a URL."""
+    """Tells whether a name is valid for a collection: it becomes a folder and a part of a URL."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_name(name: object) -> str:
-    """`name` where it can name a collection. Raises InvalidInput."""
+    """Returns `name` where it is valid for a collection. Raises InvalidInput."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(
             f"{_shown(name)} cannot name a collection",
-            remedy="use at most 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
+            remedy="use at most 128 letters, digits, dots, dashes and underscores, the first a"
+            " letter or digit",
         )
     return name
 
 
 def check_id(item_id: object) -> str:
-    """`item_id` where it can name an item. Raises InvalidInput."""
+    """Returns `item_id` where it is valid for an item. Raises InvalidInput."""
     if not isinstance(item_id, str) or not item_id:
         raise InvalidInput("an item has no id", remedy="ids are strings of 1 to 1,024 bytes")
     try:
@@ -94,18 +101,23 @@ def check_id(item_id: object) -> str:
 
 
 def check_new_id(item_id: object) -> str:
-    """`item_id` where a new item may have it: one that can be asked for in a URL. Raises InvalidInput."""
+    """Returns `item_id` where a new item may have it, because a URL can contain it. Raises
+    InvalidInput.
+    """
     item_id = check_id(item_id)
     if item_id in _DOTS:
         raise InvalidInput(
-            f"an item cannot have the id {item_id!r}: clients take it out of a URL as a step in a path",
+            f"an item cannot have the id {item_id!r}: clients take it out of a URL as a step in a"
+            " path",
             remedy="give it another id",
         )
     return item_id
 
 
 def unit_embedding(item_id: str, embedding: NDArray[np.floating], dimension: int) -> Embeddings:
-    """[D] float32 of norm 1. Raises InvalidInput naming the item."""
+    """Returns the direction of an embedding, [D] float32 of norm 1. Raises InvalidInput naming the
+    item.
+    """
     vector = np.asarray(embedding)
     if vector.shape != (dimension,) or vector.dtype.kind not in "fiu":
         raise InvalidInput(
@@ -125,7 +137,9 @@ def unit_embedding(item_id: str, embedding: NDArray[np.floating], dimension: int
 
 
 def encode_metadata(item_id: str, metadata: object) -> str:
-    """Canonical JSON: equal metadata are equal strings. Raises InvalidInput naming item and field."""
+    """Returns canonical JSON: equal metadata give equal strings. Raises InvalidInput naming item
+    and field.
+    """
     of = f"the metadata of {_shown(item_id)}"
     if not isinstance(metadata, Mapping):
         raise InvalidInput(f"{of} are not a JSON object")
@@ -171,6 +185,6 @@ def _check_value(value: object, place: str, depth: int) -> None:
 
 
 def _shown(value: object) -> str:
-    """What names an item in a message, never all of a long one."""
+    """Returns the name of an item for a message, shortened where it is long."""
     text = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…'"

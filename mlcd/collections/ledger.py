@@ -1,14 +1,16 @@
 """The source of truth of a collection: every item, in SQLite, durable when a transaction has ended.
 
-items      row, id, metadata (JSON), checksum of these
-vectors    row, float32 little-endian, checksum
-facts      what the collection is pinned to
+    items      row, id, metadata (JSON), checksum of these
+    vectors    row, float32 little-endian, checksum
+    facts      what the collection is pinned to
 
-A row number stands for one vector for ever: a new vector of the same id gets a new number, a deleted one is never used
-again. So an index that was made of some rows stays right about them, and what it lacks is what has other numbers.
-Write-ahead log, synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+A row number stands for one vector for ever: a new vector of the same id gets a new number, and the
+number of a deleted one is never used again. So an index that was made of some rows stays right
+about them, and what it lacks has other numbers. The write-ahead log has synchronous=FULL: a
+transaction has reached the disk when COMMIT returns.
 
-An open connection has three descriptors: of the file, its log, and the log's index. A ledger that rests has none.
+An open connection has three descriptors: one each for the file, its log, and the log's index. A
+ledger that rests has none.
 """
 
 import json
@@ -28,16 +30,16 @@ from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavaila
 from mlcd.types import Embeddings
 
 SCHEMA: Final = 1
+# `MLCD`, the application id in the file's header
 _APPLICATION: Final = 0x4D4C4344
-"""`MLCD`: what the file says of itself."""
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE items (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL,
-                    checksum INTEGER NOT NULL);
+CREATE TABLE items (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+                    metadata TEXT NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER NOT NULL);
 """
+# bytes; with the default of 4 KiB a vector of 512 dimensions leaves half a page empty
 _PAGE_BYTES: Final = 16_384
-"""Of 4 KiB, the default, a vector of 512 dimensions leaves half a page empty."""
 _CHECKPOINT_PAGES: Final = 1000
 _NO_SPACE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -48,7 +50,7 @@ _ROWS_A_QUERY: Final = 500
 
 @dataclass(frozen=True)
 class Entry:
-    """One item without its vector; metadata: as JSON."""
+    """One item without its vector; metadata is JSON."""
 
     row: int
     id: str
@@ -56,7 +58,7 @@ class Entry:
 
 
 class Ledger:
-    """One connection, made when it is used; whoever holds it lets one thread in at a time."""
+    """One connection, opened at its first use; its owner lets one thread in at a time."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path, self._read_only = path, read_only
@@ -65,9 +67,13 @@ class Ledger:
 
     @property
     def _connection(self) -> sqlite3.Connection:
-        """Raises Unavailable where the file cannot be opened now, Conflict where it is another one than before."""
+        """Returns the open connection.
+
+        Raises Unavailable where the file cannot be opened now, Conflict where it is another one
+        than before.
+        """
         if self._connected is None:
-            if self._left is not None and not self._path.is_file():  # SQLite would make one
+            if self._left is not None and not self._path.is_file():  # SQLite would create one
                 raise self._replaced()
             connection = _connect_to_read(self._path) if self._read_only else _connect(self._path)
             if self._left is not None and self._left != _identity(self._path, connection):
@@ -77,7 +83,7 @@ class Ledger:
         return self._connected
 
     def _replaced(self) -> Conflict:
-        """Returns the error for a file other than the one that the items in memory were read from."""
+        """Returns the error for a file other than the one that the items in memory came from."""
         return Conflict(
             f"the ledger of {self._path.parent.name} was removed or replaced meanwhile",
             remedy="open the collection again",
@@ -101,9 +107,10 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> "Ledger":
-        """Raises ArtifactInvalid where the file is damaged or not ours.
+        """Opens the ledger.
 
-        read_only: nothing in its folder is written or made; nobody may write it meanwhile.
+        read_only: nothing in its folder is written or made; no other process may write it
+        meanwhile. Raises ArtifactInvalid where the file is damaged or not ours.
         """
         if not path.is_file():
             raise ArtifactInvalid(
@@ -129,7 +136,9 @@ class Ledger:
             )
 
     def rest(self) -> None:
-        """Closes the connection until the ledger is used again; its log goes into the file, which is synced."""
+        """Closes the connection until the next use; its log is written into the file, which is
+        synced.
+        """
         if self._connected is not None:
             with suppress(MlcdError, sqlite3.Error, OSError):
                 self._left = _identity(self._path, self._connected)
@@ -137,7 +146,7 @@ class Ledger:
             self._connected = None
 
     def state(self, name: str, value: Any) -> None:
-        """Another value of one of the facts; durable when this returns."""
+        """Replaces one of the facts; durable when it returns."""
         with _translated(self._path):
             self._connection.execute(
                 "UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name)
@@ -152,7 +161,10 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; on the disk when it ends. Raises DiskFull where there is no space left."""
+        """Opens a transaction that is on the disk when the block ends, or not at all.
+
+        Raises DiskFull where there is no space left.
+        """
         with _translated(self._path):
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
@@ -171,7 +183,7 @@ class Ledger:
         return Entry(*found) if found else None
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
-        """The new row's number."""
+        """Inserts an item and returns the new row's number."""
         checksum = _checksum(item_id, metadata)
         cursor = self._connection.execute(
             "INSERT INTO items (id, metadata, checksum) VALUES (?, ?, ?)",
@@ -185,7 +197,7 @@ class Ledger:
         return cursor.lastrowid
 
     def describe(self, entry: Entry, metadata: str) -> None:
-        """Other metadata for the same row."""
+        """Replaces the metadata of the same row."""
         self._connection.execute(
             "UPDATE items SET metadata = ?, checksum = ? WHERE row = ?",
             (metadata, _checksum(entry.id, metadata), entry.row),
@@ -196,7 +208,9 @@ class Ledger:
         self._connection.execute("DELETE FROM vectors WHERE row = ?", (row,))
 
     def entries(self) -> Iterator[Entry]:
-        """All items, by ascending row. Raises ArtifactInvalid naming the first that is damaged."""
+        """Yields all items, by ascending row. Raises ArtifactInvalid naming the first that is
+        damaged.
+        """
         with _translated(self._path):
             for row, item_id, metadata, checksum in self._connection.execute(
                 "SELECT * FROM items ORDER BY row"
@@ -208,13 +222,17 @@ class Ledger:
                 yield Entry(row, item_id, metadata)
 
     def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
-        """[len(rows), dimension] float32, in this order. Raises ArtifactInvalid naming the first that is damaged."""
+        """Returns the vectors of the rows, [len(rows), dimension] float32, in this order.
+
+        Raises ArtifactInvalid naming the first that is damaged.
+        """
         vectors = np.empty((len(rows), dimension), dtype=np.float32)
         with _translated(self._path):
             for start in range(0, len(rows), _ROWS_A_QUERY):
                 part = [int(row) for row in rows[start : start + _ROWS_A_QUERY]]
                 marks = ",".join("?" * len(part))
-                query = f"SELECT row, vector, checksum FROM vectors WHERE row IN ({marks})"  # noqa: S608 - only marks
+                columns = "row, vector, checksum"
+                query = f"SELECT {columns} FROM vectors WHERE row IN ({marks})"  # noqa: S608
                 found = {
                     row: (blob, checksum)
                     for row, blob, checksum in self._connection.execute(query, part)
@@ -234,9 +252,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     with _translated(path):
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute(
-                f"PRAGMA page_size = {_PAGE_BYTES}"
-            )  # of a new file; an old one keeps its own
+            # of a new file; an old one keeps its own
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
@@ -247,8 +264,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """After a clean close the file is all there is, and SQLite need not look for more; after a crash the log is part of
-    it, and is read where it lies.
+    """Connects without writing to the folder.
+
+    After a clean close the file is complete, and SQLite need not look for more. After a crash the
+    log is part of it and is read in place.
     """
     log = path.with_name(f"{path.name}-wal")
     mode = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
@@ -262,7 +281,9 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _identity(path: Path, connection: sqlite3.Connection) -> tuple[int, int]:
-    """The file's number, which another one may be given later, and the number of the last row that was made in it."""
+    """Returns the file's inode number, which another file may get later, and the number of the last
+    row made in it.
+    """
     with _translated(path):
         last = connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0]
     return path.stat().st_ino, last or 0
@@ -279,7 +300,8 @@ def _translated(path: Path) -> Iterator[None]:
         if code in _NO_SPACE:
             raise DiskFull(
                 f"{path} cannot be written: the disk is full or fails",
-                remedy="free space and send the request again; what was acknowledged before is kept",
+                remedy="free space and send the request again; what was acknowledged before is"
+                " kept",
             ) from error
         if code in _DAMAGED:
             raise ArtifactInvalid(f"{path} is damaged", remedy="restore the collection") from error

@@ -1,12 +1,12 @@
-"""Which process has which collection: one that writes, or many that read.
+"""The locks that give a collection to one process that writes, or to many that read.
 
-STATE/NAME/lock    held by whoever opens the collection, for as long as it is open
-STATE/.locks       a byte for each collection, held by a store that has many of them open
+    STATE/NAME/lock    held by the process that opens the collection, for as long as it is open
+    STATE/.locks       one byte for each collection, held by a store that has many of them open
 
-A lock on a file costs a descriptor, and a store that kept one for each collection would run out of them. So it takes
-the lock of a collection, then its byte, and gives the lock back. Whoever opens a collection takes the lock first and
-then looks at the byte, which is held by no other way: so no two of them have the same collection.
-A byte's number is the inode of the lock, which stays the same when a collection is renamed.
+A lock on a file costs a descriptor, and a store that kept one for each collection would run out of
+them. So it takes the lock of a collection, then its byte, and releases the lock. Every process
+takes the lock first and then checks the byte, so no two have the same collection. The number of a
+byte is the inode of the lock, which stays the same when a collection is renamed.
 """
 
 import errno
@@ -24,10 +24,9 @@ LOCK: Final = "lock"
 BYTES: Final = ".locks"
 _FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
 _NUM_BYTES: Final = 2**62  # offsets of files are signed
-_OPEN_FILE_LOCKS: Final = hasattr(
-    fcntl, "F_OFD_SETLK"
-)  # of an open file, not of a process: Linux has them
-# The folder cannot be written or is not there, or its file system knows no such locks.
+# these locks belong to an open file, not to a process; Linux has them
+_OPEN_FILE_LOCKS: Final = hasattr(fcntl, "F_OFD_SETLK")
+# errors of a folder that is missing or cannot be written, and of file systems without such locks
 _CANNOT: Final = frozenset(
     {
         errno.EACCES,
@@ -42,7 +41,7 @@ _CANNOT: Final = frozenset(
 
 
 class Lock(Protocol):
-    """A collection is somebody's until this is released."""
+    """The right to a collection, until it is released."""
 
     def release(self) -> None: ...
 
@@ -55,7 +54,7 @@ class DescriptorLock:
 
     @property
     def number(self) -> int:
-        """The place of its byte among a store's."""
+        """Returns the offset of its byte among those of a store."""
         return os.fstat(self._descriptor).st_ino % _NUM_BYTES
 
     def release(self) -> None:
@@ -70,7 +69,7 @@ class _Byte:
 
 
 class StoreLocks:
-    """The bytes that one store holds, of the collections in one folder. Use it in one thread at a time."""
+    """The bytes that one store holds of the collections in one folder, for one thread at a time."""
 
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self._held: set[int] = set()
@@ -90,7 +89,9 @@ class StoreLocks:
             self._descriptor = None
 
     def lock(self, path: Path, *, writable: bool) -> Lock:
-        """The lock of the collection at `path`, by its byte where there can be one. Raises as `lock_collection`."""
+        """Locks the collection at `path`, by its byte where possible; raises what `lock_collection`
+        raises.
+        """
         held = lock_collection(path, writable=writable)
         try:
             byte = self._hold(path, held.number, writable=writable)
@@ -103,7 +104,9 @@ class StoreLocks:
         return byte
 
     def _hold(self, path: Path, number: int, *, writable: bool) -> _Byte | None:
-        """None where a byte would not do: whoever opens the collection would look for it in another folder."""
+        """Returns None where a byte does not suffice, because other processes would look for it in
+        another folder.
+        """
         if (
             self._descriptor is None
             or path.resolve().parent != self._folder
@@ -129,9 +132,9 @@ class StoreLocks:
 
 
 def lock_collection(path: Path, *, writable: bool) -> DescriptorLock:
-    """The lock of the collection at `path`, for one that writes or for many that read.
+    """Locks the collection at `path`, for one process that writes or for many that read.
 
-    Raises NotFound where there is none, Conflict where another one has it.
+    Raises NotFound where there is none, Conflict where another process has it.
     """
     try:
         descriptor = os.open(path / LOCK, os.O_RDWR if writable else os.O_RDONLY)
@@ -154,12 +157,12 @@ def lock_collection(path: Path, *, writable: bool) -> DescriptorLock:
 
 
 def _is_held_by_a_store(path: Path, number: int, *, writable: bool) -> bool:
-    """Raises Conflict where it cannot be told."""
+    """Tells whether a store holds the byte; raises Conflict where that cannot be found out."""
     if not _OPEN_FILE_LOCKS:
         return False
     try:
         descriptor = os.open(path.resolve().parent / BYTES, os.O_RDONLY)
-    except FileNotFoundError:  # no store was ever opened there
+    except FileNotFoundError:  # no store was ever opened in this folder
         return False
     except PermissionError as error:
         raise Conflict(

@@ -1,6 +1,7 @@
-"""A collection as one parquet file: id (string), embedding (list of D float32), metadata (JSON as string).
+"""A collection as one parquet file: id (string), embedding (list of D float32), metadata (JSON as
+string).
 
-The file's own metadata say which model the embeddings are of: `mlcd.fingerprint`.
+The file's own metadata name the model of the embeddings: `mlcd.fingerprint`.
 """
 
 import json
@@ -23,9 +24,10 @@ _ROWS: Final = 8192
 
 
 def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
-    """Everything in it at one moment; returns how many items. The file appears whole, or not at all.
+    """Writes all items of one moment and returns their number; the file appears whole or not at
+    all.
 
-    Raises Conflict where one is there, Unavailable where there is no space.
+    Raises Conflict where the file exists, Unavailable where there is no space.
     """
     if path.exists():
         raise Conflict(f"{path} exists", remedy="give another file")
@@ -57,7 +59,7 @@ class ParquetItems:
 
     @classmethod
     def open(cls, path: Path) -> "ParquetItems":
-        """Raises ArtifactInvalid where it is not one that `write_parquet` wrote."""
+        """Opens the file; raises ArtifactInvalid where `write_parquet` did not write it."""
         remedy = "give a file written by `mlcd index COLLECTION FILE.parquet --export`"
         try:
             file = pq.ParquetFile(path)

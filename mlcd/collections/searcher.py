@@ -1,9 +1,9 @@
-"""What readers hold: one state of a collection, never changed, replaced as a whole.
+"""The state of a collection that readers hold; it never changes and is replaced as a whole.
 
-Positions number what is known: first those of the index, then the delta, which is scanned. A deleted or replaced
-position is dead. Arrays behind it are only appended to, beyond the positions that this state has: a reader neither
-waits for a writer nor sees half of what it does.
-Shapes: Q queries, P positions, D dimension.
+Positions number the known items: first those of the index, then the delta, which is scanned. A
+deleted or replaced position is dead. The arrays are only appended to, beyond the positions that
+this state has: a reader neither waits for a writer nor sees half of its work. Shapes: Q queries, P
+positions, D dimension.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,20 @@ from mlcd.indexes.scan import merged, nothing, scan
 from mlcd.indexes.tuning import rescored
 from mlcd.types import Embeddings, Neighbors
 
+# vectors that a graph looks at for each unit of effort, about: its degree, less those seen before
 _VECTORS_PER_EFFORT: Final = 30
-"""How many vectors a graph looks at for each unit of effort, about: its degree, less those seen before."""
+# matching positions up to which a scan is used whatever an index would cost
 _SCAN_AT_MOST: Final = 2000
-"""Matching positions that are scanned whatever an index would cost."""
+# gathering more vectors for a scan takes longer than looking into all cells, whose codes take a
+# quarter of the bytes
 _GATHERED_AT_MOST: Final = 20_000
-"""To gather more vectors for a scan takes longer than to look into all cells, whose codes are a quarter as long."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """matches: of each query, most similar first. exact: every item that matches was compared.
+    """The answer to a search.
 
+    matches: those of each query, most similar first. exact: every item that matches was compared.
     matching: how many items the filter leaves.
     """
 
@@ -43,9 +45,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Searcher:
-    """delta: float32 [P - N, D] after the generation's N positions. alive: bool [P].
+    """One state of a collection.
 
-    ids, metadata (JSON), rows: by position, P or more. position_of: of an id, in this or a later state.
+    delta: float32 [P - N, D], after the generation's N positions. alive: bool [P]. ids, metadata
+    (JSON), rows: by position, P or more. position_of: the position of an id, in this or a later
+    state.
     """
 
     generation: Generation
@@ -67,7 +71,7 @@ class Searcher:
         return len(self.alive)
 
     def vectors(self, positions: NDArray[np.int64]) -> Embeddings:
-        """[n, D] float32, in this order."""
+        """Returns the vectors of the positions, [n, D] float32, in this order."""
         indexed = positions < self.num_indexed
         vectors = np.empty((len(positions), self.delta.shape[1]), dtype=np.float32)
         vectors[indexed] = self.generation.vectors[positions[indexed]]
@@ -83,7 +87,9 @@ class Searcher:
         threshold: float | None,
         exact: bool,
     ) -> Found:
-        """min(top, matching) matches of each unit query ([Q, D]); with a threshold, those of them that reach it."""
+        """Returns min(top, matching) matches of each unit query ([Q, D]), or those of them that
+        reach the threshold.
+        """
         allowed, matching = self.alive, self.num_alive
         if condition is not None:
             allowed = condition.matches(self.columns, self.num_positions) & self.alive
@@ -105,7 +111,7 @@ class Searcher:
     def _search_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_] | None, *, exact: bool
     ) -> tuple[Neighbors, bool]:
-        """Among the generation's positions, and whether all of them were compared."""
+        """Searches the generation's positions, and tells whether all of them were compared."""
         tuned, num = self.generation.tuned, self.num_indexed
         allowed_num = num if allowed is None else int(np.count_nonzero(allowed))
         if allowed_num == num:
@@ -131,18 +137,20 @@ class Searcher:
         return found, False
 
     def _effort(self, wanted: int, allowed_num: int) -> int | None:
-        """How far the index has to look; None where comparing all that is allowed is less work.
+        """Returns how far the index has to look; None where comparing all allowed items is less
+        work.
 
-        The fewer are allowed, the further away the nearest of them are: in proportion, where they lie as the rest do.
+        The fewer are allowed, the further away the nearest of them are: in proportion, where they
+        are spread like the rest.
         """
         tuned, num = self.generation.tuned, self.num_indexed
         if tuned.index is None or tuned.effort is None or allowed_num <= _SCAN_AT_MOST:
             return None
         effort = max(tuned.effort, wanted * tuned.widening if tuned.kind == "hnsw" else 0)
         scaled = int(np.ceil(effort * num / allowed_num))
-        if tuned.kind == "hnsw":  # walked over all rows, allowed or not
+        if tuned.kind == "hnsw":  # a graph is walked over all rows, allowed or not
             return None if _VECTORS_PER_EFFORT * scaled > allowed_num else scaled
-        cells = num_cells(num)  # where what is not allowed costs next to nothing
+        cells = num_cells(num)  # in cells, rows that are not allowed cost next to nothing
         return None if scaled > cells and allowed_num <= _GATHERED_AT_MOST else min(scaled, cells)
 
     def _matches(self, found: Neighbors, threshold: float | None) -> list[list[Match]]:
@@ -158,7 +166,7 @@ class Searcher:
 
 
 def _padded(found: Neighbors, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Copies, [Q, top]."""
+    """Returns copies padded to [Q, top]."""
     empty = nothing(len(found.ids), top)
     whole = merged(found, empty, top)
     return whole.ids.astype(np.int64), whole.scores.astype(np.float32)

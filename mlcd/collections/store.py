@@ -1,4 +1,4 @@
-"""All collections of one folder, by name."""
+"""The collections of one folder, by name."""
 
 import logging
 import os
@@ -19,14 +19,15 @@ from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix
+# seconds before a collection that could not be opened is tried again; reading a large one costs
+# much
 _RETRY_S: Final = 10.0
-"""What cannot be opened may be large: whoever asks for it again and again does not have it read as often."""
 _log = logging.getLogger("mlcd.collections")
 _LEFTOVERS: Final = (".*.tmp", ".*.deleted")
 
 
 class TooManyCollections(Conflict):
-    """There are as many collections as there may be."""
+    """The limit on the number of collections is reached."""
 
     limit: Final = "max_collections"
 
@@ -37,9 +38,10 @@ class TooManyCollections(Conflict):
 
 
 class Collections:
-    """Opens each collection once and closes them all. Every method may be called from many threads.
+    """A store that opens each collection once and closes them all. Every method may be called from
+    many threads.
 
-    How many there may be is bounded by memory, not by open files: their descriptors are shared.
+    Memory bounds their number; open files do not, because their descriptors are shared.
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class Collections:
     def open(
         cls, folder: Path, *, read_only: bool = False, max_collections: int | None = None
     ) -> Self:
-        """Those in `folder`, which is made where it is missing, all verified and ready.
+        """Opens all collections in `folder`, verified and ready; a missing folder is made.
 
-        read_only: see `Collection.open`. max_collections: `create` makes no more; those that are there are opened
-        however many they are. Raises the error of the first that cannot be opened.
+        read_only: see `Collection.open`. max_collections: `create` makes no more; those that exist
+        are opened however many they are. Raises the error of the first that cannot be opened.
         """
         writable = not read_only and _is_writable(folder)
         if writable:
@@ -78,7 +80,9 @@ class Collections:
         return store
 
     def find_new(self) -> None:
-        """Open what was put into the folder meanwhile. Raises the error of the first that cannot be opened."""
+        """Opens what was put into the folder meanwhile. Raises the error of the first that cannot
+        be opened.
+        """
         with self._changing:
             for ledger in sorted(self._folder.glob(f"*/{LEDGER}")):
                 name = ledger.parent.name
@@ -91,18 +95,21 @@ class Collections:
 
     @limited_open_files()
     def arrived(self) -> list[str]:
-        """Names of those that were put into the folder meanwhile."""
+        """Returns the names of collections that were put into the folder meanwhile."""
         ledgers = sorted(self._folder.glob(f"*/{LEDGER}"))
         return [name for ledger in ledgers if self.has_arrived(name := ledger.parent.name)]
 
     def has_arrived(self, name: str) -> bool:
-        """Whether it is in the folder, and not open yet."""
+        """Tells whether a collection is in the folder and not open yet."""
         return (
             is_name(name) and name not in self._opened and (self._folder / name / LEDGER).is_file()
         )
 
     def open_arrived(self, name: str) -> None:
-        """Open it if it is there; slow. Raises Conflict where it cannot be opened, without trying again for a while."""
+        """Opens a collection if it has arrived; slow.
+
+        Raises Conflict where it cannot be opened, and then does not try again for a while.
+        """
         with self._changing:
             if self._closed or not self.has_arrived(name):
                 return
@@ -110,7 +117,7 @@ class Collections:
                 raise _refusal(name)
             try:
                 self._open(name)
-            except TooManyOpenFiles:  # soon over, and no fault of the collection
+            except TooManyOpenFiles:  # a passing state, and no fault of the collection
                 raise
             except MlcdError as error:
                 self._refused_until_s[name] = time.monotonic() + _RETRY_S
@@ -120,13 +127,13 @@ class Collections:
             _log.info("the collection %s has arrived and is open", name)
 
     def open_all_arrived(self) -> None:
-        """Those that cannot be opened are left aside."""
+        """Opens all that have arrived; those that cannot be opened are skipped."""
         for name in self.arrived():
             with suppress(Conflict, TooManyOpenFiles):
                 self.open_arrived(name)
 
     def close(self, *, finish: bool = True) -> None:
-        """finish: see `Collection.close`."""
+        """Closes all collections; finish: see `Collection.close`."""
         with self._changing:
             self._closed = True
             for collection in self._opened.values():
@@ -144,14 +151,14 @@ class Collections:
         return sorted(self._opened.copy())
 
     def all(self) -> dict[str, Collection]:
-        """By name, in order."""
+        """Returns the collections by name, in order."""
         return dict(sorted(self._opened.copy().items()))
 
     def find(self, name: str) -> Collection | None:
         return self._opened.get(check_name(name))
 
     def get(self, name: str) -> Collection:
-        """Raises NotFound."""
+        """Returns a collection; raises NotFound."""
         collection = self.find(name)
         if collection is None:
             raise NotFound("there is no such collection")
@@ -160,10 +167,11 @@ class Collections:
     def create(
         self, name: str, *, fingerprint: Fingerprint, dimension: int, recall: float | None = None
     ) -> tuple[Collection, bool]:
-        """The collection `name`, which is made where there is none, and whether it was.
+        """Returns the collection `name` and whether it was created now.
 
-        recall: None: whatever one has that is there, else 0.99. Raises Conflict where one is there for another model,
-        dimension or recall, where nothing can be made, or where there are as many as there may be.
+        recall: None takes that of an existing collection, else 0.99. Raises Conflict where one
+        exists for another model, dimension or recall, where nothing can be created, or where the
+        limit is reached.
         """
         check_name(name)
         with self._changing:
@@ -185,11 +193,12 @@ class Collections:
                     shared=self._descriptors,
                 )
                 self._opened[name] = found
-            elif found is None:  # put there by somebody else
+            elif found is None:  # another process put it there
                 found = self._open(name)
             if (found.fingerprint, found.dimension) != (fingerprint, dimension):
                 raise Conflict(
-                    f"the collection {name} is there, for embeddings of {found.dimension} numbers by the model"
+                    f"the collection {name} is there, for embeddings of {found.dimension} numbers"
+                    " by the model"
                     f" {found.fingerprint}",
                     remedy="give another name, or delete it first",
                 )
@@ -202,7 +211,7 @@ class Collections:
 
     @limited_open_files()
     def delete(self, name: str) -> None:
-        """With all its items, for good; gone from the disk's view at once.
+        """Deletes a collection with all its items; it disappears from the disk at once.
 
         Raises NotFound, Conflict, TooManyOpenFiles.
         """
@@ -212,7 +221,8 @@ class Collections:
             collection = self._opened.get(name)
             if collection is None:
                 raise NotFound("there is no such collection")
-            folder = os.open(self._folder, os.O_RDONLY)  # first: what follows cannot be taken back
+            # first, because what follows cannot be undone
+            folder = os.open(self._folder, os.O_RDONLY)
             try:
                 del self._opened[name]
                 collection.close(finish=False)
@@ -249,7 +259,7 @@ def _refusal(name: str) -> Conflict:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Or can be made."""
+    """Tells whether the folder is writable or can be made."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)

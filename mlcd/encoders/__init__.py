@@ -1,4 +1,6 @@
-"""Encoders: adapters from prepared pixels to embeddings, one file per engine, opened by name here."""
+"""The encoders: adapters from prepared pixels to embeddings, one file per engine, opened by name
+here.
+"""
 
 import sys
 from dataclasses import dataclass, replace
@@ -14,7 +16,8 @@ from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid, NotFound
 from mlcd.images.jpeg import require_simplejpeg
 
-# openvino reports every import to its maker where it finds this package, unless the user has forbidden it in a file.
+# openvino reports every import to its vendor where it finds this package, unless the user has
+# forbidden it in a file.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 _DEVICES: Final = Path("/dev")
@@ -30,7 +33,10 @@ class Choice:
 
 
 def choose_engine(devices: Path = _DEVICES) -> Choice:
-    """A CUDA GPU is for torch, a CPU for OpenVINO. torch is imported only where a GPU's device file is visible."""
+    """Returns the engine for this machine: torch for a CUDA GPU, OpenVINO for a CPU.
+
+    torch is imported only where a GPU's device file is visible.
+    """
     if _has_gpu(devices) and _cuda_works():
         return Choice("torch", "a CUDA GPU is visible and torch can use it")
     if _installed("openvino"):
@@ -68,7 +74,7 @@ def _prepare_otherwise(encoder: Encoder, spec: str, options: EncoderOptions) -> 
         return
     content = encoder.fingerprint
     if (Path(spec) / MANIFEST).is_file():
-        # The fingerprint that an export with this preprocessing would have.
+        # the fingerprint that an export with this preprocessing would have
         content = open_artifact(Path(spec), verify_files=False).summary.get(
             "weights_digest", content
         )
@@ -127,7 +133,9 @@ def _open_model_artifact(path: Path, options: EncoderOptions) -> Encoder:
 
 
 def _warm_up(encoder: Encoder) -> None:
-    """One image and a few: kernels are compiled and memory is taken before anybody waits for them."""
+    """Encodes one image and a few, so that kernels are compiled and memory is taken before the
+    first request.
+    """
     side = encoder.preprocess.crop
     for num in _WARM_BATCHES:
         encoder.encode(np.zeros((num, 3, side, side), np.uint8))

@@ -1,37 +1,39 @@
-"""The seam between pixels and embeddings: one narrow protocol, engines behind it."""
+"""The interface between pixels and embeddings: one narrow protocol, with engines behind it."""
 
 from typing import Literal, Protocol, TypeAlias
 
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, Fingerprint, ImageBatch
 
+# the precision in which an engine computes
 Precision: TypeAlias = Literal["fp32", "bf16"]
-"""What an engine computes in."""
 
+# the engine that runs a model; auto takes the fastest one that this machine has
 EngineName: TypeAlias = Literal["auto", "openvino", "torch"]
-"""What runs a model; auto takes the fastest one that this machine has."""
 
 
 class Encoder(Protocol):
-    """Turns prepared pixels into unit embeddings. Safe to call from several threads."""
+    """An encoder of prepared pixels to unit embeddings. Several threads may call it."""
 
+    # the model's name, for people
     name: str
-    """The model's name, for people."""
     fingerprint: Fingerprint
     dimension: int
+    # the preprocessing that the pixels must have had
     preprocess: PreprocessSpec
-    """How the pixels must have been prepared."""
     engine: str
     precision: str
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        """uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows.
+        """Encodes uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows.
 
-        Raises InvalidInput where the batch has another shape, Unavailable where the engine fails.
-        A row that has no direction comes back as zeros.
+        Raises InvalidInput where the batch has another shape, Unavailable where the engine fails. A
+        row without a direction comes back as zeros.
         """
         ...
 
     def close(self) -> None:
-        """Free the engine; a second call does nothing, and an encoder with an engine then raises Unavailable."""
+        """Frees the engine; a second call does nothing. Then an encoder with an engine raises
+        Unavailable.
+        """
         ...

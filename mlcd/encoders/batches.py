@@ -1,4 +1,4 @@
-"""What every engine checks about a batch and does to its output."""
+"""The checks of a batch and the normalization of the output that all engines share."""
 
 from collections.abc import Callable
 from typing import Final
@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, ImageBatch
 
+# images that an engine gets at once: more was no faster in measurements, and memory stays flat
 MAX_BATCH: Final = 32
-"""Images an engine is given at once: more is no faster on what we measured, and memory stays flat."""
 
 
 def check_batch(images: ImageBatch, crop: int) -> None:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (3, crop, crop):
         raise InvalidInput(
-            f"expected uint8 images of shape [N, 3, {crop}, {crop}], got {images.dtype} {list(images.shape)}"
+            f"expected uint8 images of shape [N, 3, {crop}, {crop}], got {images.dtype}"
+            f" {list(images.shape)}"
         )
 
 
@@ -27,7 +28,7 @@ def encode_in_parts(
     crop: int,
     dimension: int,
 ) -> Embeddings:
-    """Unit rows of the images, `run` on at most MAX_BATCH contiguous ones at a time."""
+    """Returns unit rows of the images; `run` gets at most MAX_BATCH contiguous ones at a time."""
     check_batch(images, crop)
     rows = np.empty((len(images), dimension), np.float32)
     for start in range(0, len(images), MAX_BATCH):
@@ -37,7 +38,7 @@ def encode_in_parts(
 
 
 def unit_or_zero(rows: NDArray[np.floating]) -> Embeddings:
-    """Unit rows; zeros where a row has no direction (norm 0 or not finite)."""
+    """Returns unit rows; zeros where a row has no direction (norm 0 or not finite)."""
     wide = np.asarray(rows, dtype=np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     usable = np.isfinite(norms) & (norms > 0)

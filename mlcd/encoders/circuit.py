@@ -1,4 +1,6 @@
-"""A circuit breaker for a server elsewhere: one watcher judges, and a dead server costs its callers microseconds."""
+"""A circuit breaker for a remote server: one watcher judges it, and a dead server costs callers
+microseconds.
+"""
 
 import asyncio
 import contextlib
@@ -14,17 +16,21 @@ _Answer = TypeVar("_Answer")
 
 
 class Circuit:
-    """Closed while the server answers; open, calls are refused at once and those in flight end with the reason.
+    """A circuit that is closed while the server answers. While it is open, calls are refused at
+    once, and those in flight end with the reason.
 
-    Only the watcher opens and closes it, by `check`, every quarter of a second and whenever a call raised a suspicion:
-    no caller's request is spent on finding out. One event loop.
+    Only the watcher opens and closes it, by `check`, every quarter of a second and whenever a call
+    raised a suspicion: no caller's request is spent on finding out. It belongs to one event loop.
 
-    The cache's (`service.inference.cache.circuit`) is another kind: a cache is left out when it fails and never missed,
-    so nobody watches it while it works, and no call is ended for its sake.
+    The cache's circuit (`service.inference.cache.circuit`) is of another kind. A cache that fails
+    is left out and not missed, so nothing watches it while it works, and no call ends because of
+    it.
     """
 
     def __init__(self, check: Callable[[bool], Awaitable[None]]) -> None:
-        """check: raises an MlcdError where the server cannot serve; given True where a call raised a suspicion."""
+        """check: raises an MlcdError where the server cannot serve; its argument is True where a
+        call raised a suspicion.
+        """
         self._check = check
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._cut: dict[asyncio.Task[Any], MlcdError] = {}
@@ -33,17 +39,17 @@ class Circuit:
         self._watcher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch a server that was just seen to serve."""
+        """Begins to watch a server that was just seen to serve."""
         self._watcher = asyncio.create_task(self._watch(), name="circuit-watcher")
         self._watcher.add_done_callback(self._ended)
 
     @property
     def fault(self) -> MlcdError | None:
-        """Why the circuit is open; None where it is closed."""
+        """Returns why the circuit is open; None where it is closed."""
         return self._fault
 
     def require(self) -> None:
-        """Raise Unavailable where the circuit is open."""
+        """Raises Unavailable where the circuit is open."""
         if self._fault is not None:
             raise _unavailable(self._fault)
 
@@ -52,11 +58,13 @@ class Circuit:
         return len(self._in_flight)
 
     def suspect(self) -> None:
-        """A call failed as it would if the server were down: look at once."""
+        """Requests a check at once, after a call that failed as if the server were down."""
         self._suspicion.set()
 
     async def call(self, answer: Awaitable[_Answer]) -> _Answer:
-        """The answer; raises Unavailable when the circuit opens meanwhile. For a task of the caller's own."""
+        """Returns the answer, for a task of the caller's own; raises Unavailable when the circuit
+        opens meanwhile.
+        """
         task = asyncio.current_task()
         assert task is not None
         already = task.cancelling()
@@ -64,7 +72,8 @@ class Circuit:
         try:
             return await answer
         except asyncio.CancelledError:
-            # Ours becomes an error of the caller's call; the caller's own goes on. As asyncio.timeout tells them apart.
+            # A cancellation by the circuit becomes an error of the call; the caller's own
+            # continues. asyncio.timeout distinguishes them in the same way.
             if task in self._cut and task.uncancel() <= already:
                 raise _unavailable(self._cut[task]) from None
             raise
@@ -73,13 +82,15 @@ class Circuit:
             self._cut.pop(task, None)
 
     async def close(self, reason: str) -> None:
-        """End the watcher, and the calls in flight with `reason`; all later ones are refused with it."""
+        """Ends the watcher, and the calls in flight with `reason`, which all later
+        calls get too.
+        """
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         self._fault = Unavailable(reason)
         self._cut_calls(self._fault)
-        await asyncio.sleep(0)  # let them go, before the caller closes what they use
+        await asyncio.sleep(0)  # lets them end before the caller closes what they use
 
     async def _watch(self) -> None:
         while True:
@@ -101,7 +112,7 @@ class Circuit:
                 self._fault = None
 
     def _ended(self, watcher: asyncio.Task[None]) -> None:
-        """Nobody watches any more: what cannot be known to be up is not up."""
+        """Opens the circuit, because without a watcher the server cannot be known to be up."""
         if not watcher.cancelled():
             _log.error("the watcher of a circuit failed", exc_info=watcher.exception())
             self._fault = Unavailable(

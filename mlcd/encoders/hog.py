@@ -1,6 +1,7 @@
 """Histograms of oriented gradients: the classical descriptor that needs no weights.
 
-The stand-in where no pretrained encoder is at hand (Dalal and Triggs, CVPR 2005; scikit-image's code).
+It stands in where no pretrained encoder is available (Dalal and Triggs, CVPR 2005; scikit-image's
+code).
 """
 
 import hashlib

@@ -1,4 +1,6 @@
-"""OpenVINO on the CPU: our exported models, and any ONNX image encoder with a JSON file beside it."""
+"""The engine OpenVINO on the CPU, for our exported models and any ONNX image encoder with a JSON
+file beside it.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -27,7 +29,9 @@ _HINTS: Final[dict[Precision, Any]] = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16
 
 
 class _Card(BaseModel):
-    """The JSON beside an external ONNX encoder: how it wants its pixels, and which output is the embedding."""
+    """The JSON beside an external ONNX encoder: the preprocessing of its pixels, and the output
+    that is the embedding.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,7 +55,7 @@ class _Card(BaseModel):
 class OpenVinoEncoder:
     """The `Encoder` protocol over one compiled OpenVINO model of dynamic batch.
 
-    One model per batch size was measured against it and lost (docs/explanation/engines.md).
+    One model per batch size was measured against it and was slower (docs/explanation/engines.md).
     """
 
     engine = "openvino"
@@ -75,9 +79,11 @@ class OpenVinoEncoder:
         threads = num_threads or available_cores()
         config = {
             "INFERENCE_PRECISION_HINT": _HINTS[precision],
-            "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads: the batcher above makes the batches
+            # one stream on all threads, because the batcher above makes the batches
+            "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
-            # It binds threads to cores from the first on: two processes with some threads each would share those.
+            # Pinning binds threads to cores from the first on: two processes with some threads each
+            # would share those.
             "ENABLE_CPU_PINNING": threads >= available_cores(),
         }
         with _translated():
@@ -104,27 +110,30 @@ class OpenVinoEncoder:
 
 @cache
 def core() -> ov.Core:
-    """The one Core of this process, never ended.
+    """Returns the one Core of this process, which is never ended.
 
-    Its CPU plugin exchanges the stack that signal handlers run on and puts the earlier one back when it ends. Of two
-    Cores that do not end in reverse order the later one puts back a stack that is gone: the next signal kills us.
+    Its CPU plugin exchanges the stack that signal handlers run on and restores the earlier one when
+    it ends. Of two Cores that do not end in reverse order, the later one restores a stack that no
+    longer exists: the next signal kills the process.
     """
     return ov.Core()
 
 
 def capabilities() -> list[str]:
-    """What OpenVINO computes in on this CPU: FP32, INT8, BF16, …"""
+    """Returns the types in which OpenVINO computes on this CPU: FP32, INT8, BF16, …"""
     found: list[str] = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return found
 
 
 def computes_bf16() -> bool:
-    """Asks OpenVINO, which may be told to do without what the CPU has (OV_CPU_MAX_ISA)."""
+    """Asks OpenVINO whether it computes bf16; it may be told not to use what the CPU has
+    (OV_CPU_MAX_ISA).
+    """
     return "BF16" in capabilities()
 
 
 def read_onnx(path: Path) -> ov.Model:
-    """Raises ArtifactInvalid for a file that is not ONNX."""
+    """Reads a graph; raises ArtifactInvalid for a file that is not ONNX."""
     try:
         return core().read_model(path)
     except RuntimeError as error:
@@ -136,7 +145,9 @@ def read_onnx(path: Path) -> ov.Model:
 def open_model_artifact(
     path: Path, *, precision: Precision = "fp32", num_threads: int = 0
 ) -> OpenVinoEncoder:
-    """A model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives unit rows."""
+    """Opens a model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives
+    unit rows.
+    """
     artifact = open_artifact(path, "model")
     if artifact.fingerprint is None:
         raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
@@ -153,7 +164,7 @@ def open_model_artifact(
 def open_external(
     path: Path, *, precision: Precision = "fp32", num_threads: int = 0
 ) -> OpenVinoEncoder:
-    """Any ONNX image encoder; the JSON of the same name beside it states how it wants its pixels.
+    """Opens any ONNX image encoder; the JSON of the same name beside it states its preprocessing.
 
     The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming what the JSON lacks.
     """
@@ -195,7 +206,9 @@ def _read_card(sidecar: Path) -> _Card:
 
 
 def _with_uint8_input(model: ov.Model, card: _Card, spec: PreprocessSpec, path: Path) -> ov.Model:
-    """Cast, scale and normalize inside the graph, and keep the one output that is the embedding."""
+    """Adds cast, scale and normalization to the graph, and keeps the one output that is the
+    embedding.
+    """
     inputs, outputs = (
         [port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs)
     )

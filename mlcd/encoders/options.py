@@ -1,4 +1,4 @@
-"""What a user may say about how a model is opened: one list, from the command line to the worker."""
+"""The user's options for opening a model: one list, from the command line to the worker."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from mlcd.images.transform import DecodeMode
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions:
-    """num_threads: 0 takes all cores that the process may use.
+    """The options for opening a model.
 
-    exif, decode: other than the model's preprocessing says, which makes it a model of another
-    fingerprint; None keeps what it says.
+    num_threads: 0 takes all cores that the process may use. exif, decode: replace those of the
+    model's preprocessing, which makes it a model of another fingerprint; None keeps them.
     """
 
     precision: Precision = "fp32"

@@ -1,4 +1,4 @@
-"""Raw pixels as an embedding: the floor that every learned representation has to beat."""
+"""The raw pixels as an embedding: the baseline that every learned representation has to beat."""
 
 import hashlib
 from typing import Final

@@ -1,7 +1,8 @@
-"""torch: CUDA GPUs in fp32 or bf16, and CPUs where OpenVINO is not installed.
+"""The engine torch: CUDA GPUs in fp32 or bf16, and CPUs where OpenVINO is not installed.
 
-On a GPU each batch size of a short list is recorded once as a CUDA graph, and a batch is padded to the next one: the
-many small kernels of a transformer are then started by one call. The last part of a large batch is padded too.
+On a GPU each batch size of a short list is recorded once as a CUDA graph, and a batch is padded to
+the next size, so that one call starts the many small kernels of a transformer. The last part of a
+large batch is padded too.
 """
 
 import threading
@@ -27,9 +28,8 @@ from mlcd.models.servable import WEIGHTS, Servable
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
 BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH)
-_WARM_UPS: Final = (
-    3  # before a recording: cuBLAS and cuDNN choose their kernels and allocate workspaces
-)
+# calls before a recording, in which cuBLAS and cuDNN choose their kernels and allocate workspaces
+_WARM_UPS: Final = 3
 
 
 def cuda_available() -> bool:
@@ -52,9 +52,11 @@ class TorchEncoder:
         num_threads: int = 0,
         device: str | None = None,
     ) -> None:
-        """num_threads: 0 takes all cores that the process may use. device: None takes the GPU where there is one.
+        """num_threads: 0 takes all cores that the process may use. device: None takes the GPU where
+        there is one.
 
-        The model's weights are taken over: with bf16 those of its matrix products are rounded in place.
+        The model's weights are taken over: with bf16 those of its matrix products are rounded in
+        place.
         """
         place = torch.device(device or ("cuda" if cuda_available() else "cpu"))
         _check_precision(precision, place)
@@ -92,7 +94,9 @@ class TorchEncoder:
 def open_model_artifact(
     path: Path, *, precision: Precision = "fp32", num_threads: int = 0
 ) -> TorchEncoder:
-    """A model written by `mlcd export`: its weights, config and preprocessing; the ONNX graph is not read."""
+    """Opens a model written by `mlcd export`: its weights, config and preprocessing, without the
+    ONNX graph.
+    """
     artifact = open_artifact(path, "model")
     if artifact.fingerprint is None:
         raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
@@ -108,13 +112,17 @@ def open_model_artifact(
 
 
 class _Forward:
-    """uint8 on the device to unit rows on the device: norms and the residual stream in fp32, products as asked."""
+    """The computation from uint8 to unit rows, both on the device.
+
+    Norms and the residual stream are in fp32, products in the requested precision.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
         self.model, self.device, self.precision = model, device, precision
 
     def __call__(self, image_u8: Tensor) -> Tensor:
-        # Weights are rounded already, so autocast has nothing to keep; within a recording it must not.
+        # The weights are rounded already, so autocast has nothing to cache, and within a recording
+        # it must not.
         bf16 = torch.autocast(
             self.device.type,
             dtype=torch.bfloat16,
@@ -126,13 +134,12 @@ class _Forward:
             return rows
 
     def on_cpu(self, images: ImageBatch) -> NDArray[np.float32]:
-        return self(
-            torch.tensor(images)
-        ).numpy()  # a copy: from_numpy wants arrays that may be written
+        # A copy, because from_numpy wants arrays that may be written.
+        return self(torch.tensor(images)).numpy()
 
 
 class _Graphs:
-    """One CUDA graph for each bucket, recorded when first needed; plain calls where recording fails.
+    """One CUDA graph for each bucket, recorded at its first use; plain calls where recording fails.
 
     Inputs go through pinned memory, so that the copy to the GPU is queued and not waited for.
     """
@@ -143,18 +150,19 @@ class _Graphs:
         self._pinned = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
         self._pixels = torch.zeros(shape, dtype=torch.uint8, device=forward.device)
         self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._memory = torch.cuda.graph_pool_handle()  # one for all: only one graph runs at a time
+        # one pool for all, because only one graph runs at a time
+        self._memory = torch.cuda.graph_pool_handle()
         self._records = True
 
     def __call__(self, images: ImageBatch) -> NDArray[np.float32]:
         num = len(images)
         self._pinned[:num].numpy()[...] = images
         self._pixels[:num].copy_(self._pinned[:num], non_blocking=True)
-        # What an earlier batch left in the padding is computed and dropped; rows do not see each other.
+        # The remains of an earlier batch in the padding are computed and dropped; rows do not
+        # affect each other.
         rows = self._rows(BUCKETS[bisect_left(BUCKETS, num)])
-        return (
-            rows[:num].cpu().numpy()
-        )  # waits for the GPU, which also frees the pinned memory for the next batch
+        # cpu() waits for the GPU, which also frees the pinned memory for the next batch.
+        return rows[:num].cpu().numpy()
 
     def _rows(self, bucket: int) -> Tensor:
         if self._records and bucket not in self._recorded:
@@ -175,7 +183,7 @@ class _Graphs:
                     self._forward(pixels)
             torch.cuda.current_stream(self._forward.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            # Other threads of the service may use CUDA while this one records.
+            # other threads of the service may use CUDA while this one records
             with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 rows = self._forward(pixels)
         except torch.cuda.OutOfMemoryError:
@@ -190,7 +198,9 @@ class _Graphs:
 
 
 def _round_products(model: nn.Module) -> None:
-    """bf16 weights for the layers that autocast runs in bf16 anyway: half the memory, and no cast on every call."""
+    """Rounds the weights of layers that autocast runs in bf16 anyway: half the memory, and no cast
+    on every call.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             module.to(torch.bfloat16)
@@ -207,10 +217,13 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
 
 
 def computes_bf16() -> bool:
-    """Asks the CPU, and oneDNN, which may be told to do without what the CPU has (ONEDNN_MAX_CPU_ISA)."""
+    """Asks the CPU and oneDNN, which may be told not to use what the CPU has
+    (ONEDNN_MAX_CPU_ISA).
+    """
     if not cpu_features() & {"AVX512_BF16", "AMX_BF16"}:
         return False
-    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 - torch has no public name for it
+    # torch has no public name for it
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001
     return supported
 
 

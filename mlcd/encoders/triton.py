@@ -1,8 +1,9 @@
-"""A model that NVIDIA Triton runs, over gRPC.
+"""The engine Triton: a model that an NVIDIA Triton server runs, over gRPC.
 
-Triton batches by itself: each image may be a request of its own. Every request carries its deadline, which bounds the
-wait here and, as Triton's queue timeout, there; one that is cancelled is cancelled there. Nothing is sent twice but by
-gRPC itself, which repeats what has not left this machine and nothing else.
+Triton batches by itself: each image may be a request of its own. Every request carries its
+deadline, which bounds the wait here and, as Triton's queue timeout, there. A request that is
+cancelled here is cancelled there. Only gRPC itself repeats requests, and only those that have not
+left this machine.
 """
 
 import asyncio
@@ -31,15 +32,17 @@ from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
 _INPUT: Final = "image_u8"
 _OUTPUT: Final = "embedding"
+# seconds; Triton answers in about a millisecond, from a thread that no inference blocks, so a
+# longer wait means that it hangs
 _READY_TIMEOUT_S: Final = 1.0
-"""Triton answers in about a millisecond, from a thread that no inference holds up: longer means that it hangs."""
+# seconds; an inference within them proves that the model runs, otherwise an empty image is sent to
+# see
 _RECENT_S: Final = 5.0
-"""An inference so long ago says that the model runs; without one since, an empty image is sent to see."""
+# seconds between reads of Triton's statistics (0.4 ms each) while an empty image is in flight
 _LOOK_S: Final = 0.25
-"""Between looks at Triton's statistics (0.4 ms) while an empty image is under way."""
+# times the slowest request or batch took (a large one of a large model on a CPU); one that takes
+# longer hangs
 _PATIENCE: Final = 2
-"""Times what the slowest request or batch took, a large one of a large model on a CPU, before one that takes longer
-hangs."""
 _FORGETTING: Final = 0.99
 _BUSY_PAUSE_S: Final = 0.1
 _MICROSECONDS: Final = 1_000_000
@@ -47,12 +50,12 @@ _NANOSECONDS: Final = 1_000_000_000
 CHANNEL: Final = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A server that was started again is found at once: gRPC's own pauses grow to two minutes.
+    # A restarted server is found at once; gRPC's own pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.use_local_subchannel_pool", 1),
-    # By default the environment's proxy would be asked for.
+    # By default gRPC would use the environment's proxy.
     ("grpc.enable_http_proxy", 0),
 ]
 _Answer = TypeVar("_Answer")
@@ -60,7 +63,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class _Served:
-    """What the model's configuration says of one version."""
+    """The facts about one version from the model's configuration."""
 
     fingerprint: Fingerprint
     preprocess: PreprocessSpec
@@ -71,9 +74,10 @@ class _Served:
 
 @dataclass(frozen=True)
 class _Work:
-    """What one version has done since it was loaded, by Triton's statistics.
+    """The work of one version since it was loaded, by Triton's statistics.
 
-    num_images: of inferences that succeeded. batches: by size, their number and the nanoseconds they took.
+    num_images: of inferences that succeeded. batches: by size, their number and the nanoseconds
+    they took.
     """
 
     num_images: int = 0
@@ -81,7 +85,7 @@ class _Work:
 
     @classmethod
     def of(cls, answer: Any) -> "_Work":
-        """answer: a ModelStatisticsResponse of one version."""
+        """Reads a ModelStatisticsResponse of one version."""
         (found,) = answer.model_stats
         batches = {
             row.batch_size: (row.compute_infer.count, row.compute_infer.ns)
@@ -90,7 +94,7 @@ class _Work:
         return cls(found.inference_count, batches)
 
     def slowest_since(self, earlier: "_Work") -> float:
-        """Mean seconds of the batches of that size which took longest."""
+        """Returns the mean seconds of the batches of the size that took longest."""
         slowest = 0.0
         for size, (num, nanoseconds) in self.batches.items():
             num_before, before = earlier.batches.get(size, (0, 0))
@@ -107,12 +111,13 @@ async def open_triton(
     timeout_s: float = 10.0,
     probe_timeout_s: float = 2.0,
 ) -> "TritonEncoder":
-    """The model `name` of the Triton at `url` (HOST:PORT of its gRPC), seen to embed; close it when done.
+    """Opens the model `name` of the Triton at `url` (HOST:PORT of its gRPC), and sees it embed;
+    close it when done.
 
-    version: None takes the latest that is loaded, and stays with it. timeout_s: of all that opening takes.
-    probe_timeout_s: how long one image may take, where no request took longer, before that counts as hanging.
-    Raises Unavailable where Triton, the model or the version is not there, ArtifactInvalid for a model that
-    `mlcd export --format triton` did not make.
+    version: None takes the latest that is loaded, and stays with it. timeout_s: for all of the
+    opening. probe_timeout_s: how long one image may take, where no request took longer, before that
+    counts as hanging. Raises Unavailable where Triton, the model or the version is not there,
+    ArtifactInvalid for a model that `mlcd export --format triton` did not make.
     """
     _check_address(url)
     model_name(name)
@@ -138,7 +143,9 @@ async def open_triton(
 
 
 class TritonEncoder:
-    """The encoder behind `open_triton`: as the `Encoder` protocol, but asynchronous. For tasks of one event loop."""
+    """The encoder that `open_triton` opens, an asynchronous form of the `Encoder` protocol for
+    tasks of one event loop.
+    """
 
     engine = "triton"
 
@@ -156,27 +163,32 @@ class TritonEncoder:
         self.fingerprint, self.preprocess = served.fingerprint, served.preprocess
         self.dimension, self.precision = served.dimension, served.precision
         self.max_batch = served.max_batch
+        # the event loop's time at which an inference of this version was last seen to end, whoever
+        # requested it
         self.last_success = -np.inf
-        """When an inference of this version was last seen to have ended, whoever asked for it; by the loop's clock."""
+        # seconds of the slowest recent request of ours, or batch of any client
         self.slowest_s = 0.0
-        """What a request of ours took, or a batch of anybody's; forgotten in time."""
         self._client, self._probe_timeout_s = client, probe_timeout_s
         self._work = _Work()
         self._circuit = Circuit(self._check)
 
     @property
     def up(self) -> bool:
-        """Whether the version is loaded and embedded lately, as the watcher last saw: never older than about 2 s."""
+        """Tells whether the version is loaded and has embedded lately, as the watcher saw at most
+        about 2 s ago.
+        """
         return self._circuit.fault is None
 
     @property
     def fault(self) -> MlcdError | None:
-        """Why it is not up."""
+        """Returns why it is not up."""
         return self._circuit.fault
 
     @property
     def patience_s(self) -> float:
-        """If for so long no inference ends, while one of ours waits, the model hangs."""
+        """Returns the seconds after which the model hangs, where a request of ours waits and no
+        inference ends.
+        """
         return max(self._probe_timeout_s, _PATIENCE * self.slowest_s)
 
     def watch(self) -> None:
@@ -185,12 +197,13 @@ class TritonEncoder:
     async def encode(
         self, images: ImageBatch, *, timeout_s: float, traceparent: str | None = None
     ) -> Embeddings:
-        """uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows, in requests of at most `max_batch` images.
+        """Encodes uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows, in requests of
+        at most `max_batch` images.
 
-        timeout_s: until the caller's deadline; finite. traceparent: W3C's trace context, passed on. A row that has no
-        direction comes back as zeros.
-        Raises InvalidInput where the batch has another shape, Overloaded where Triton's queue is full, DeadlineExceeded
-        when the time has passed, and Unavailable where Triton or the model is not there: at once, when that is known.
+        timeout_s: until the caller's deadline; finite. traceparent: W3C's trace context, passed on.
+        A row without a direction comes back as zeros. Raises InvalidInput where the batch has
+        another shape, Overloaded where Triton's queue is full, DeadlineExceeded when the time has
+        passed, and Unavailable where Triton or the model is not there: at once, when that is known.
         """
         check_batch(images, self.preprocess.crop)
         parts = [
@@ -206,7 +219,8 @@ class TritonEncoder:
                     for part in parts
                 ]
         except ExceptionGroup as failures:
-            # Not `except*`: that of Python 3.11.2, Debian 12's, wraps a member that it raises in a group again.
+            # `except*` is not used: in Python 3.11.2, Debian 12's, it wraps a member that it raises
+            # in a group again.
             ours, others = failures.split(MlcdError)
             if ours is None or others is not None:
                 raise
@@ -216,7 +230,9 @@ class TritonEncoder:
         )
 
     async def close(self) -> None:
-        """End the connection, first of all at a shutdown: Triton waits for its clients. A second call does nothing."""
+        """Ends the connection; a second call does nothing. At a shutdown it comes first, because
+        Triton waits for its clients.
+        """
         await self._circuit.close("the encoder is closed")
         await self._client.close()
 
@@ -235,7 +251,7 @@ class TritonEncoder:
             raise
 
     async def probe(self, timeout_s: float) -> None:
-        """Embed an empty image; raises as `encode`."""
+        """Embeds an empty image; raises what `encode` raises."""
         side = self.preprocess.crop
         await self._infer(np.zeros((1, 3, side, side), np.uint8), timeout_s, None)
 
@@ -269,7 +285,9 @@ class TritonEncoder:
         self.slowest_s = max(seconds, _FORGETTING * self.slowest_s)
 
     async def _check(self, suspected: bool) -> None:  # noqa: FBT001 - the circuit's signature
-        """Raise where the version cannot serve: not loaded, not the one that was opened, or no inference ends."""
+        """Raises where the version cannot serve: not loaded, not the one that was opened, or no
+        inference ends.
+        """
         request = self._client.is_model_ready(
             self.name, str(self.version), client_timeout=_READY_TIMEOUT_S
         )
@@ -278,7 +296,7 @@ class TritonEncoder:
         if not self.up:
             await self._refuse_another()
         await self._look()
-        # Requests in flight say it themselves, in time.
+        # requests in flight show it themselves, in time
         idle = (
             asyncio.get_running_loop().time() - self.last_success > _RECENT_S
             and not self._circuit.num_in_flight
@@ -287,7 +305,9 @@ class TritonEncoder:
             await self._see_one_end()
 
     async def _see_one_end(self) -> None:
-        """Raise where an empty image fails, or hangs while no other inference ends: one that only waits is no fault."""
+        """Raises where an empty image fails, or hangs while no other inference ends; one that only
+        waits is no fault.
+        """
         started = self.last_success
         probe = asyncio.create_task(self.probe(self.patience_s))
         try:
@@ -297,15 +317,16 @@ class TritonEncoder:
             if self.last_success == started:
                 await probe
         except Overloaded:
-            return  # who refuses is alive
+            return  # a server that refuses is alive
         finally:
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
 
     async def _look(self) -> None:
-        """Learn from Triton's own statistics what inferences have ended, and how long their batches took.
+        """Reads from Triton's own statistics which inferences have ended, and how long their
+        batches took.
 
-        Where they may not be read, our own inferences have to say it all.
+        Where they may not be read, only our own inferences show it.
         """
         request = self._client.get_inference_statistics(
             self.name, str(self.version), client_timeout=_READY_TIMEOUT_S
@@ -313,7 +334,7 @@ class TritonEncoder:
         try:
             found = _Work.of(await _translated(request, self.url, self.name, self.version))
         except DeadlineExceeded:
-            raise  # it hangs
+            raise  # the server hangs
         except MlcdError:
             return
         if found.num_images > self._work.num_images:
@@ -321,17 +342,20 @@ class TritonEncoder:
         self._work = found
 
     async def _refuse_another(self) -> None:
-        """Whoever comes back may be another model, by which no vector of ours would be answered."""
+        """Raises where the server came back with another model, whose vectors must not answer for
+        ours.
+        """
         served = await _served(self._client, self.url, self.name, self.version, _READY_TIMEOUT_S)
         if served.fingerprint != self.fingerprint:
             raise Unavailable(
-                f"Triton's model {self.name} version {self.version} is another than the one that was opened",
+                f"Triton's model {self.name} version {self.version} is another than the one that"
+                " was opened",
                 remedy="open it again",
             )
 
 
 async def _until_it_embeds(encoder: TritonEncoder, timeout_s: float) -> None:
-    """Who is too busy for us now is asked again."""
+    """Probes until the model embeds, and repeats where the server is too busy."""
     while True:
         try:
             await encoder.probe(timeout_s)
@@ -385,9 +409,10 @@ async def _served(
 async def _translated(
     request: Coroutine[Any, Any, _Answer], url: str, name: str, version: int | None
 ) -> _Answer:
-    """The answer, or our error for Triton's: by status, and by Triton's own words where one status means three things.
+    """Returns the answer, or raises our error for Triton's.
 
-    Its text goes no further.
+    It is chosen by status, and by Triton's own words where one status means three things. Triton's
+    text goes no further.
     """
     try:
         return await request
@@ -416,7 +441,7 @@ def _not_loaded(name: str, version: int | None) -> Unavailable:
 
 
 def _first(errors: ExceptionGroup[MlcdError]) -> MlcdError:
-    """Of the parts of one batch."""
+    """Returns one error of the parts of a batch."""
     error = errors.exceptions[0]
     return error if isinstance(error, MlcdError) else _first(error)
 

@@ -1,8 +1,9 @@
-"""Which versions of a model Triton has loaded: its explicit model control.
+"""The versions of a model that Triton has loaded, by its explicit model control.
 
-A plain load reads the repository again, and does nothing where nothing in it has changed: then, and where a version was
-let go of, it is the version policy given with a load that says which versions are wanted. In either case Triton loads
-and warms up first, while the versions that it has go on serving.
+A plain load reads the repository again, and does nothing where nothing in it has changed. In that
+case, and where a version was unloaded, the version policy given with a load states which versions
+are wanted. In either case Triton first loads and warms up, while its present versions continue to
+serve.
 """
 
 import json
@@ -23,17 +24,18 @@ from mlcd.errors import (
     Unavailable,
 )
 
+# prefix of the parameter of config.pbtxt for one version
 _OF_VERSION: Final = "fingerprint."
-"""The parameter of config.pbtxt that speaks of one version."""
 _Answer = TypeVar("_Answer")
 
 
 async def load_version(url: str, name: str, version: int | None, *, timeout_s: float) -> int:
-    """Have the Triton at `url` load and warm up a version beside those that serve; its number.
+    """Makes the Triton at `url` load and warm up a version beside those that serve, and returns its
+    number.
 
-    version: None takes the newest that the repository holds. timeout_s: of each call.
-    Raises NotFound where there is no such version, ArtifactInvalid where Triton cannot load the model, ConfigInvalid
-    where it lets nobody load models, and Unavailable.
+    version: None takes the newest that the repository holds. timeout_s: for each call. Raises
+    NotFound where there is no such version, ArtifactInvalid where Triton cannot load the model,
+    ConfigInvalid where it does not allow clients to load models, and Unavailable.
     """
     async with _connected(url, name, timeout_s) as control:
         if version is not None and version in await control.loaded():
@@ -54,9 +56,9 @@ async def load_version(url: str, name: str, version: int | None, *, timeout_s: f
 
 
 async def keep_version(url: str, name: str, version: int, *, timeout_s: float) -> None:
-    """Have the Triton at `url` let go of every version but this, which serves all the while.
+    """Makes the Triton at `url` unload every version but this, which serves all the while.
 
-    Raises as `load_version`.
+    Raises what `load_version` raises.
     """
     async with _connected(url, name, timeout_s) as control:
         if await control.loaded() != {version}:
@@ -73,13 +75,13 @@ async def _connected(url: str, name: str, timeout_s: float) -> AsyncIterator["_C
 
 
 class _Control:
-    """Of one model."""
+    """The model control of one model."""
 
     def __init__(self, client: InferenceServerClient, name: str, timeout_s: float) -> None:
         self._client, self._name, self._timeout_s = client, name, timeout_s
 
     async def config(self) -> dict[str, Any]:
-        """As it is loaded, in the names of Triton's protobuf."""
+        """Returns the loaded configuration, in the names of Triton's protobuf."""
         request = self._client.get_model_config(
             self._name, as_json=True, client_timeout=self._timeout_s
         )
@@ -87,7 +89,7 @@ class _Control:
         return found
 
     async def loaded(self) -> set[int]:
-        """None where the model is not loaded."""
+        """Returns the loaded versions; none where the model is not loaded."""
         try:
             metadata = await self._answer(
                 self._client.get_model_metadata(self._name, client_timeout=self._timeout_s)
@@ -99,7 +101,9 @@ class _Control:
     async def load(
         self, config: dict[str, Any] | None = None, versions: Collection[int] = ()
     ) -> None:
-        """As the repository says; with `config`, those of `versions` that are there."""
+        """Loads the model as the repository states it; with `config`, the existing ones of
+        `versions`.
+        """
         policy = {"version_policy": {"specific": {"versions": sorted(versions)}}}
         given = None if config is None else json.dumps({**config, **policy})
         await self._answer(
@@ -114,7 +118,7 @@ class _Control:
 
 
 def _listed(config: dict[str, Any]) -> list[int]:
-    """The versions of which config.pbtxt speaks, newest first."""
+    """Returns the versions in config.pbtxt, newest first."""
     numbers = [
         key.removeprefix(_OF_VERSION)
         for key in config.get("parameters", {})
@@ -124,7 +128,9 @@ def _listed(config: dict[str, Any]) -> list[int]:
 
 
 def _error(error: InferenceServerException, name: str) -> MlcdError:
-    """By status; Triton's text, which may hold a traceback of the model's, goes no further."""
+    """Returns our error by status; Triton's text, which may hold a traceback of the model's, goes
+    no further.
+    """
     status, text = error.status(), (error.message() or "").lower()
     if status == "StatusCode.DEADLINE_EXCEEDED":
         return DeadlineExceeded(f"Triton did not load the model {name} in time")

@@ -1,1 +1,3 @@
-"""Models in the forms that others load: ONNX, Hugging Face and Triton, behind one gate of parity."""
+"""The forms of models that others load: ONNX, Hugging Face and Triton, behind one gate
+of parity.
+"""

@@ -1,7 +1,8 @@
-"""A checkpoint, or weights from elsewhere, to a model artifact (what is served) or to Hugging Face's layout.
+"""The export of a checkpoint, or of other weights, to a model artifact for the service or to
+Hugging Face's layout.
 
-Nothing is published unless what was written agrees with the model: the graph, run by the engine that will serve it, on
-real images; Hugging Face's files read back tensor by tensor.
+Nothing is published unless the written files agree with the model. The graph is run on real images
+by the engine that will serve it; Hugging Face's files are read back tensor by tensor.
 """
 
 import logging
@@ -32,26 +33,28 @@ from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name
 
 ONNX: Final = "model.onnx"
+# beside the graph: the weights that a protobuf file cannot hold (2 GiB), those of the bigG towers
 EXTERNAL: Final = "model.onnx.data"
-"""Beside it, the weights that a protobuf file cannot hold (2 GiB): those of the bigG towers."""
 _MAX_GRAPH_BYTES: Final = 1_900_000_000
 _OPSET: Final = 18
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Where an exported model comes from: one of our checkpoints, or what `mlcd.models.zoo.load` takes."""
+    """The origin of an exported model: one of our checkpoints, or a model that
+    `mlcd.models.zoo.load` takes.
+    """
 
     parent: Parent
+    # as the checkpoint's manifest states it; None where only the weights can tell
     fingerprint: Fingerprint | None
-    """As the checkpoint's manifest states it; None where only the weights can tell."""
     load: Callable[[], Servable]
     centers: Path | None = None
     images: str | None = None
 
 
 def find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
-    """The weights that `spec` names; raises NotFound, ArtifactInvalid or ConfigInvalid."""
+    """Returns the weights that `spec` names; raises NotFound, ArtifactInvalid or ConfigInvalid."""
     path = Path(spec)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         model = open_artifact(path, "model")
@@ -91,10 +94,11 @@ def export_model(
     options: LoadOptions | None = None,
     reporter: Reporter,
 ) -> Artifact:
-    """Write the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and centers where there are some.
+    """Writes the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and centers
+    where there are any.
 
-    images: what parity is measured on; None takes the images of the run, else scikit-learn's photographs.
-    Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999.
+    images: those on which parity is measured; None takes the images of the run, else scikit-learn's
+    photographs. Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999.
     """
     options = options or LoadOptions()
     weights = find_weights(spec, out, options)
@@ -124,7 +128,9 @@ def export_model(
 def export_hf(
     spec: str, out: Path, *, name: str, options: LoadOptions | None = None, reporter: Reporter
 ) -> Artifact:
-    """Write what transformers' CLIPVisionModel(WithProjection) or MLCDVisionModel and CLIPImageProcessor load."""
+    """Writes the files that transformers' CLIPVisionModel(WithProjection) or MLCDVisionModel and
+    CLIPImageProcessor load.
+    """
     options = options or LoadOptions()
     weights = find_weights(spec, out, options)
     request = _request("hf", weights, options, name)
@@ -156,7 +162,7 @@ def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Re
 
 
 def chosen_options(options: LoadOptions) -> dict[str, Any]:
-    """Those that are not the defaults: what a manifest states of them."""
+    """Returns the options that are not the defaults, for the manifest."""
     return {
         field: value
         for field, value in asdict(options).items()
@@ -165,7 +171,9 @@ def chosen_options(options: LoadOptions) -> dict[str, Any]:
 
 
 def load_weights(weights: Weights, spec: str) -> Servable:
-    """The model that `find_weights` found at `spec`; raises ArtifactInvalid where it is not that of the manifest."""
+    """Loads the model that `find_weights` found at `spec`; raises ArtifactInvalid where the
+    manifest names another.
+    """
     model = weights.load()
     if weights.fingerprint not in (None, model.fingerprint()):
         raise ArtifactInvalid(
@@ -175,10 +183,12 @@ def load_weights(weights: Weights, spec: str) -> Servable:
 
 
 def write_onnx(model: Servable, path: Path) -> None:
-    """Input `image_u8` uint8 [N, 3, S, S], output `embedding` float32 unit rows [N, D]."""
+    """Writes a graph with input `image_u8` uint8 [N, 3, S, S] and output `embedding` float32 unit
+    rows [N, D].
+    """
     size = model.preprocess.crop
     example = torch.zeros((2, 3, size, size), dtype=torch.uint8)
-    # The exporter's remarks on its own internals and on packages that we do without.
+    # Silences the exporter's remarks on its own internals and on packages that we do without.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -202,7 +212,9 @@ def write_onnx(model: Servable, path: Path) -> None:
 
 
 def _strip_traces(graph: onnx.ModelProto) -> None:
-    """The exporter records the source lines of every node: local paths, and different bytes on every machine."""
+    """Removes the source lines that the exporter records for every node: local paths, which differ
+    by machine.
+    """
     del graph.metadata_props[:]
     for node in graph.graph.node:
         del node.metadata_props[:]

@@ -1,7 +1,9 @@
-"""The parity gate of an export: a graph is compared with its model, on real images, before it is published.
+"""The parity gate of an export, which compares a graph with its model on real images before it is
+published.
 
-The graph runs in the engine that this machine has. Half precision that this CPU does not compute is emulated on the
-other side: the graph in float32 is compared with the model whose weights and activations are rounded.
+The graph runs in the engine of this machine. Half precision that this CPU does not compute is
+emulated on the other side: the graph in float32 is compared with the model whose weights and
+activations are rounded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +27,8 @@ from mlcd.models.rope import RotaryPositions
 from mlcd.models.servable import Servable
 from mlcd.types import ImageBatch
 
+# the precision in which the exported graph will be computed, on whatever machine
 GraphPrecision: TypeAlias = Precision | Literal["fp16"]
-"""The precision that the exported graph will be computed in, on whatever machine."""
 
 MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.999}
 _HALF: Final[dict[GraphPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,7 +37,11 @@ _NUM_IMAGES: Final = 64
 
 @dataclass(frozen=True)
 class Parity:
-    """min_cosine: the worst agreement over the images. source: where they came from. measured: in what precision."""
+    """The measured parity.
+
+    min_cosine: the worst agreement over the images. source: where they came from. measured: the
+    precision of the measurement.
+    """
 
     min_cosine: float
     num_images: int
@@ -43,7 +49,7 @@ class Parity:
     measured: str
 
     def summary(self) -> dict[str, Any]:
-        """The lines of a manifest."""
+        """Returns the fields for the manifest."""
         return {
             "parity_min_cosine": self.min_cosine,
             "parity_images": self.num_images,
@@ -60,7 +66,7 @@ def check_parity(
     *,
     precision: GraphPrecision = "fp32",
 ) -> Parity:
-    """Compare the graph at `path`, meant to run in `precision`, with the model in float32.
+    """Compares the graph at `path`, meant to run in `precision`, with the model in float32.
 
     Raises ArtifactInvalid where the cosine of an image is below MIN_COSINE.
     """
@@ -80,7 +86,8 @@ def check_parity(
     worst = float((served.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
     if not worst >= MIN_COSINE[precision]:
         raise ArtifactInvalid(
-            f"the exported model differs from the trained one: cosine {worst:.6f} on an image of {source},"
+            f"the exported model differs from the trained one: cosine {worst:.6f} on an image of"
+            f" {source},"
             f" below {MIN_COSINE[precision]} ({measured})",
             remedy="nothing was exported; report this with the versions that `pip freeze` prints",
         )
@@ -106,7 +113,8 @@ def _model_rows(model: Servable, batch: ImageBatch) -> NDArray[np.float32]:
 
 
 def _rounded_rows(model: Servable, batch: ImageBatch, dtype: torch.dtype) -> NDArray[np.float32]:
-    """The model as an engine of half precision computes it: rounded numbers, sums and the unit length in float32.
+    """Computes the model as an engine of half precision does: rounded numbers, but sums and the
+    unit length in float32.
 
     A CPU without the instructions would compute in the dtype itself a hundred times slower.
     """

@@ -1,8 +1,8 @@
-"""A checkpoint, or weights from elsewhere, to a version of a model in a Triton repository.
+"""The export of a checkpoint, or of other weights, to a version of a model in a Triton repository.
 
-OUT/NAME/config.pbtxt tells Triton of all versions; OUT/NAME/N is an artifact, the version: its graph, and the
-config.pbtxt that came with it. A server may read the repository all the while: a version appears by one rename, and
-config.pbtxt, by another, is the first to speak of it.
+OUT/NAME/config.pbtxt lists all versions for Triton. OUT/NAME/N is an artifact, the version: its
+graph, and the config.pbtxt of its export. A server may read the repository at any time: a version
+appears by one rename, and config.pbtxt, replaced by another rename, mentions it only afterwards.
 """
 
 import fcntl
@@ -52,11 +52,12 @@ def export_triton(
     options: TritonOptions | None = None,
     reporter: Reporter,
 ) -> Artifact:
-    """Write OUT/NAME/`version` and OUT/NAME/config.pbtxt; the artifact is the version.
+    """Writes OUT/NAME/`version` and OUT/NAME/config.pbtxt; the artifact is the version.
 
-    spec: as of `export_model`. name: None takes a model artifact's own. images: what parity is measured on.
-    Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999, in half precision 0.999; Conflict where the
-    repository holds a later version, or one of other sizes or another backend.
+    spec: that of `export_model`. name: None takes a model artifact's own. images: those on which
+    parity is measured. Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999, in
+    half precision 0.999; Conflict where the repository holds a later version, or one of other sizes
+    or another backend.
     """
     options, load_options = options or TritonOptions(), load_options or LoadOptions()
     graph = _exported(spec) if load_options == LoadOptions() else None
@@ -92,7 +93,9 @@ def export_triton(
 
 
 def versions_of(folder: Path) -> dict[int, Artifact]:
-    """The versions of a model in a repository, by number; none where there is no such folder."""
+    """Returns the versions of a model in a repository, by number; none where there is no such
+    folder.
+    """
     found = (
         path
         for path in folder.glob("[0-9]*")
@@ -102,7 +105,7 @@ def versions_of(folder: Path) -> dict[int, Artifact]:
 
 
 def _exported(spec: str) -> Artifact | None:
-    """The model artifact at `spec`, whose graph needs no second export."""
+    """Returns the model artifact at `spec`, whose graph needs no second export."""
     if (
         not (Path(spec) / MANIFEST).is_file()
         or open_artifact(Path(spec), verify_files=False).kind != "model"
@@ -125,7 +128,9 @@ def _refuse_foreign(out: Path, folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One export to a model at a time: each lists in config.pbtxt what it found."""
+    """Lets one export to a model run at a time, because each lists in config.pbtxt what
+    it found.
+    """
     with translated_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -136,13 +141,13 @@ def _alone(folder: Path) -> Iterator[None]:
         raise Conflict(f"another process is exporting to {folder}", remedy="wait for it") from error
     finally:
         os.close(descriptor)
-        for empty in (folder, folder.parent):  # where nothing came of it
+        for empty in (folder, folder.parent):  # where the export failed
             with suppress(OSError):
                 empty.rmdir()
 
 
 def _earlier(folder: Path, version: int, options: TritonOptions) -> dict[int, Artifact]:
-    """The versions that stand there, where `version` can join them."""
+    """Returns the existing versions, where `version` can join them."""
     earlier = versions_of(folder)
     if earlier and max(earlier) > version:
         raise Conflict(
@@ -151,7 +156,8 @@ def _earlier(folder: Path, version: int, options: TritonOptions) -> dict[int, Ar
     for artifact in earlier.values():
         if artifact.config["backend"] != options.backend:
             raise Conflict(
-                f"{artifact.path} is for the backend {artifact.config['backend']}, which is one for all versions",
+                f"{artifact.path} is for the backend {artifact.config['backend']}, which is one for"
+                " all versions",
                 remedy="give that --backend, or another --name or directory",
             )
     return earlier
@@ -169,7 +175,9 @@ def _write_graph(draft: Draft, graph: Artifact | None, model: Servable) -> None:
 
 
 def _versions(earlier: dict[int, Artifact], number: int, model: Servable) -> dict[int, Version]:
-    """What config.pbtxt says of each; all are of one size, since it is said once."""
+    """Returns each version's entry in config.pbtxt; all have one size, because it is
+    stated once.
+    """
     versions = {number: Version(model.fingerprint(), model.preprocess)}
     sizes = (model.trunk.config.output_dim, model.preprocess.crop)
     for other, artifact in earlier.items():
@@ -180,7 +188,8 @@ def _versions(earlier: dict[int, Artifact], number: int, model: Servable) -> dic
         found = (artifact.summary["dimension"], versions[other].preprocess.crop)
         if found != sizes:
             raise Conflict(
-                f"{artifact.path} gives {found[0]} numbers of {found[1]} x {found[1]} pixels, this model {sizes[0]} of"
+                f"{artifact.path} gives {found[0]} numbers of {found[1]} x {found[1]} pixels, this"
+                f" model {sizes[0]} of"
                 f" {sizes[1]} x {sizes[1]}: versions of one model are of one size",
                 remedy="give another --name",
             )
@@ -218,7 +227,9 @@ def _publish(
 
 
 def _show(folder: Path) -> None:
-    """Make the newest version's config.pbtxt the model's; again, where an earlier attempt ended before this."""
+    """Makes the newest version's config.pbtxt the model's; a rerun completes an attempt that ended
+    before this.
+    """
     versions = versions_of(folder)
     newest = versions[max(versions)].file(CONFIG_FILE).read_bytes()
     shown = folder / CONFIG_FILE

@@ -1,7 +1,8 @@
-"""config.pbtxt of a Triton model: which backend runs the graph, how it batches, and whose fingerprint each version has.
+"""The config.pbtxt of a Triton model: its backend, its batching, and the fingerprint of each
+version.
 
-docs/reference/triton.md says why each line is there. The text is protobuf's text format of Triton's ModelConfig; the
-tests parse it with the protobuf of tritonclient, which an export does not need.
+docs/reference/triton.md explains each line. The text is protobuf's text format of Triton's
+ModelConfig; the tests parse it with the protobuf of tritonclient, which an export does not need.
 """
 
 import json
@@ -13,8 +14,9 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Fingerprint
 
+# the runtime of the graph: ONNX Runtime's provider of that name, or OpenVINO in Triton's python
+# backend
 Backend: TypeAlias = Literal["cuda", "tensorrt", "cpu", "openvino", "python"]
-"""What runs the graph: ONNX Runtime's provider of that name, or OpenVINO in Triton's python backend."""
 
 TritonPrecision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 
@@ -26,17 +28,22 @@ PRECISIONS: Final[Mapping[Backend, tuple[TritonPrecision, ...]]] = {
     "python": ("fp32", "bf16"),
 }
 _ON_GPU: Final = ("cuda", "tensorrt")
-# 0.5 ms is little beside an inference and enough for what arrives together; full load keeps two batches of 64, and
-# their successors, waiting: 256. More in the queue would only be later.
+# 0.5 ms is little beside an inference and enough to gather a batch. Under full load two batches of
+# 64 and their successors wait: 256. A longer queue would only add delay.
 _QUEUE_DELAY_US: Final = 500
 _QUEUE_TIMEOUT_US: Final = 5_000_000
 _QUEUE_SIZE: Final = 256
-_ENGINE_CACHE: Final = "/tmp/tensorrt"  # noqa: S108 - inside the server's container, whose other folders are read-only
+# a folder inside the server's container, whose other folders are read-only
+_ENGINE_CACHE: Final = "/tmp/tensorrt"  # noqa: S108
 
 
 @dataclass(frozen=True)
 class TritonOptions:
-    """backend, precision: as above. num_threads: of an inference on a CPU; the backends on a GPU take none."""
+    """The options of an export to Triton.
+
+    backend, precision: as above. num_threads: those of an inference on a CPU; the backends on a GPU
+    take none.
+    """
 
     backend: Backend = "cuda"
     precision: TritonPrecision = "fp32"
@@ -60,7 +67,7 @@ class TritonOptions:
 
 @dataclass(frozen=True)
 class Version:
-    """One version of the model, as config.pbtxt tells the gateway."""
+    """One version of the model, as config.pbtxt describes it to the gateway."""
 
     fingerprint: Fingerprint
     preprocess: PreprocessSpec
@@ -74,18 +81,22 @@ def write_config(
     versions: Mapping[int, Version],
     num_threads: int,
 ) -> str:
-    """config.pbtxt for all `versions`, of which the options are those of the newest; num_threads: on a CPU."""
+    """Returns the config.pbtxt for all `versions`; the options are those of the newest.
+    num_threads: on a CPU.
+    """
     size = versions[max(versions)].preprocess.crop
+    kind = "KIND_GPU" if options.backend in _ON_GPU else "KIND_CPU"
+    numbers = ", ".join(map(str, sorted(versions)))
     blocks = [
         f"name: {_quoted(name)}",
         f"backend: {_quoted('python' if options.backend == 'python' else 'onnxruntime')}",
         f"max_batch_size: {options.max_batch}",
         f'input [ {{ name: "image_u8" data_type: TYPE_UINT8 dims: [ 3, {size}, {size} ] }} ]',
         f'output [ {{ name: "embedding" data_type: TYPE_FP32 dims: [ {dimension} ] }} ]',
-        f"instance_group [ {{ count: 1 kind: {'KIND_GPU' if options.backend in _ON_GPU else 'KIND_CPU'} }} ]",
+        f"instance_group [ {{ count: 1 kind: {kind} }} ]",
         _batching(),
         _warmup(options.max_batch, size),
-        f"version_policy {{ specific {{ versions: [ {', '.join(map(str, sorted(versions)))} ] }} }}",
+        f"version_policy {{ specific {{ versions: [ {numbers} ] }} }}",
         *_execution(options, size, num_threads),
         _parameter("precision", options.precision),
     ]
@@ -119,26 +130,32 @@ def _warmup(max_batch: int, size: int) -> str:
 
 
 def _execution(options: TritonOptions, size: int, num_threads: int) -> list[str]:
-    """Of the one backend that is meant."""
+    """Returns the lines of the chosen backend."""
     if options.backend == "tensorrt":
         return [_tensorrt(options, size)]
     if options.backend == "cpu":
         return [_parameter("intra_op_thread_count", str(num_threads))]
     if options.backend == "openvino":
-        accelerator = 'optimization { execution_accelerators { cpu_execution_accelerator: [ { name: "openvino" } ] } }'
+        accelerator = (
+            "optimization { execution_accelerators "
+            '{ cpu_execution_accelerator: [ { name: "openvino" } ] } }'
+        )
         return [accelerator, _parameter("intra_op_thread_count", str(num_threads))]
     if options.backend == "python":
         return [_parameter("num_threads", str(num_threads))]
-    # ONNX Runtime's arena doubles by default: with batches of every size it ends far above what any of them takes.
+    # ONNX Runtime's arena doubles by default: with batches of every size it ends far above what one
+    # of them takes.
     return [_parameter("arena_extend_strategy", "1")]
 
 
 def _tensorrt(options: TritonOptions, size: int) -> str:
-    """One profile over all batch sizes: without it a new size would build another engine, which takes minutes."""
+    """Returns one profile over all batch sizes; without it a new size would build another engine,
+    which takes minutes.
+    """
     shapes = {"min": 1, "opt": max(1, options.max_batch // 2), "max": options.max_batch}
     settings = {
         "precision_mode": options.precision.upper(),
-        # Squares of activations overflow float16.
+        # squares of activations overflow float16
         "trt_layer_norm_fp32_fallback": "true",
         "trt_engine_cache_enable": "true",
         "trt_engine_cache_path": _ENGINE_CACHE,
@@ -162,5 +179,5 @@ def _parameter(key: str, value: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """JSON's escapes of ASCII text are protobuf's too."""
+    """Quotes ASCII text by JSON's escapes, which are protobuf's too."""
     return json.dumps(text)

@@ -1,7 +1,9 @@
-"""What Triton's python backend runs beside model.onnx, for servers without an ONNX backend.
+"""The model that Triton's python backend runs beside model.onnx, for servers without an ONNX
+backend.
 
-`mlcd export --format triton --backend python` copies this file as model.py. It runs in the server's own environment,
-where numpy is older than mlcd's: it imports numpy, openvino and what Triton gives it, and nothing else.
+`mlcd export --format triton --backend python` copies this file as model.py. It runs in the server's
+own environment, where numpy is older than mlcd's. So it imports only numpy, openvino and Triton's
+own module.
 """
 
 import json
@@ -14,7 +16,9 @@ import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
-    """uint8 [N, 3, S, S] to float32 [N, D] of unit rows, by OpenVINO on the CPU."""
+    """The model uint8 [N, 3, S, S] to float32 [N, D] of unit rows, computed by OpenVINO
+    on the CPU.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         parameters = json.loads(args["model_config"])["parameters"]
@@ -25,12 +29,14 @@ class TritonPythonModel:
             "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads: Triton makes the batches
         }
         graph = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
-        # Kept: it must outlive what it compiled.
+        # The core must outlive the model that it compiled.
         self._core = ov.Core()
         self._request = self._core.compile_model(graph, "CPU", config).create_infer_request()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One inference for all requests of Triton's batch; those whose callers have gone are not computed."""
+        """Runs one inference for all requests of Triton's batch, except those whose callers have
+        gone.
+        """
         wanted = [not request.is_cancelled() for request in requests]
         images = [_images(request) for request, want in zip(requests, wanted, strict=True) if want]
         rows = iter(self._embed(images))

@@ -1,1 +1,3 @@
-"""Images: where they come from, how bytes become pixels, how pixels become what an encoder takes."""
+"""The images: their sources, the decoding of bytes to pixels, and the preparation of pixels for
+encoders.
+"""

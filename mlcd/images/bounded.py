@@ -1,6 +1,8 @@
-"""The work that a file may make, beside its pixels: a few bytes can ask for very much of it.
+"""The bounds on the work that a file may cause beside its pixels; a few bytes can ask for very much
+of it.
 
-Measured without these bounds: a JPEG of 440 kB with 2,000 scans of 64 megapixels took 102 s to decode.
+Measured without these bounds: a JPEG of 440 kB with 2,000 scans of 64 megapixels took 102 s to
+decode.
 """
 
 import io
@@ -9,24 +11,27 @@ from typing import Final
 
 from mlcd.errors import ImageRejected
 
+# scans of a progressive JPEG; encoders write about ten, and each costs a pass over all pixels
 MAX_SCANS: Final = 64
-"""Of a progressive JPEG; encoders write about ten, and each costs a pass over all pixels."""
-_HEADER_READS: Final = (
-    10_000  # segments, chunks and blocks before the pixels; a real file has a few hundred
-)
-_PIXEL_READS: Final = 1_000_000  # a second's work; Pillow reads run-length BMP byte by byte
-_BYTES_PER_READ: Final = 64  # beyond that, on average no fewer
-_TIMES_READ: Final = 8  # tags may point at the same bytes
+# reads of segments, chunks and blocks before the pixels; a real file has a few hundred
+_HEADER_READS: Final = 10_000
+# reads, about one second's work; Pillow reads run-length BMP byte by byte
+_PIXEL_READS: Final = 1_000_000
+_BYTES_PER_READ: Final = 64  # the least average size of further reads
+_TIMES_READ: Final = 8  # times the file's size; tags may point at the same bytes
 _SLACK_BYTES: Final = 2**20
 _SCAN, _END = 0xDA, 0xD9
 _LOWEST_WITH_LENGTH: Final = 0xC0
 _WITHOUT_LENGTH: Final = frozenset({0xD8, _END})
-# In entropy-coded data 0xFF is followed by 0 or by a restart; before a marker it may stand repeatedly.
+# In entropy-coded data 0xFF is followed by 0 or by a restart; before a marker 0xFF may repeat.
 _MARKER: Final = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 
 
 class BoundedFile(io.BytesIO):
-    """Bytes for a reader that asks as often as the file tells it to. Raises ImageRejected where that is too much."""
+    """A file of bytes that limits how often and how much a decoder reads.
+
+    Raises ImageRejected where that is too much.
+    """
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -35,7 +40,9 @@ class BoundedFile(io.BytesIO):
         self._bytes = _TIMES_READ * len(data) + _SLACK_BYTES
 
     def allow_pixels(self) -> None:
-        """The header is read; from here on more reads are right the more bytes there are."""
+        """Allows the reads of the pixels, in proportion to the bytes; call it once the header is
+        read.
+        """
         self._reads += _PIXEL_READS + self._num_bytes // _BYTES_PER_READ
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -48,9 +55,11 @@ class BoundedFile(io.BytesIO):
 
 
 def check_scans(jpeg: bytes) -> None:
-    """Raises ImageRejected for a JPEG of more than MAX_SCANS."""
+    """Raises ImageRejected for a JPEG of more than MAX_SCANS scans."""
     if jpeg.count(b"\xff\xda") <= MAX_SCANS:
-        return  # pictures and films behind the picture hold such bytes by chance: the rest looks at markers
+        # Pictures and films behind the picture hold such bytes by chance; the rest looks at markers
+        # only.
+        return
     place, scans = 0, 0
     while (found := _MARKER.search(jpeg, place)) and (marker := found[1][0]) != _END:
         scans += marker == _SCAN

@@ -1,15 +1,17 @@
-"""Bytes to RGB pixels, for bytes that nobody vouches for.
+"""The decoding of untrusted bytes to RGB pixels.
 
-What each kind of file becomes, whatever the decoder:
+Each kind of file becomes the same whatever the decoder:
 
-RGB, L, 1-bit       as they are
-P, PA, LA, RGBA     over a white background, transparency of the palette included
-CMYK, YCCK          Pillow's conversion; embedded ICC profiles are ignored, as in CLIP's and MLCD's training
-I;16, I (0..65535)  scaled to 8 bits, rounded
-F, LAB, other I     refused: there is no single meaning of their range
-animations          the first frame
-EXIF orientation    applied, or ignored where parity with CLIP's training pipeline is wanted (a TIFF's is a field of
-                    the format itself, which Pillow applies always)
+    RGB, L, 1-bit        unchanged
+    P, PA, LA, RGBA      over a white background, transparency of the palette included
+    CMYK, YCCK           by Pillow's conversion; embedded ICC profiles are ignored, as in the
+                         training of CLIP and MLCD
+    I;16, I (0..65535)   scaled to 8 bits, rounded
+    F, LAB, other I      refused: their range has no single meaning
+    animations           the first frame
+    EXIF orientation     applied, or ignored where parity with CLIP's training pipeline is
+                         wanted (a TIFF's is a field of the format itself, which Pillow applies
+                         always)
 """
 
 import warnings
@@ -26,7 +28,7 @@ from mlcd.images.jpeg import require_simplejpeg, shrunk
 
 ExifPolicy = Literal["apply", "ignore"]
 
-# Many phones' MPO files open as JPEG. No EPS, no PDF: they run interpreters.
+# The MPO files of many phones open as JPEG. EPS and PDF are excluded because they run interpreters.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _WHITE: Final = (255, 255, 255)
 _TRANSPARENT_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
@@ -42,14 +44,18 @@ _TURNS: Final = {
     8: Transpose.ROTATE_90,
 }
 _SIDEWAYS: Final = frozenset(_TURNS[orientation] for orientation in (5, 6, 7, 8))
-# The turns after which what was last in a row (or last in a column) comes first in the new rows (columns).
+# The turns after which the last in a row (or in a column) comes first in the new rows (columns).
 _RIGHT_TO_LEFT: Final = frozenset(_TURNS[orientation] for orientation in (2, 3, 6, 7))
 _BOTTOM_TO_TOP: Final = frozenset(_TURNS[orientation] for orientation in (3, 4, 7, 8))
 
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """max_pixels is compared with the header before a pixel is decoded (default: Pillow's own warning level)."""
+    """The limits on one image.
+
+    max_pixels is compared with the header before a pixel is decoded; its default is Pillow's own
+    warning level.
+    """
 
     max_bytes: int = 128 * 2**20
     max_pixels: int = 89_478_485
@@ -60,7 +66,9 @@ DEFAULT_LIMITS: Final = DecodeLimits()
 
 @dataclass(frozen=True)
 class Scaled:
-    """An upright RGB picture at some scale: `region` of `image` is the whole, of width and height `full_size`."""
+    """An upright RGB picture at some scale; `region` of `image` shows the whole, of width and
+    height `full_size`.
+    """
 
     image: Image.Image
     region: tuple[float, float, float, float]
@@ -70,9 +78,9 @@ class Scaled:
 def decode(
     data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
 ) -> Image.Image:
-    """The image as an RGB picture, by the table above.
+    """Returns the image as an RGB picture, by the table above.
 
-    Raises ImageRejected with a stable reason; nothing of the decoder's own text gets out.
+    Raises ImageRejected with a stable reason; no text of the decoder's own gets out.
     """
     return _decode(data, shortest=None, exif=exif, limits=limits).image
 
@@ -80,23 +88,29 @@ def decode(
 def decode_scaled(
     data: bytes, *, shortest: int, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
 ) -> Scaled:
-    """As `decode`, but a JPEG may come smaller, with `shortest` pixels or more on its shortest side.
+    """Decodes like `decode`, but may return a smaller JPEG of at least `shortest` pixels on its
+    shortest side.
 
-    Accepts and refuses what `decode` does. Raises ConfigInvalid where the decoder is not installed.
+    It accepts and refuses the same images as `decode`. Raises ConfigInvalid where the decoder is
+    not installed.
     """
     require_simplejpeg()
     return _decode(data, shortest=shortest, exif=exif, limits=limits)
 
 
 def format_of(data: bytes) -> str:
-    """One of FORMATS, by the first bytes alone; "other" where it is none."""
+    """Returns one of FORMATS, by the first bytes alone, or "other"."""
     Image.init()
     start = data[:16].ljust(16, b"\0")
-    return next((name for name in FORMATS if Image.OPEN[name][1](start)), "other")  # type: ignore[misc]
+    found = (name for name in FORMATS if Image.OPEN[name][1](start))  # type: ignore[misc]
+    return next(found, "other")
 
 
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
-    """Width times height, by the header alone. Raises ImageRejected where `decode` would for what a header says."""
+    """Returns width times height, by the header alone.
+
+    Raises ImageRejected where `decode` would for what a header states.
+    """
     _check_length(data, limits)
     try:
         with warnings.catch_warnings():
@@ -119,7 +133,7 @@ def _decode(data: bytes, *, shortest: int | None, exif: ExifPolicy, limits: Deco
                 if small is None:
                     image.load()
                 picture, extent = small or (image, image.size)
-                # By the whole file's EXIF, before conversions drop it.
+                # The EXIF of the whole file decides, before conversions drop it.
                 turn = _turn(image) if exif == "apply" else None
                 return _upright(picture, extent, image.size, turn)
     except ImageRejected:

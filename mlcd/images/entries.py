@@ -1,4 +1,4 @@
-"""The images of a source in columns: as one Python object each, millions of them would take gigabytes.
+"""The images of a source in columns; one Python object for each of millions would take gigabytes.
 
 An image takes 20 bytes, its key and the source's own columns (9 bytes in tar shards).
 """
@@ -19,12 +19,14 @@ _TYPES: Final = {
     "class_name": pa.dictionary(pa.int32(), pa.string()),
     "size_bytes": pa.int64(),
 }
-_BLOCK: Final = 1 << 16  # rows that are Python objects at a time
+_BLOCK: Final = 1 << 16  # rows that are turned into Python objects at a time
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image of a source. `locator` is the source's own way to find its bytes: plain strings, bytes and numbers."""
+    """One image of a source. `locator` tells the source where its bytes are: plain strings, bytes
+    and numbers.
+    """
 
     key: SampleKey
     class_name: str | None
@@ -33,10 +35,11 @@ class Entry:
 
 
 class Entries(Sequence[Entry]):
-    """An immutable sequence of `Entry`, each made when it is asked for. Slices and selections share the columns.
+    """An immutable sequence of `Entry`, each made on demand. Slices and selections share the
+    columns.
 
-    table: the columns key, class_name (null where unknown) and size_bytes; all others make the locators.
-    rows: which rows of it, in which order (default: all).
+    table: the columns key, class_name (null where unknown) and size_bytes; all others make the
+    locators. rows: the selected rows in their order (default: all).
     """
 
     def __init__(self, table: pa.Table, rows: range | NDArray[np.int64] | None = None) -> None:
@@ -45,7 +48,7 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def of(cls, tables: Iterable[pa.Table]) -> "Entries":
-        """The rows of all tables, which have the same columns; strings may be of any type."""
+        """Joins the rows of all tables, which have the same columns; strings may be of any type."""
         typed = [table.cast(_typed(table.schema)) for table in tables]
         return cls(pa.concat_tables(typed or [pa.schema(_TYPES.items()).empty_table()]))
 
@@ -68,7 +71,7 @@ class Entries(Sequence[Entry]):
         )
 
     def select(self, places: NDArray[np.int64]) -> "Entries":
-        """Those at `places` [n], in that order."""
+        """Returns the entries at the indices `places` [n], in that order."""
         return Entries(self._table, np.asarray(self._rows, dtype=np.int64)[places])
 
     def keys(self) -> Iterator[SampleKey]:
@@ -81,7 +84,9 @@ class Entries(Sequence[Entry]):
         return self._values("size_bytes")
 
     def find(self, keys: pa.ChunkedArray) -> NDArray[np.int32]:
-        """[n] int32: the place of each of n keys (large_string) among these entries, -1 where it is none of them."""
+        """Returns [n] int32: the index of each of n keys (large_string) among these entries, -1
+        where it is missing.
+        """
         own = self._table["key"]
         if not isinstance(self._rows, range) or self._rows != range(len(own)):
             own = own.take(pa.array(self._rows, pa.int64()))
@@ -89,8 +94,9 @@ class Entries(Sequence[Entry]):
         return places
 
     def repeated_key(self) -> SampleKey | None:
-        """The first key that an earlier entry has too; None where all are distinct."""
-        # Distinct hashes tell distinct keys in 8 bytes each; only keys whose hashes repeat are looked at as such.
+        """Returns the first key that an earlier entry also has; None where all are distinct."""
+        # Distinct hashes prove distinct keys in 8 bytes each; only keys with equal hashes are
+        # compared.
         hashes = np.fromiter(map(hash, self.keys()), dtype=np.int64, count=len(self))
         hashes.sort()
         suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
@@ -122,7 +128,7 @@ def _typed(schema: pa.Schema) -> pa.Schema:
 
 
 def constant(value: bytes, num: int) -> pa.DictionaryArray:
-    """The same value in `num` rows, in a byte each."""
+    """Returns `num` rows of the same value, in one byte each."""
     return pa.DictionaryArray.from_arrays(
         np.zeros(num, dtype=np.int8), pa.array([value], pa.binary())
     )

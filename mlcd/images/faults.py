@@ -1,4 +1,4 @@
-"""What the file system fails or refuses to give is told from what is wrong in a file."""
+"""The distinction between faults of the file system and damage inside a file."""
 
 import errno
 import os
@@ -8,9 +8,9 @@ from mlcd.images.names import printable
 
 
 def is_fault(error: BaseException | None) -> bool:
-    """Whether the file system failed or refused.
+    """Tells whether the file system failed or refused.
 
-    What is wrong in a file is said without a number, or with that of a place in it that cannot be.
+    Errors about damage in a file carry no number, or that of an impossible offset.
     """
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 

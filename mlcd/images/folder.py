@@ -13,14 +13,16 @@ from mlcd.images.faults import unavailable
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.source import Source
 
+# stands in place of the path for what is neither file nor folder
 _NO_FILE: Final = b""
-"""In place of the path of what stands in a folder and is neither file nor folder."""
 
 
 class FolderSource(Source):
-    """Every file below a folder, hidden files and sidecars apart; the class is the path of its sub-folder.
+    """A source of every file below a folder, except hidden files and sidecars; the class is the
+    path of the sub-folder.
 
-    Links and special files are listed, with no size, and not read: a link may lead anywhere, and a pipe ends nowhere.
+    Links and special files are listed without a size and not read: a link may lead anywhere, and a
+    pipe has no end.
     """
 
     def __init__(self, location: str, filesystem: Any, root: str) -> None:
@@ -28,7 +30,7 @@ class FolderSource(Source):
         self._filesystem, self._root = filesystem, root.rstrip("/")
 
     def _list(self) -> Iterator[pa.Table]:
-        folders = [self._listclass_of_path(files) for files in self._walk()]
+        folders = [self._table_of(files) for files in self._walk()]
         if folders:
             table = pa.concat_tables(folders).sort_by("key")
             class_names = pc.struct_field(
@@ -37,7 +39,9 @@ class FolderSource(Source):
             yield table.add_column(1, "class_name", class_names)
 
     def _walk(self) -> Iterator[list[dict[str, Any]]]:
-        """What is in each folder. fsspec's own walk passes over folders that it cannot list."""
+        """Yields the contents of each folder. fsspec's own walk skips folders that it
+        cannot list.
+        """
         folders = [self._root]
         while folders:
             folder = folders.pop()
@@ -45,14 +49,16 @@ class FolderSource(Source):
                 listed = self._filesystem.ls(folder, detail=True)
             except OSError as error:
                 raise unavailable(folder, error) from error
-            inside = [
-                info for info in listed if info["name"].rstrip("/") != folder
-            ]  # object stores list it in itself
+            # object stores list a folder in itself
+            inside = [info for info in listed if info["name"].rstrip("/") != folder]
             folders += [info["name"].rstrip("/") for info in inside if info["type"] == "directory"]
             yield inside
 
-    def _listclass_of_path(self, files: Iterable[dict[str, Any]]) -> pa.Table:
-        """Without classes. path: where the name is not the key, as it is not valid UTF-8, or `_NO_FILE`."""
+    def _table_of(self, files: Iterable[dict[str, Any]]) -> pa.Table:
+        """Returns the files as a table, without classes.
+
+        path: set where the name is not the key, because it is not valid UTF-8, or `_NO_FILE`.
+        """
         keys, sizes, paths = [], [], []
         for info in files:
             name = info["name"][len(self._root) + 1 :]
@@ -99,12 +105,12 @@ class FolderSource(Source):
 
 
 class NamedFilesSource(FolderSource):
-    """The files below a folder that a pattern or a list names."""
+    """A source of the files below a folder that a pattern or a list names."""
 
     def __init__(
         self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]
     ) -> None:
-        """files: as the file system describes them."""
+        """files: the descriptions that the file system gives."""
         super().__init__(location, filesystem, root)
         self._files = files
         self.paths = [info["name"] for info in files]

@@ -1,7 +1,8 @@
-"""JPEG at a fraction of its size: libjpeg-turbo's inverse DCT leaves out the pixels that a resize would drop.
+"""JPEG at a fraction of its size: libjpeg-turbo's inverse DCT leaves out the pixels that a resize
+would drop.
 
-Only pictures without the least irregularity are read here. All others are left to Pillow, whose word on what is
-an image and what is damage is then the same in both decode modes.
+Only pictures without the least irregularity are read here. All others are left to Pillow, which
+thus decides in both decode modes what is an image and what is damaged.
 """
 
 from typing import Final
@@ -11,11 +12,8 @@ from PIL import Image
 from mlcd.errors import ConfigInvalid
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {
-    0xC4,
-    0xC8,
-    0xCC,
-}  # tables, reserved and conditioning between them
+# without the markers between them for tables, reserved use and conditioning
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MAX_SEGMENTS: Final = 1024
 _WHOLE: Final = 8
 
@@ -34,12 +32,15 @@ def require_simplejpeg() -> None:
 def shrunk(
     data: bytes, image: Image.Image, *, shortest: int
 ) -> tuple[Image.Image, tuple[float, float]] | None:
-    """The picture at the smallest scale (in eighths) that leaves `shortest` pixels on its shortest side.
+    """Returns the picture at the smallest scale (in eighths) that leaves `shortest` pixels on its
+    shortest side.
 
-    And the width and height that the picture takes of it: the last column and row may be covered in part.
+    The second value is the width and height that the picture covers; it may cover the last column
+    and row in part.
 
-    `image` is Pillow's view of the same bytes, opened and not loaded: its header was held against the limits. None
-    where there is nothing to gain or Pillow must decide: no JPEG, CMYK, arithmetic coding, any warning of the decoder.
+    `image` is Pillow's view of the same bytes, opened and not loaded; its header was checked
+    against the limits. The result is None where nothing is gained or Pillow must decide: no JPEG,
+    CMYK, arithmetic coding, any warning of the decoder.
     """
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
@@ -51,13 +52,12 @@ def shrunk(
     width, height = (-(-side * eighths // _WHOLE) for side in image.size)
     try:
         full_height, full_width, *_ = simplejpeg.decode_jpeg_header(data)
-        if (
-            full_width,
-            full_height,
-        ) != image.size:  # two headers: the limits were held against the other one
+        # The file has two headers, and the limits were checked against the other one.
+        if (full_width, full_height) != image.size:
             return None
         pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width, strict=True)
-    except Exception:  # noqa: BLE001 - whatever it refuses, Pillow accepts or refuses with the right reason
+    # Pillow accepts what it refuses, or refuses it with the right reason
+    except Exception:  # noqa: BLE001
         return None
     if pixels.shape != (height, width, 3):
         return None
@@ -65,12 +65,14 @@ def shrunk(
 
 
 def _eighths(side: int, at_least: int) -> int:
-    """The smallest scale that leaves `at_least` pixels of `side`, whose last pixel may be covered in part."""
+    """Returns the smallest scale that leaves `at_least` pixels of `side`; it may cover the last
+    pixel in part.
+    """
     return _WHOLE * (at_least - 1) // side + 1
 
 
 def _frame(data: bytes) -> int | None:
-    """The marker that tells the coding process; None where the segments before it are irregular."""
+    """Returns the marker of the coding process; None where the segments before it are irregular."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         if data[position : position + 1] != b"\xff":

@@ -1,9 +1,9 @@
-"""Names of files, which need not be valid UTF-8, and what they say."""
+"""The names of files, which need not be valid UTF-8, and what they state."""
 
 from pathlib import PurePath, PurePosixPath
 from typing import Final
 
-# Files that stand beside images and are none; every other file is tried, and listed when it fails.
+# Files that lie beside images and are none; every other file is tried, and listed when it fails.
 _SIDECARS: Final = frozenset(
     [
         ".txt",
@@ -32,7 +32,9 @@ _SIDECARS: Final = frozenset(
 
 
 def is_candidate(path: PurePath) -> bool:
-    """Whether a file at this path below a folder is taken for an image: hidden files and sidecars are not."""
+    """Tells whether a file at this path below a folder counts as an image; hidden files and
+    sidecars do not.
+    """
     hidden = any(
         (part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts
     )
@@ -40,18 +42,18 @@ def is_candidate(path: PurePath) -> bool:
 
 
 def printable(name: str) -> str:
-    """Names that are not valid UTF-8 still become unique, storable keys."""
+    """Returns a unique, storable key, also for names that are not valid UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def class_of_path(relative: PurePosixPath) -> str | None:
-    """The class that a path states."""
+    """Returns the class that a path states."""
     parent = relative.parent.as_posix()
     return None if parent == "." else printable(parent)
 
 
 def encoded(path: str) -> bytes:
-    """File names need not be valid UTF-8, and columns of text must be."""
+    """Returns a file name as bytes: it need not be valid UTF-8, which columns of text must be."""
     return path.encode("utf-8", "surrogateescape")
 
 

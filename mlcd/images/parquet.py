@@ -1,4 +1,4 @@
-"""A column of images in parquet files."""
+"""The source that reads a column of images in parquet files."""
 
 import json
 import threading
@@ -23,6 +23,7 @@ _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
 _BATCH_ROWS: Final = 64
 _BUFFER_BYTES: Final = 1 << 20
 _ROW_DIGITS: Final = 8
+# the rows of a parquet file; key is null where the row has none of its own
 _ROWS: Final = pa.schema(
     [
         ("key", pa.large_string()),
@@ -32,11 +33,12 @@ _ROWS: Final = pa.schema(
         ("row", pa.int32()),
     ]
 )
-"""Of a parquet file; key: null where the row has none of its own."""
 
 
 class ParquetSource(FilesSource):
-    """A binary image column (or a struct with `bytes`, as Hugging Face writes it); one row group in memory."""
+    """A binary image column (or a struct with `bytes`, as Hugging Face writes it); one row group is
+    in memory.
+    """
 
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location, filesystem, paths)
@@ -67,14 +69,15 @@ class ParquetSource(FilesSource):
             )
 
     def _list_rows(self, path: str) -> Listing:
-        """The sizes belong to what tells whether a file is the same, and stand nowhere but beside the images: all of
-        these are read, a few at a time.
+        """Lists the rows of a file.
+
+        Sizes help to tell whether a file is the same, and only the images themselves state them:
+        all images are read, a few at a time.
         """
         try:
             with self._filesystem.open(path, "rb") as raw:
-                file = pq.ParquetFile(
-                    raw, buffer_size=_BUFFER_BYTES
-                )  # else a column's whole group is in memory
+                # otherwise a column's whole group is in memory
+                file = pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES)
                 batches = [_listed_batch(*place) for place in _batches(file, path)]
         except (OSError, pa.ArrowException) as error:
             refuse_fault(path, error)
@@ -85,7 +88,7 @@ class ParquetSource(FilesSource):
         path, (group, row) = decoded(entry.locator[0]), entry.locator[1:]
         with self._lock:
             if self._group is None or self._group[0] != (path, group):
-                self._group = None  # before the next one is in memory
+                self._group = None  # dropped before the next one is in memory
                 try:
                     with self._filesystem.open(path, "rb") as raw:
                         file = pq.ParquetFile(raw)
@@ -99,7 +102,9 @@ class ParquetSource(FilesSource):
 
 
 def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
-    """(row group, first row in it, images, keys, class names) of a few rows each; None for what the file has not."""
+    """Yields (row group, first row in it, images, keys, class names) of a few rows each; None for
+    missing columns.
+    """
     columns = file.schema_arrow.names
     image = _image_column(file, path)
     key = "key" if "key" in columns else None
@@ -125,7 +130,9 @@ def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
 
 
 def _class_names(file: Any, column: str | None) -> list[str] | None:
-    """The names that the numbers in a column of classes stand for, where the file says so as Hugging Face does."""
+    """Returns the names of the numbers in a column of classes, where the file states them as
+    Hugging Face does.
+    """
     try:
         facts = json.loads(file.schema_arrow.metadata[b"huggingface"])["info"]["features"][column]
         return list(map(str, facts["names"])) if facts["_type"] == "ClassLabel" else None
@@ -150,7 +157,9 @@ def _listed_batch(
 
 
 def _named(numbers: Any, names: list[str]) -> Any:
-    """The name of each number; null for -1, which images without a class have, and for what has no name."""
+    """Returns the name of each number; null for -1, which marks images without a class, and for
+    unnamed numbers.
+    """
     known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names)))
     return pa.array(names, pa.string()).take(pc.if_else(known, numbers, None))
 

@@ -1,4 +1,6 @@
-"""Decode ahead of the consumer in a bounded pool of threads (Pillow frees the interpreter while it works)."""
+"""Decoding ahead of the consumer in a bounded pool of threads; Pillow releases the interpreter's
+lock.
+"""
 
 import hashlib
 from collections import deque
@@ -33,7 +35,7 @@ def prepare_all(
     num_threads: int,
     ahead: int = 64,
 ) -> Iterator[Prepared]:
-    """Every entry in order; at most `ahead` images wait in memory."""
+    """Yields every entry in order; at most `ahead` images wait in memory."""
 
     def prepare(entry: Entry) -> Prepared:
         sha256 = b"\0" * 32

@@ -1,4 +1,6 @@
-"""What decoders say by themselves: libtiff to the standard error, Pillow to its log, both with what a file holds."""
+"""The output of decoders: libtiff writes to the standard error, Pillow to its log, both with
+contents of files.
+"""
 
 import ctypes
 import logging
@@ -10,9 +12,11 @@ _LIBTIFF: Final = ("TIFFSetErrorHandler", "TIFFSetWarningHandler")
 
 
 def silence_decoders() -> None:
-    """Nothing of theirs is written, as long as the process lives; ImageRejected says what is wrong with an image."""
+    """Suppresses all such output for the life of the process; ImageRejected states what is wrong
+    with an image.
+    """
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
-    libraries = ctypes.CDLL(_imaging.__file__)  # and all that it is linked with
+    libraries = ctypes.CDLL(_imaging.__file__)  # includes all that it is linked with
     for name in _LIBTIFF:
         if hasattr(libraries, name):
             getattr(libraries, name)(None)

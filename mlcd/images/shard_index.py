@@ -1,8 +1,11 @@
-"""What a shard holds, listed once: reading every header of a large set of tar shards, or every image of parquet files
-for its size, again would delay each start.
+"""The index of a shard's contents, listed once.
 
-Indexes stand in the user's cache directory, one file per shard, named by the shard's path. They are read only while
-the file system states the same size, time and identity of the shard; a lost or damaged index is built again.
+Without it each start would read every header of a large set of tar shards, or every image of
+parquet files for its size.
+
+Indexes are kept in the user's cache directory, one file per shard, named by the shard's path. They
+are used only while the file system states the same size, time and identity of the shard; a lost or
+damaged index is built again.
 """
 
 import hashlib
@@ -19,11 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from platformdirs import user_cache_path
 
-_VERSION: Final = "3"  # of the rules by which members are listed
-_WORTH_KEEPING: Final = 1000  # images; fewer are listed in a fraction of a second
-_WORTH_KEEPING_BYTES: Final = 1 << 24  # or less than so many bytes of them
+_VERSION: Final = "3"  # version of the rules by which members are listed
+_WORTH_KEEPING: Final = 1000  # images; a shard of fewer is listed in a fraction of a second
+_WORTH_KEEPING_BYTES: Final = 1 << 24  # bytes; the same holds for smaller shards
 _STATE: Final = b"state"
 _CHANGES_SHOW_IN: Final = ("mtime", "ETag", "etag")
+# The members of a tar shard: an image's bytes are `size_bytes` from `offset` on.
 MEMBERS: Final = pa.schema(
     [
         ("name", pa.string()),
@@ -32,13 +36,14 @@ MEMBERS: Final = pa.schema(
         ("size_bytes", pa.int64()),
     ]
 )
-"""Of a tar shard: an image's bytes are `size_bytes` from `offset` on."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """members: the images of a shard, `size_bytes` and whatever columns its kind of shard has. damaged: it could be
-    read up to some point only.
+    """The contents of a shard.
+
+    members: its images, with `size_bytes` and the columns of its kind of shard. damaged: it could
+    be read up to some point only.
     """
 
     members: pa.Table
@@ -48,18 +53,18 @@ class Listing:
 def list_once(
     filesystem: Any, path: str, list_members: Callable[[], Listing], *, folder: Path | None = None
 ) -> Listing:
-    """What `list_members` finds, from the index where there is one of the shard as it is now.
+    """Returns what `list_members` finds, from the index where there is one of the shard in its
+    present state.
 
-    Damaged and small shards, and those on file systems that do not tell of changes, are listed every time.
+    Damaged and small shards, and those on file systems that do not report changes, are listed every
+    time.
     """
     state = file_state(filesystem, path)
     if state is None:
         return list_members()
     folder = folder or user_cache_path("mlcd", appauthor=False) / "shards"
-    index = (
-        folder
-        / f"{hashlib.sha256(f'{filesystem.protocol}{path}'.encode(errors='replace')).hexdigest()}.parquet"
-    )
+    name = hashlib.sha256(f"{filesystem.protocol}{path}".encode(errors="replace")).hexdigest()
+    index = folder / f"{name}.parquet"
     if (members := _read(index, state)) is not None:
         return Listing(members, damaged=False)
     listing = list_members()
@@ -69,7 +74,9 @@ def list_once(
 
 
 def file_state(filesystem: Any, path: str) -> bytes | None:
-    """Another one after every change of the file; None where its file system does not tell."""
+    """Returns a value that differs after every change of the file; None where its file system
+    reports none.
+    """
     try:
         info = filesystem.info(path)
     except OSError:
@@ -101,7 +108,7 @@ def _is_worth_keeping(members: pa.Table) -> bool:
 
 
 def _write(index: Path, state: bytes, members: pa.Table) -> None:
-    with suppress(OSError):  # no room or no right to write: the next start lists again
+    with suppress(OSError):  # without space or permission the next start lists again
         index.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=index.parent)
         try:

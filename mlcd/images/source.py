@@ -1,4 +1,4 @@
-"""What all kinds of sources are: numbered images, each with a key that names it for ever."""
+"""The interface of all sources: numbered images, each with a key that names it for ever."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -32,18 +32,20 @@ class Source(ABC):
 
     def __init__(self, location: str) -> None:
         self.location = location
+        # files that the user named, one by one or by a pattern, in the file system's own form;
+        # empty for a whole folder
         self.paths: list[str] = []
-        """Files that were named, one by one or by a pattern, in the file system's own form; none of a whole folder."""
         self.problems: list[Problem] = []
+        # keys of images that the file system could not give, in the order of reading; the images
+        # may be sound
         self.faults: list[SampleKey] = []
-        """Images that the file system would not give, in the order of reading: theirs may not be the fault."""
 
     @cached_property
     def entries(self) -> Entries:
-        """All images in a stable order.
+        """Returns all images in a stable order.
 
-        Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses: what it holds would
-        be missing without a word.
+        Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses:
+        its images would be missing without notice.
         """
         entries = Entries.of(self._list())
         if (key := entries.repeated_key()) is not None:
@@ -53,7 +55,9 @@ class Source(ABC):
         return entries
 
     def read(self, entry: Entry) -> bytes:
-        """The encoded image; raises ImageRejected where it cannot be read. Safe to call from several threads."""
+        """Returns the encoded image; raises ImageRejected where it cannot be read. Several threads
+        may call it.
+        """
         if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
             limit = DEFAULT_LIMITS.max_bytes
             raise ImageRejected(
@@ -68,17 +72,23 @@ class Source(ABC):
 
     @abstractmethod
     def _list(self) -> Iterator[pa.Table]:
-        """Tables for `Entries.of`, one for each file or so, so that Python objects of a part only exist at a time."""
+        """Yields tables for `Entries.of`, about one per file, so that only a part exists as Python
+        objects at a time.
+        """
 
     @abstractmethod
     def _read(self, entry: Entry) -> bytes: ...
 
     @abstractmethod
     def files_of(self, entries: Entries) -> list[str]:
-        """Paths of the files that hold these images; those that are not read are left out."""
+        """Returns the paths of the files that hold these images, without files that are
+        not read.
+        """
 
     def check_unchanged(self, entries: Entries) -> None:
-        """Raises Conflict naming the first file of these images that is not as it was listed."""
+        """Raises Conflict naming the first file of these images that has changed since it was
+        listed.
+        """
         name = next(self._changed(entries), None)
         if name is not None:
             raise Conflict(
@@ -87,17 +97,22 @@ class Source(ABC):
 
     @abstractmethod
     def _changed(self, entries: Entries) -> Iterator[str]:
-        """Names of the files of these images that are not as they were listed."""
+        """Yields the names of the files of these images that have changed since they
+        were listed.
+        """
 
     def check_not_empty(self) -> None:
-        """Raises InvalidInput where there is no image, naming the first of what could not be listed."""
+        """Raises InvalidInput where there is no image, naming the first thing that could not be
+        listed.
+        """
         if self.entries:
             return
         if self.problems:
             problem, more = self.problems[0], len(self.problems) - 1
             others = f", and {more} more" if more else ""
             raise InvalidInput(
-                f"no image of {self.location} can be listed: {problem.key}: {problem.detail}{others}",
+                f"no image of {self.location} can be listed: {problem.key}:"
+                f" {problem.detail}{others}",
                 remedy="restore the file, or give others",
             )
         raise InvalidInput(
@@ -106,7 +121,9 @@ class Source(ABC):
         )
 
     def listing_digest(self) -> str:
-        """SHA-256 over keys and sizes: tells cheaply whether the source still holds the same files."""
+        """Returns SHA-256 over keys and sizes: a cheap test whether the source still holds the same
+        files.
+        """
         sha256 = hashlib.sha256()
         for key, size_bytes in zip(self.entries.keys(), self.entries.sizes_bytes(), strict=True):
             sha256.update(f"{key}\0{size_bytes}\0".encode())
@@ -114,7 +131,7 @@ class Source(ABC):
 
 
 class FilesSource(Source):
-    """Of archives. paths: theirs, in the file system's own form."""
+    """A source of archives. paths: those of the archives, in the file system's own form."""
 
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location)
@@ -133,7 +150,9 @@ class FilesSource(Source):
         )
 
     def _names(self) -> list[tuple[str, str]]:
-        """(path, the part of the path that tells the files apart, without the suffix): before they are listed."""
+        """Returns (path, the part of the path that tells the files apart, without the suffix),
+        before files are listed.
+        """
         self._listed = {path: file_state(self._filesystem, path) for path in self.paths}
         parents = [PurePosixPath(path).parent.parts for path in self.paths]
         common = 0

@@ -1,9 +1,10 @@
-"""The sources of images: a folder or some of its files, tar shards, a parquet column or a zip, each as numbered
-(key, bytes).
+"""The opening of a source: a folder or some of its files, tar shards, a parquet column or a zip,
+each as numbered (key, bytes).
 
-Entries are in a stable order and are read one by one at random, so that work can start anywhere. Keys name
-a sample for ever: the path inside a folder or zip, `shard/key` in a tar, `file/row` (or the `key` column) in
-parquet. Class names are what the source itself says: the sub-folder, the `.cls` member, the `label` column.
+Entries are in a stable order and are read one by one in any order, so that work can start anywhere.
+Keys name a sample for ever: the path inside a folder or zip, `shard/key` in a tar, `file/row` (or
+the `key` column) in parquet. Class names are what the source itself states: the sub-folder, the
+`.cls` member, the `label` column.
 """
 
 import posixpath
@@ -48,10 +49,11 @@ _IMAGE_SUFFIXES: Final = frozenset(
 
 
 def open_source(location: str) -> Source:
-    """The source at a folder, file, glob of these, list of files, or an fsspec URL; raises NotFound, InvalidInput.
+    """Opens the source at a folder, file, glob of these, list of files, or an fsspec URL.
 
-    A folder that holds tar shards and no image, at any depth, is read as its shards. A list is a .txt file with the
-    name of a file in each line, relative to the list's folder and not outside of it.
+    A folder that holds tar shards and no image, at any depth, is read as its shards. A list is a
+    .txt file with the name of a file in each line, relative to the list's folder and not outside of
+    it. Raises NotFound, InvalidInput.
     """
     if not location:
         raise NotFound("no images are named", remedy=_FORMS)
@@ -64,7 +66,7 @@ def open_source(location: str) -> Source:
             f"{location} needs a package that is not installed",
             remedy=f"pip install {_package(location)}",
         ) from error
-    except Exception as error:  # each file system behind a URL has errors of its own
+    except Exception as error:  # each file system behind a URL has its own errors
         raise InvalidInput(
             f"{location} is not a place that can be read ({type(error).__name__})",
             remedy="give a path or a known URL, and the rights that it asks for",
@@ -72,12 +74,11 @@ def open_source(location: str) -> Source:
 
 
 def _package(location: str) -> str:
-    """The package that fsspec reads such URLs with, as pip takes it."""
+    """Returns the package that fsspec needs for such URLs, as pip takes it."""
     protocol = location.rpartition("::")[2].partition("://")[0]
     package: str = known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
-    return (
-        package if package != "fsspec" else f"'fsspec[{protocol.removesuffix('s')}]'"
-    )  # https: [http]
+    # the extra for https is [http]
+    return package if package != "fsspec" else f"'fsspec[{protocol.removesuffix('s')}]'"
 
 
 def _open(location: str) -> Source:
@@ -107,7 +108,7 @@ def _open(location: str) -> Source:
 
 
 def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> Source:
-    """A source of these files, all archives of one kind or all image files below `root`."""
+    """Opens a source of these files: all archives of one kind, or all image files below `root`."""
     if not files:
         raise NotFound(f"there are no images at {location}", remedy=_FORMS)
     files.sort(key=lambda info: str(info["name"]))
@@ -130,7 +131,7 @@ def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str,
 
 
 def _fixed_part(pattern: str) -> str:
-    """The folder before the first part with a wildcard: keys are relative to it."""
+    """Returns the folder before the first part with a wildcard, to which keys are relative."""
     parts = pattern.split("/")
     first = next(
         place
@@ -141,7 +142,9 @@ def _fixed_part(pattern: str) -> str:
 
 
 def _listed(location: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
-    """Returns the files that the list at `path` names. Raises InvalidInput for one outside the list's folder."""
+    """Returns the files that the list at `path` names. Raises InvalidInput for one outside the
+    list's folder.
+    """
     folder, files = posixpath.dirname(path), {}
     for line in filter(None, decoded(filesystem.cat_file(path)).splitlines()):
         name = posixpath.normpath(posixpath.join(folder, line))
@@ -161,7 +164,7 @@ def _listed(location: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _described(filesystem: Any, path: str) -> dict[str, Any]:
-    """Describes a file as a folder's listing does, in which a link is no file."""
+    """Describes a file as a folder's listing does, in which a link does not count as a file."""
     info: dict[str, Any] = filesystem.info(path)
     return {**info, "type": "link"} if info.get("islink") else info
 

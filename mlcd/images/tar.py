@@ -1,4 +1,4 @@
-"""Tar shards."""
+"""The source that reads tar shards."""
 
 import tarfile
 from collections import Counter
@@ -18,12 +18,14 @@ from mlcd.images.shard_index import MEMBERS, Listing, list_once
 from mlcd.images.source import FilesSource, Problem
 
 _TAR_BLOCK: Final = 512
+# offset of a member among a shard's images that cannot be read as one
 _NOWHERE: Final = -1
-"""The offset of what stands among a shard's images and cannot be read as one."""
 
 
 class TarSource(FilesSource):
-    """Uncompressed tar shards in webdataset layout; members are read by offset, without unpacking."""
+    """The images of uncompressed tar shards in webdataset layout, read by offset
+    without unpacking.
+    """
 
     def _list(self) -> Iterator[pa.Table]:
         for path, shard in self._names():
@@ -58,7 +60,8 @@ class TarSource(FilesSource):
                 tarfile.open(fileobj=raw, mode="r:") as archive,
             ):
                 for member in archive:
-                    archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all, a kilobyte each
+                    # tarfile would keep them all, a kilobyte each
+                    archive.members.clear()  # type: ignore[attr-defined]
                     name = PurePosixPath(member.name)
                     if (
                         member.isreg()
@@ -73,13 +76,13 @@ class TarSource(FilesSource):
                         sizes.append(member.size if is_read else 0)
                         if member.islnk():
                             target_of[len(names) - 1] = PurePosixPath(member.linkname)
-                # tarfile takes anything that is no header for the end; only zeros are.
+                # tarfile takes anything that is not a header for the end, but only zeros are.
                 raw.seek(archive.offset)
                 damaged = raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
         except (OSError, tarfile.TarError, EOFError) as error:
             refuse_fault(path, error)
             damaged = True
-        if target_of:  # GNU tar writes all but the first of a file's names as hard links to it
+        if target_of:  # GNU tar writes all names of a file but the first as hard links to it
             place_of = {name: place for place, name in enumerate(names) if place not in target_of}
             for place, target in target_of.items():
                 if (first := place_of.get(target)) is not None:
@@ -114,5 +117,5 @@ class TarSource(FilesSource):
 
 
 def _sample(name: PurePosixPath) -> str:
-    """Webdataset's key: the path up to the first dot of its last part."""
+    """Returns webdataset's key: the path up to the first dot of its last part."""
     return (name.parent / name.name.split(".", 1)[0]).as_posix()

@@ -1,4 +1,6 @@
-"""RGB picture to the uint8 square that an encoder takes: one implementation for training, export and serving."""
+"""The transform of an RGB picture to the uint8 square that an encoder takes; training, export and
+service share it.
+"""
 
 import hashlib
 import json
@@ -31,12 +33,13 @@ CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class PreprocessSpec:
-    """How pixels are prepared; part of a model's fingerprint.
+    """The way pixels are prepared, which is part of a model's fingerprint.
 
-    The shortest side becomes `resize_shortest` pixels (PIL bicubic with antialias), then the central
-    `crop` x `crop` square is taken. mean and std, of pixels divided by 255, are applied inside the model.
-    `decode` fast may start from a JPEG's scaled picture, with twice `resize_shortest` or more on its shortest side:
-    other pixels, hence another fingerprint; the same images are accepted.
+    The shortest side becomes `resize_shortest` pixels (PIL bicubic with antialias), then the
+    central `crop` x `crop` square is taken. mean and std, of pixels divided by 255, are applied
+    inside the model. With `decode` fast, the start may be a JPEG's scaled picture with at least
+    twice `resize_shortest` on its shortest side. Its pixels differ, hence the fingerprint does; the
+    same images are accepted.
     """
 
     resize_shortest: int
@@ -63,16 +66,15 @@ class PreprocessSpec:
             raise ConfigInvalid("std must be positive")
 
     def to_json(self) -> str:
-        """Canonical: equal specs give equal bytes."""
+        """Returns canonical JSON: equal specs give equal bytes."""
         fields = asdict(self)
         if self.decode == "exact":
-            del fields[
-                "decode"
-            ]  # the field came later: models exported before it keep their fingerprints
+            # models exported before this field existed keep their fingerprints
+            del fields["decode"]
         return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     def fingerprint(self, content: str) -> Fingerprint:
-        """The identity of a model prepared like this; `content` identifies its weights."""
+        """Returns the identity of a model prepared like this; `content` identifies its weights."""
         return hashlib.sha256(f"{content}\0{self.to_json()}".encode()).hexdigest()
 
     @classmethod
@@ -110,11 +112,13 @@ class PreprocessSpec:
             raise ConfigInvalid(f"{path} cannot be read as preprocessing") from error
 
     def apply(self, image: Image.Image) -> NDArray[np.uint8]:
-        """RGB picture to uint8 [3, crop, crop], equal to HF's CLIP image processor before normalization."""
+        """Transforms an RGB picture to uint8 [3, crop, crop], equal to HF's CLIP image processor
+        before normalization.
+        """
         return self._square(Scaled(image, (0, 0, *image.size), image.size))
 
     def prepare(self, data: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
-        """Encoded image bytes to uint8 [3, crop, crop]; raises ImageRejected.
+        """Transforms encoded image bytes to uint8 [3, crop, crop]; raises ImageRejected.
 
         Raises ConfigInvalid where `decode` is fast and its decoder is not installed.
         """
@@ -124,9 +128,8 @@ class PreprocessSpec:
         return self._square(decode_scaled(data, shortest=shortest, exif=self.exif, limits=limits))
 
     def _square(self, picture: Scaled) -> NDArray[np.uint8]:
-        width, height = (
-            picture.full_size
-        )  # the same square of the scene, whatever the scale at which it came
+        # the same square of the scene, whatever the scale of the picture
+        width, height = picture.full_size
         scale_to = self.resize_shortest
         if width <= height:
             size = (scale_to, max(scale_to, int(scale_to * height / width)))
@@ -134,26 +137,26 @@ class PreprocessSpec:
             size = (max(scale_to, int(scale_to * width / height)), scale_to)
         left, top = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
         box = (left, top, left + self.crop, top + self.crop)
-        if (
-            max(size) > _MAX_ASPECT * scale_to
-        ):  # a 1 x 65535 strip: resize only what the crop will keep
+        # for a strip of 1 x 65535, only what the crop keeps is resized
+        if max(size) > _MAX_ASPECT * scale_to:
             return _channels_first(_resized_part(picture, size, box))
         return _channels_first(
             picture.image.resize(size, Image.Resampling.BICUBIC, box=picture.region).crop(box)
         )
 
 
-_FAST_MARGIN: Final = (
-    2  # less costs cosine to the exact embedding, more costs time (docs/reference/decoding.md)
-)
+# less lowers the cosine to the exact embedding, more takes time (docs/reference/decoding.md)
+_FAST_MARGIN: Final = 2
 _MAX_ASPECT: Final = 64
-_BICUBIC_REACH: Final = 2  # source pixels to each side, times the scale where the picture shrinks
+_BICUBIC_REACH: Final = 2  # source pixels on each side, times the scale where the picture shrinks
 
 
 def _resized_part(
     picture: Scaled, size: tuple[int, int], box: tuple[int, int, int, int]
 ) -> Image.Image:
-    """The pixels inside `box` of the picture resized to `size`, made from the source pixels that they depend on."""
+    """Returns the pixels inside `box` of the picture resized to `size`, made from the source pixels
+    that they depend on.
+    """
     image, (left, top, right, bottom) = picture.image, picture.region
     scale_x, scale_y = (right - left) / size[0], (bottom - top) / size[1]
     source = (
@@ -165,7 +168,8 @@ def _resized_part(
     margin_x, margin_y = (
         math.ceil(_BICUBIC_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y)
     )
-    # Pillow holds a box in float32, which is too coarse far inside a long strip: cut first, so that numbers are small.
+    # Pillow holds a box in float32, which is too coarse far inside a long strip; a cut first keeps
+    # the numbers small.
     cut = (
         max(0, math.floor(source[0]) - margin_x),
         max(0, math.floor(source[1]) - margin_y),
@@ -175,9 +179,8 @@ def _resized_part(
     part = image.crop(cut)
     across = (source[0] - cut[0], source[2] - cut[0])
     down = (source[1] - cut[1], source[3] - cut[1])
-    if (
-        size[1] < image.height > image.width
-    ):  # the order in which Pillow would filter the whole of it
+    # the order in which Pillow filters the whole picture
+    if size[1] < image.height > image.width:
         return _resized_across(_resized_down(part, down, box[3] - box[1]), across, box[2] - box[0])
     return _resized_down(_resized_across(part, across, box[2] - box[0]), down, box[3] - box[1])
 

@@ -1,4 +1,4 @@
-"""Zip files."""
+"""The source that reads zip files."""
 
 import threading
 import zipfile
@@ -16,7 +16,7 @@ from mlcd.images.source import FilesSource, Problem
 
 
 class ZipSource(FilesSource):
-    """Members of zip files; the class is the sub-folder inside the archive."""
+    """The members of zip files; the class is the sub-folder inside the archive."""
 
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location, filesystem, paths)
@@ -34,7 +34,7 @@ class ZipSource(FilesSource):
                 ValueError,
                 NotImplementedError,
                 zipfile.BadZipFile,
-            ) as error:  # ValueError: an encoding
+            ) as error:  # ValueError: a bad encoding
                 refuse_fault(path, error)
                 self.problems.append(Problem(name, "the zip file is damaged or cut short"))
                 continue
@@ -58,5 +58,6 @@ class ZipSource(FilesSource):
                 if path not in self._archives:
                     self._archives[path] = zipfile.ZipFile(self._filesystem.open(path, "rb"))
                 return self._archives[path].read(name)
-        except Exception as error:  # zlib, lzma, encryption, unknown methods: each has its own
+        # zlib, lzma, encryption and unknown methods each have their own errors
+        except Exception as error:
             raise ImageRejected("unreadable", "the member cannot be unpacked") from error

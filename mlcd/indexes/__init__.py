@@ -1,1 +1,1 @@
-"""Indexes: nearest vectors among many, one file per engine."""
+"""The indexes, which find the nearest of many vectors; one file per engine."""

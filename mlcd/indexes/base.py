@@ -1,4 +1,4 @@
-"""The seam between a collection and the engine that searches it."""
+"""The interface between a collection and the engine that searches it."""
 
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +10,11 @@ from mlcd.types import Embeddings, Neighbors
 
 
 class VectorIndex(Protocol):
-    """Immutable after it is built; rows are numbered in the order they were given. Safe to search in threads."""
+    """A set of vectors that can be searched, in several threads at once; it does not change after
+    it is built.
+
+    Rows are numbered in the order in which they were given.
+    """
 
     @property
     def num_rows(self) -> int: ...
@@ -26,10 +30,12 @@ class VectorIndex(Protocol):
         allowed: NDArray[np.bool_] | None = None,
         effort: int | None = None,
     ) -> Neighbors:
-        """Rows of highest cosine for each unit query: ids int64 [N, top], -1 where there are fewer.
+        """Returns the rows of highest cosine for each unit query: ids int64 [N, top], -1 where
+        there are fewer.
 
-        allowed: bool [num_rows], the rows that may be found; None: all. effort: how far an approximate engine looks
-        (faiss: efSearch, nprobe) in this search alone; exact engines have no use for it and find everything.
+        allowed: bool [num_rows], the rows that may be found; None: all. effort: how far an
+        approximate engine looks in this search alone (faiss: efSearch, nprobe); exact engines
+        ignore it and find everything.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The oracle of every index: all scores, computed."""
+"""The oracle of every index, which computes all scores."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from mlcd.types import Embeddings, Neighbors
 
 
 class ExactIndex:
-    """The `VectorIndex` protocol over a matrix: score descending, row ascending."""
+    """The `VectorIndex` protocol over a matrix, in the order score descending, row ascending."""
 
     def __init__(self, rows: Embeddings) -> None:
         self._rows = rows

@@ -1,4 +1,6 @@
-"""FAISS: flat, graph and inverted-file indexes of inner products. The only importer of faiss for retrieval."""
+"""The indexes of FAISS over inner products: flat, graph and inverted file. Only this module imports
+faiss for retrieval.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +15,12 @@ from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Neighbors
 
+# hnsw: a graph over float32 vectors. ivf-sq8: cells, one byte per dimension. ivf-pq: cells over
+# rotated vectors, one byte per four dimensions.
 Kind = Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
-"""hnsw: a graph over float32. ivf-sq8: cells, a byte a dimension. ivf-pq: rotated, a byte for four dimensions."""
 
+# faiss wants at least 39; more change its cells little.
 TRAINING_ROWS_PER_CELL: Final = 64
-"""faiss asks for 39 at the least; more change its cells little."""
 _SMALLEST_CELLS: Final = 16
 _LARGEST_CELLS: Final = 65_536
 _PRODUCT_CODES: Final = 256
@@ -32,7 +35,9 @@ class FaissIndex:
 
     @classmethod
     def train(cls, kind: Kind, sample: Embeddings, *, num_rows: int) -> "FaissIndex":
-        """An empty index of this kind, its cells laid for `num_rows` rows like those of `sample` ([n, D])."""
+        """Returns an empty index of this kind, with cells for `num_rows` rows that resemble
+        `sample` [n, D].
+        """
         dimension = sample.shape[1]
         index = faiss.index_factory(
             dimension, _recipe(kind, dimension, num_rows), faiss.METRIC_INNER_PRODUCT
@@ -40,7 +45,8 @@ class FaissIndex:
         if not index.is_trained:
             cells = faiss.extract_index_ivf(index)
             cells.cp.spherical = True
-            # faiss warns on standard error, once for each of its sub-quantizers, of samples that are small by choice.
+            # For each of its sub-quantizers faiss warns on standard error about samples that are
+            # small on purpose.
             cells.cp.min_points_per_centroid = 1
             cells.cp.max_points_per_centroid = TRAINING_ROWS_PER_CELL
             with _assigned_on_gpus(cells):
@@ -48,7 +54,10 @@ class FaissIndex:
         return cls(index)
 
     def add(self, rows: Embeddings) -> None:
-        """More rows, numbered on. Not while others search: an index is shared when it is complete."""
+        """Adds rows, which are numbered after those present. No search may run meanwhile.
+
+        An index is shared only when it is complete.
+        """
         self._index.add(np.ascontiguousarray(rows, dtype=np.float32))
 
     @property
@@ -85,7 +94,9 @@ class FaissIndex:
         )
 
     def _parameters(self, options: dict[str, Any], effort: int | None) -> Any:
-        """Made for one search: what faiss keeps on the index itself is shared by all threads."""
+        """Returns parameters for one search, because all threads share those that faiss keeps on
+        the index itself.
+        """
         index = self._index
         if isinstance(index, faiss.IndexHNSW):
             return faiss.SearchParametersHNSW(
@@ -119,7 +130,11 @@ class FaissIndex:
 
 @contextmanager
 def _assigned_on_gpus(cells: Any) -> Iterator[None]:
-    """Most of the time that an index takes is its k-means. Searches stay on the CPU: GPUs know no selectors."""
+    """Runs the k-means of the cells on GPUs, where there are any; it takes most of the time of an
+    index.
+
+    Searches stay on the CPU, because GPU indexes support no selectors.
+    """
     if faiss.get_num_gpus() == 0:
         yield
         return
@@ -128,11 +143,11 @@ def _assigned_on_gpus(cells: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        cells.clustering_index = None  # it is not the index's own
+        cells.clustering_index = None  # the index does not own it
 
 
 def _recipe(kind: Kind, dimension: int, num_rows: int) -> str:
-    """In the words of faiss's index factory."""
+    """Returns the description that faiss's index factory takes."""
     if kind == "flat":
         return "Flat"
     if kind == "hnsw":
@@ -145,14 +160,14 @@ def _recipe(kind: Kind, dimension: int, num_rows: int) -> str:
 
 
 def num_cells(num_rows: int) -> int:
-    """The power of two next to 4 * sqrt(rows), faiss's own advice: 4,096 for a million."""
+    """Returns the power of two next to 4 * sqrt(rows), as faiss advises: 4,096 for a million."""
     cells = 2 ** round(np.log2(max(1.0, 4 * num_rows**0.5)))
     most = max(1, num_rows // TRAINING_ROWS_PER_CELL)
     return int(min(max(_SMALLEST_CELLS, cells), _LARGEST_CELLS, most))
 
 
 def training_rows(kind: Kind, num_rows: int) -> int:
-    """How many rows `train` makes use of."""
+    """Returns the number of rows that `train` uses."""
     if kind in ("flat", "hnsw"):
         return 1
     return min(num_rows, max(num_cells(num_rows), _PRODUCT_CODES) * TRAINING_ROWS_PER_CELL)

@@ -1,6 +1,7 @@
-"""The nearest rows of a matrix by computing every score: in float32, block by block, in bounded memory.
+"""The nearest rows of a matrix by computing every score: in float32, block by block, in bounded
+memory.
 
-Where an index would be approximate and is not wanted, and for the rows that no index holds yet.
+It serves where an approximate index is not wanted, and for the rows that no index holds yet.
 Shapes: Q queries, N rows, D dimension.
 """
 
@@ -18,10 +19,11 @@ _BLOCK_QUERIES: Final = 256
 def scan(
     queries: Embeddings, rows: Embeddings, top: int, *, numbers: NDArray[np.int64] | None = None
 ) -> Neighbors:
-    """The `top` rows of highest cosine: ids int64 [Q, top], -1 where there are fewer; score descending, id ascending.
+    """Returns the `top` rows of highest cosine: ids int64 [Q, top], -1 where there are fewer.
 
-    rows: float32 [N, D], mapped from disk or in memory. numbers: int64, ascending, the rows that may be found.
-    Of equal scores at the end of a list, which are kept is not settled.
+    The order is score descending, id ascending. rows: float32 [N, D], mapped from disk or in
+    memory. numbers: int64, ascending, the rows that may be found. Which of several equal scores at
+    the end of a list are kept is not settled.
     """
     found = [
         _scan_block(queries[start : start + _BLOCK_QUERIES], rows, top, numbers)
@@ -60,7 +62,7 @@ def nothing(num_queries: int, top: int) -> Neighbors:
 
 
 def merged(first: Neighbors, second: Neighbors, top: int) -> Neighbors:
-    """The best `top` of two answers over different rows."""
+    """Returns the best `top` of two answers over different rows."""
     ids = np.concatenate([first.ids, second.ids], axis=1)
     scores = np.concatenate([first.scores, second.scores], axis=1)
     order = np.lexsort((ids, -scores), axis=1)[:, :top]
@@ -70,7 +72,7 @@ def merged(first: Neighbors, second: Neighbors, top: int) -> Neighbors:
 
 
 def concatenated(parts: list[Neighbors], top: int) -> Neighbors:
-    """The answers to several blocks of queries as one."""
+    """Joins the answers to several blocks of queries into one."""
     if not parts:
         return nothing(0, top)
     return Neighbors(

@@ -1,8 +1,9 @@
-"""Which index for how many rows, and how far it has to look: measured on queries that it does not hold.
+"""The choice of an index by the number of rows, and of its effort by measurement on queries that it
+does not hold.
 
-Rows are held out before the index is made. Half of them choose the effort, the other half audit it; the truth is an
-exact scan. Where no effort reaches the target, there is no index: the scan is the answer, and nothing is promised that
-was not measured. The held-out rows join the index afterward.
+Rows are held out before the index is made. Half of them choose the effort, the other half audit it;
+the truth is an exact scan. Where no effort reaches the target, there is no index: every search is a
+scan, and no recall is promised that was not measured. The held-out rows join the index afterward.
 """
 
 from collections.abc import Callable
@@ -17,31 +18,35 @@ from mlcd.indexes.scan import scan
 from mlcd.types import Embeddings, Neighbors
 
 AUDITED_TOP: Final = 10
+# rows; below, a scan takes milliseconds, and no index gains enough to be worth an approximate
+# answer
 FLAT_ROWS: Final = 50_000
-"""Below, a scan takes milliseconds, and no index is faster by enough to be approximate for."""
+# rows; above, a graph takes hours to make and to make again, while cells take minutes
 HNSW_ROWS: Final = 250_000
-"""Above, a graph takes hours to make and to make again; cells take minutes."""
 SQ8_ROWS: Final = 10_000_000
+# A graph takes only those that are not below the number of neighbors asked for.
 EFFORTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Of a graph those that are no less than the neighbors asked for."""
+# Half of them audit. A recall of 1.0 on 1,000 queries has the lower bound 0.9962, so that higher
+# targets cannot be shown.
 HELD_OUT_QUERIES: Final = 2000
-"""Half of them audit. A recall of 1.0 on 1,000 queries has the lower bound 0.9962: targets above cannot be shown."""
 LARGEST_TARGET: Final = 0.995
 _WIDENING: Final = {"flat": 1, "hnsw": 1, "ivf-sq8": 4, "ivf-pq": 16}
 _RESCORED_QUERIES: Final = 64
+# rows added at a time to cells, which do not depend on it; the work can be stopped in between
 _ADDED_ROWS: Final = 8192
-"""At a time, so that the work can be stopped in between; to cells, which do not care."""
+# rows added at a time to a graph: with 4,096 its recall of 60,000 clustered rows was 0.94, with
+# these 0.98, at one effort
 _GRAPH_ROWS: Final = 65_536
-"""At a time, to a graph: by 4,096 its recall was 0.94, by these 0.98, of 60,000 clustered rows at one effort."""
 _NORMAL_95: Final = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Share of the true `AUDITED_TOP` that was found, with its Wilson interval of 95 %, on `queries` held-out rows.
+    """The share of the true `AUDITED_TOP` that was found, with its Wilson interval of 95 %, on
+    `queries` held-out rows.
 
-    A query counts once, however many neighbors it has: those of one query are not independent.
-    rows: how many the index held when it was measured.
+    A query counts once, however many neighbors it has, because the neighbors of one query are not
+    independent. rows: how many the index held when it was measured.
     """
 
     target: float
@@ -54,9 +59,10 @@ class Recall:
 
 @dataclass(frozen=True)
 class Tuned:
-    """An index with the effort that reaches its target, over rows in the order `order` of those given.
+    """An index with the effort that reaches its target; its rows are numbered as they were given.
 
-    index: None where a scan is the answer. widening: how many candidates for each answer are scored again in float32.
+    index: None where every search is a scan. widening: how many candidates for each answer are
+    scored again in float32.
     """
 
     kind: Kind
@@ -86,10 +92,11 @@ def tune(
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Tuned:
-    """An index of `rows` (float32 [N, D], in random order) whose audited recall reaches `target` by its lower bound.
+    """Makes an index of `rows` whose audited recall reaches `target` by its lower bound.
 
-    The last `HELD_OUT_QUERIES` rows, at most a fifth of all, are the queries. kind: other than the size asks for.
-    advance: told how many more of the rows are done, none where something else is; what it raises ends the work.
+    rows: float32 [N, D], in random order. The last `HELD_OUT_QUERIES` of them, at most a fifth of
+    all, are the queries. kind: a kind other than the one that suits the size. advance: is called
+    with the number of further rows done, 0 at other steps; what it raises ends the work.
     """
     kind = kind or kind_for(len(rows))
     if kind == "flat":
@@ -126,7 +133,7 @@ def tune(
 
 
 def rescored(queries: Embeddings, rows: Embeddings, found: Neighbors, top: int) -> Neighbors:
-    """The best `top` of what an index found, by the float32 vectors themselves: [Q, top]."""
+    """Returns the best `top` of the found rows by their float32 vectors: [Q, top]."""
     scores = np.empty(found.ids.shape, dtype=np.float32)
     for start in range(0, len(queries), _RESCORED_QUERIES):
         block = slice(start, start + _RESCORED_QUERIES)
@@ -140,7 +147,7 @@ def rescored(queries: Embeddings, rows: Embeddings, found: Neighbors, top: int) 
 
 
 def measure(found: Neighbors, truth: Neighbors, target: float, num_rows: int) -> Recall:
-    """By score and not by id: of equal neighbors any is right."""
+    """Measures recall by score and not by id, so that any of several equal neighbors counts."""
     last = np.where(np.isfinite(truth.scores), truth.scores, np.inf).min(axis=1, keepdims=True)
     wanted = np.isfinite(truth.scores).sum(axis=1)
     hits = np.minimum((found.scores >= last - _ROUNDING).sum(axis=1), wanted)
@@ -149,12 +156,15 @@ def measure(found: Neighbors, truth: Neighbors, target: float, num_rows: int) ->
     return Recall(target, share, low, high, len(hits), num_rows)
 
 
+# difference between two orders of summation of one inner product of unit vectors in float32
 _ROUNDING: Final = 1e-6
-"""Between two orders of summation of one inner product of unit vectors in float32."""
 
 
 def wilson(share: float, num: int) -> tuple[float, float]:
-    """The interval of 95 % of a mean of `num` values in [0, 1], as if each were 0 or 1: never narrower than it is."""
+    """Returns the 95 % interval of a mean of `num` values in [0, 1], as if each were 0 or 1.
+
+    It is never narrower than the true interval.
+    """
     squared = _NORMAL_95**2
     center = share + squared / (2 * num)
     margin = _NORMAL_95 * (share * (1 - share) / num + squared / (4 * num**2)) ** 0.5

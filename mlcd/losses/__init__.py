@@ -1,1 +1,3 @@
-"""Losses: pure functions on logits. What makes logits of embeddings and centers is in `margins` and `negatives`."""
+"""The losses: pure functions on logits. `margins` and `negatives` make the logits from embeddings
+and centers.
+"""

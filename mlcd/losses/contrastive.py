@@ -1,8 +1,10 @@
-"""Instance discrimination: CLIP's softmax (Eq. 1, both directions) and SigLIP's sigmoid over the global batch.
+"""Instance discrimination: CLIP's softmax (Eq. 1, both directions) and SigLIP's sigmoid over the
+global batch.
 
-Each process passes its own pairs and gets a loss whose average over processes is the loss of the global batch;
-so averaged gradients, as under DDP, are those of one process that holds the whole batch, the scalars included.
-(With open_clip's defaults they are 1/W of it for the towers, and not for the scale.)
+Each process passes its own pairs and gets a loss whose average over processes is the loss of the
+global batch. So averaged gradients, as under DDP, are those of one process that holds the whole
+batch; this includes the scalars. (With open_clip's defaults they are 1/W of it for the towers, and
+not for the scale.)
 """
 
 import torch
@@ -17,9 +19,11 @@ _ALONE = World()
 def clip_loss(
     images_BD: Tensor, texts_BD: Tensor, scale: Tensor, *, world: World = _ALONE
 ) -> Tensor:
-    """Symmetric cross-entropy of scale * <image, text> over the batch of all processes.
+    """Computes the symmetric cross-entropy of scale * <image, text> over the batch of all
+    processes.
 
-    images_BD, texts_BD: unit rows, pair by pair. scale: the temperature's inverse, exp(tau), a scalar tensor.
+    images_BD, texts_BD: unit rows, pair by pair. scale: the temperature's inverse, exp(tau), a
+    scalar tensor.
     """
     images_BD, texts_BD, scale = _at_least_float32(images_BD, texts_BD, scale)
     with torch.autocast(images_BD.device.type, enabled=False):
@@ -33,8 +37,11 @@ def clip_loss(
 def siglip_loss(
     images_BD: Tensor, texts_BD: Tensor, scale: Tensor, bias: Tensor, *, world: World = _ALONE
 ) -> Tensor:
-    """-sum_ab log sigmoid(y_ab (scale * <image_a, text_b> + bias)) / B, y = +1 for pairs and -1 else (Zhai et al.,
-    ICCV 2023), over the batch of all processes. Arguments as in `clip_loss`; bias is a scalar tensor.
+    """Computes -sum_ab log sigmoid(y_ab (scale * <image_a, text_b> + bias)) / B over the batch of
+    all processes.
+
+    y is +1 for pairs and -1 otherwise (Zhai et al., ICCV 2023). The arguments are those of
+    `clip_loss`; bias is a scalar tensor.
     """
     images_BD, texts_BD, scale, bias = _at_least_float32(images_BD, texts_BD, scale, bias)
     with torch.autocast(images_BD.device.type, enabled=False):
@@ -46,7 +53,7 @@ def siglip_loss(
 
 
 def _own_columns(rows: Tensor, world: World) -> Tensor:
-    """The columns of this process's own pairs in the gathered batch."""
+    """Returns the columns of this process's own pairs in the gathered batch."""
     counts = world.row_counts(rows.shape[0], rows.device)
     return sum(counts[: world.rank]) + torch.arange(rows.shape[0], device=rows.device)
 

@@ -1,16 +1,16 @@
 """Cluster discrimination with one label (CD), several (MLC), and several told apart (MLCD).
 
 Each loss takes the logits of a sample's positive classes [B, P] and of its negative classes [B, N];
--inf marks an entry that is absent. With LSEn = log sum_j exp(s_j) over negatives and
-LSEp = log sum_i exp(-s_i) over positives:
+-inf marks an absent entry. With LSEn = log sum_j exp(s_j) over negatives and LSEp = log sum_i
+exp(-s_i) over positives:
 
-CD    Eq. 3   softplus(LSEn - s_y)                    = log(1 + N exp(-s_y))
-MLC   Eq. 4   softplus(LSEn + LSEp)                   = log(1 + N P)
-MLCD  Eq. 5   softplus(LSEn) + softplus(LSEp)         = log((1 + N)(1 + P))
+    CD    Eq. 3   softplus(LSEn - s_y)                    = log(1 + N exp(-s_y))
+    MLC   Eq. 4   softplus(LSEn + LSEp)                   = log(1 + N P)
+    MLCD  Eq. 5   softplus(LSEn) + softplus(LSEp)         = log((1 + N)(1 + P))
 
-Eq. 5 as printed, log(1 + NP + N + P), is the product form: the factorized sum never overflows.
-Computation is in float32 at least, with autocast off. The `*_from_log_sums` forms take the two log-sums where they
-were reduced over processes: the softplus comes once, after the reduction.
+Eq. 5 as printed, log(1 + NP + N + P), is the product form; the factorized sum never overflows. The
+computation is in float32 at least, with autocast off. The `*_from_log_sums` forms take the two
+log-sums after a reduction over processes: the softplus is applied once, after the reduction.
 """
 
 from typing import Literal
@@ -25,10 +25,11 @@ Reduction = Literal["mean", "none"]
 def cd_loss(
     positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Eq. 3, for exactly one positive per sample: [B, 1] and [B, N] to a scalar or [B]."""
+    """Computes Eq. 3 for exactly one positive per sample: [B, 1] and [B, N] to a scalar or [B]."""
     if positive_logits.shape[1] != 1:
         raise ValueError(
-            f"CD knows one positive per sample, got {positive_logits.shape[1]}: use mlc_loss or mlcd_loss"
+            f"CD takes one positive per sample, got {positive_logits.shape[1]}: "
+            "use mlc_loss or mlcd_loss"
         )
     return mlc_loss(positive_logits, negative_logits, reduction=reduction)
 
@@ -36,7 +37,7 @@ def cd_loss(
 def mlc_loss(
     positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Eq. 4: [B, P] and [B, N] to a scalar or [B]."""
+    """Computes Eq. 4: [B, P] and [B, N] to a scalar or [B]."""
     return _reduced(mlc_from_log_sums(*log_sums(positive_logits, negative_logits)), reduction)
 
 
@@ -47,7 +48,10 @@ def mlcd_loss(
     bias: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Eq. 5: [B, P] and [B, N] to a scalar or [B]. A `bias` b on every logit makes it ZLPR with threshold -b."""
+    """Computes Eq. 5: [B, P] and [B, N] to a scalar or [B].
+
+    A `bias` b on every logit makes it ZLPR with threshold -b.
+    """
     return _reduced(
         mlcd_from_log_sums(*log_sums(positive_logits, negative_logits), bias=bias), reduction
     )
@@ -56,8 +60,11 @@ def mlcd_loss(
 def sampled_label_loss(
     positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """The authors' later form: the mean over label columns of single-label softmaxes (Eq. 3), each with its own
-    negatives. [B, P] and [B, P, N] to a scalar or [B]; an absent (-inf) positive leaves its column out.
+    """Computes the authors' later form: the mean over label columns of single-label softmaxes (Eq.
+    3).
+
+    Each column has its own negatives: [B, P] and [B, P, N] to a scalar or [B]. An absent (-inf)
+    positive leaves its column out.
     """
     batch, columns, num_negatives = negative_logits.shape
     losses = cd_loss(
@@ -70,17 +77,19 @@ def sampled_label_loss(
 
 
 def mlc_from_log_sums(lse_positive: Tensor, lse_negative: Tensor) -> Tensor:
-    """[B], [B] to [B]; 0 where a sample has no positive or no negative."""
+    """Computes Eq. 4 from the log-sums: [B], [B] to [B]; 0 where a sample has no positive or no
+    negative.
+    """
     return _softplus(lse_negative + lse_positive)
 
 
 def mlcd_from_log_sums(lse_positive: Tensor, lse_negative: Tensor, *, bias: float = 0.0) -> Tensor:
-    """[B], [B] to [B]; the half of an absent side is 0."""
+    """Computes Eq. 5 from the log-sums: [B], [B] to [B]; the half of an absent side is 0."""
     return _softplus(lse_negative + bias) + _softplus(lse_positive - bias)
 
 
 def log_sums(positive_logits: Tensor, negative_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(LSEp, LSEn), each [B]; -inf where a sample has no positive or no negative."""
+    """Returns (LSEp, LSEn), each [B]; -inf where a sample has no positive or no negative."""
     with torch.autocast(positive_logits.device.type, enabled=False):
         positive, negative = _at_least_float32(positive_logits), _at_least_float32(negative_logits)
         absent = positive == -torch.inf
@@ -88,12 +97,12 @@ def log_sums(positive_logits: Tensor, negative_logits: Tensor) -> tuple[Tensor, 
 
 
 def _softplus(x: Tensor) -> Tensor:
-    # torch goes over to the identity at 20, where it is still wrong by 2e-9; at 40 by 4e-18.
+    # torch switches to the identity at 20, where the error is still 2e-9; at 40 it is 4e-18.
     return functional.softplus(x, threshold=40.0)
 
 
 def _logsumexp(logits: Tensor) -> Tensor:
-    """Over dim 1, with gradient 0 (not NaN) where every entry is -inf or there is none."""
+    """Reduces dim 1, with gradient 0 (not NaN) where every entry is -inf or there is none."""
     if logits.shape[1] == 0:
         return logits.new_full((logits.shape[0],), -torch.inf)
     nothing = (logits == -torch.inf).all(dim=1)

@@ -1,12 +1,16 @@
-"""Which classes serve as negatives in a step: a function of (seed, step, class id) and, where the policy says so,
-of the global batch's labels; never of the number of processes or of the shard layout.
+"""The classes that serve as negatives in a step.
 
-independent  int(r k) classes, uniformly without replacement, blind to labels: the paper taken literally
-partialfc    the batch's positives, filled up to int(r k) uniformly; the positives alone where they are more
-             (insightface; with several labels per image it runs out of random negatives)
+They are a function of (seed, step, class id) and, under `partialfc`, of the global batch's labels;
+they never depend on the number of processes or the shard layout. The policies:
 
-A class is drawn when its hash with (seed, step) is among the smallest. Each sample's own positives are masked
-afterwards; other samples' positives are legal negatives.
+    independent  int(r k) classes, uniformly without replacement, blind to labels: the paper
+                 taken literally
+    partialfc    the batch's positives, filled up to int(r k) uniformly; the positives alone
+                 where they are more (insightface; with several labels per image it runs out of
+                 random negatives)
+
+A class is drawn when its hash with (seed, step) is among the smallest. Each sample's own positives
+are masked afterwards; other samples' positives are legal negatives.
 """
 
 from typing import Final, Literal
@@ -19,7 +23,8 @@ from mlcd.randomness import Stream
 
 NegativePolicy = Literal["independent", "partialfc"]
 
-# SplitMix64, as mlcd.randomness; torch has no uint64 arithmetic, so the same bits in wrapping int64.
+# SplitMix64, as in mlcd.randomness. torch has no uint64 arithmetic, so wrapping int64 gives the
+# same bits.
 _GOLDEN: Final = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1: Final = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2: Final = 0x94D049BB133111EB - 2**64
@@ -37,10 +42,10 @@ def draw_negatives(
     column: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Ascending int64 ids of the classes drawn in this step; all of them at r = 1.
+    """Returns the ascending int64 ids of the classes drawn in this step; all of them at r = 1.
 
-    labels: int64 [B, L] of the global batch, which `partialfc` needs. column: each one draws for itself. At least one
-    class is drawn.
+    labels: int64 [B, L] of the global batch, which `partialfc` needs. column: the label column to
+    draw for, each by itself; None for one draw. At least one class is drawn.
     """
     if not 0.0 < ratio <= 1.0:
         raise ConfigInvalid(f"the negative ratio must be in (0, 1], got {ratio}")
@@ -55,13 +60,16 @@ def draw_negatives(
         positives = labels[labels >= 0].unique()
         hashes[positives] = _SMALLEST
         quota = max(quota, len(positives))
-    # The hashes of distinct classes are distinct, so exactly `quota` are at or below the quota-th smallest.
+    # The hashes of distinct classes are distinct, so exactly `quota` are at or below the quota-th
+    # smallest.
     threshold = hashes.kthvalue(quota).values
     return ids[hashes <= threshold]
 
 
 def hash_classes(seed: int, step: int, ids: Tensor, *, column: int | None = None) -> Tensor:
-    """int64 whose signed order is the unsigned order of `mlcd.randomness.hash_counters` of the same counters."""
+    """Returns int64 hashes whose signed order is the unsigned order of
+    `mlcd.randomness.hash_counters` of the same counters.
+    """
     drawn_for = (
         (Stream.NEGATIVES, step) if column is None else (Stream.COLUMN_NEGATIVES, step, column)
     )
@@ -79,12 +87,14 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right."""
+    """Shifts to the right and fills with zeros."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def own_positions(drawn: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows, slots), by ascending slot: where a sample's own label is among the drawn classes (ascending ids)."""
+    """Returns (rows, slots), by ascending slot: the entries of `drawn` (ascending ids) that are a
+    sample's own label.
+    """
     slots = torch.searchsorted(drawn, labels.clamp_min(0)).clamp_max(max(0, len(drawn) - 1))
     hits = (
         (drawn[slots] == labels) & (labels >= 0)

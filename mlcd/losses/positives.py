@@ -1,4 +1,4 @@
-"""Which classes a sample belongs to: checked, each once."""
+"""The classes that a sample belongs to, checked, and each of them once."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,13 @@ from mlcd.errors import InvalidInput
 
 
 def distinct_labels(labels: Tensor, num_classes: int) -> Tensor:
-    """int64 [B, L] of class ids, -1 for none, to the same with later duplicates of a row as -1; the others keep
-    their columns, best first.
+    """Returns the labels with later duplicates of a row replaced by -1; the others keep their
+    columns, best first.
 
-    Raises InvalidInput naming sample and value for a label outside [-1, num_classes), and for another dtype:
-    float32 labels are exact only below 2^24 classes.
+    labels: int64 [B, L] of class ids, -1 for none.
+
+    Raises InvalidInput naming sample and value for a label outside [-1, num_classes), and for
+    another dtype: float32 labels are exact only below 2^24 classes.
     """
     if labels.dtype != torch.int64 or labels.dim() != 2:
         raise InvalidInput(
@@ -21,7 +23,8 @@ def distinct_labels(labels: Tensor, num_classes: int) -> Tensor:
     if bool(wrong.any()):
         sample, column = (int(index) for index in wrong.nonzero()[0])
         raise InvalidInput(
-            f"sample {sample} has label {int(labels[sample, column])}, outside the {num_classes} classes",
+            f"sample {sample} has label {int(labels[sample, column])}, "
+            f"outside the {num_classes} classes",
             remedy="were the labels made with these centers?",
         )
     ordered, columns = labels.sort(dim=1, stable=True)

@@ -1,1 +1,1 @@
-"""Models: vision transformers, and the servable form in which they are exported."""
+"""The models: vision transformers, and the servable form in which they are exported."""

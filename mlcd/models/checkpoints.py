@@ -1,13 +1,15 @@
-"""Weights of other projects in our names, and ours in theirs.
+"""The translation of weights: those of other projects to our names, and ours to theirs.
 
 Four layouts of one tower (the key map is in the reference documentation):
 
-hf          CLIPVisionModel(WithProjection), CLIPModel, MLCDVisionModel; with or without the prefix `vision_model.`
-open_clip   OpenAI's and open_clip's: the tower below `visual.` in a full model
-native      unicom's MLCD bigG: open_clip's names, but attn.in_proj.weight and class_pos_emb
-ours        the names of `mlcd.models.vit`
+    hf          CLIPVisionModel(WithProjection), CLIPModel, MLCDVisionModel; with or without
+                the prefix `vision_model.`
+    open_clip   OpenAI's and open_clip's: the tower below `visual.` in a full model
+    native      unicom's MLCD bigG: open_clip's names, but attn.in_proj.weight and class_pos_emb
+    ours        the names of `mlcd.models.vit`
 
-A state dict states neither heads nor activation nor preprocessing: these come from a config, never from a guess.
+A state dict states neither heads nor activation nor preprocessing: these come from a config, never
+from a guess.
 """
 
 import re
@@ -24,11 +26,13 @@ State = dict[str, Tensor]
 
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 _NOT_THE_TOWER: Final = (
-    "text_model.", "text_projection", "logit_scale", "logit_bias",  # a full CLIP in Hugging Face's layout
-    "vision_model.embeddings.position_ids", "embeddings.position_ids",  # a buffer that old files hold
+    # a full CLIP in Hugging Face's layout
+    "text_model.", "text_projection", "logit_scale", "logit_bias",
+    # a buffer that old files hold
+    "vision_model.embeddings.position_ids", "embeddings.position_ids",
 )  # fmt: skip
 
-# Ours, then theirs; a name ending in a dot stands for weight and bias.
+# Our name, then theirs; a name that ends in a dot stands for weight and bias.
 _HF_ROOT: Final = {
     "patch.weight": "embeddings.patch_embedding.weight",
     "cls": "embeddings.class_embedding",
@@ -76,9 +80,10 @@ _QKV: Final = ("q_proj", "k_proj", "v_proj")
 
 
 def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]:
-    """The layout of a file's tensors, and the vision tower among them in our names.
+    """Returns the layout of a file's tensors, and the vision tower among them in our names.
 
-    Tensors of a text tower are left out; any other that has no place raises ArtifactInvalid naming it and `source`.
+    Tensors of a text tower are left out; any other that has no equivalent raises ArtifactInvalid
+    naming it and `source`.
     """
     tower = _vision_tower({_WRAPPERS.sub("", name): tensor for name, tensor in state.items()})
     layout = _layout(tower, source)
@@ -101,7 +106,9 @@ def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]
 
 
 def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
-    """Our tensors in another layout's names: hf with the prefix that transformers 4 and 5 both read."""
+    """Returns our tensors in another layout's names; hf has the prefix that transformers 4 and 5
+    both read.
+    """
     if layout == "ours":
         return dict(state)
     state = dict(state)
@@ -120,14 +127,19 @@ def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
 
 
 def name_in(layout: Layout, name: str) -> str:
-    """What a file of this layout calls our tensor, without the prefix of a full model."""
+    """Returns the name of our tensor in a file of this layout, without the prefix of a
+    full model.
+    """
     if layout == "ours":
         return name
     return _renaming(_tables(layout, inverse=False))(name) or name
 
 
 def _vision_tower(state: State) -> State:
-    """Only the tower, without its prefix. In a full CLIP the root's positional_embedding is the text's."""
+    """Returns the tower alone, without its prefix.
+
+    In a full CLIP the root's positional_embedding is that of the text tower.
+    """
     if any(name.startswith("visual.") for name in state):
         return {
             name.removeprefix("visual."): tensor
@@ -160,7 +172,10 @@ def _layout(tower: State, source: str) -> Layout:
 
 
 def _tables(layout: Layout, *, inverse: bool) -> tuple[dict[str, str], dict[str, str], str, str]:
-    """Names at the root, names in a block, and the blocks' prefixes, from ours to theirs or (inverse) back."""
+    """Returns the names at the root, the names in a block, and the blocks' prefixes.
+
+    They lead from ours to theirs, or back where inverse.
+    """
     tables = {
         "hf": (_HF_ROOT, _HF_BLOCK, "encoder.layers."),
         "open_clip": (_OPEN_CLIP_ROOT, _OPEN_CLIP_BLOCK, "transformer.resblocks."),
@@ -202,7 +217,7 @@ def _renamed(name: str, table: Mapping[str, str]) -> str | None:
 
 
 def _joined_qkv(tower: State, source: str) -> State:
-    """q_proj, k_proj and v_proj of each block as one `qkv`, in this order."""
+    """Joins q_proj, k_proj and v_proj of each block into one `qkv`, in this order."""
     joined = dict(tower)
     for name in tower:
         if name.endswith((".q_proj.weight", ".q_proj.bias")):

@@ -1,6 +1,7 @@
-"""What the configs of Hugging Face and open_clip say: the tower's sizes, its activation, its preprocessing.
+"""The configs of Hugging Face and open_clip: the tower's sizes, its activation, its preprocessing.
 
-A field that a config leaves out has the default of the class that writes it; one that we cannot honor is refused.
+A field that a config leaves out has the default of the class that writes it; a value that we cannot
+honor is refused.
 """
 
 import json
@@ -14,33 +15,39 @@ from mlcd.models.vit import ViTConfig
 
 _PIL_BICUBIC: Final = 3
 _ROPE_BASE: Final = 10_000.0
-# transformers leaves fields out that equal the defaults of CLIPVisionConfig and MLCDVisionConfig.
+# transformers omits fields that equal the defaults of CLIPVisionConfig and MLCDVisionConfig.
 _CLIP_DEFAULTS: Final = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
-    "num_channels": 3, "projection_dim": 512,
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5, "num_channels": 3, "projection_dim": 512,
 }  # fmt: skip
 _MLCD_DEFAULTS: Final = {
-    "hidden_size": 1664, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 16,
-    "image_size": 336, "patch_size": 14, "hidden_act": "gelu", "layer_norm_eps": 1e-5, "num_channels": 3,
+    "hidden_size": 1664, "intermediate_size": 8192, "num_hidden_layers": 48,
+    "num_attention_heads": 16, "image_size": 336, "patch_size": 14, "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5, "num_channels": 3,
 }  # fmt: skip
-# Fields of open_clip's vision_cfg that change the architecture, with the value that is CLIP's.
+# The fields of open_clip's vision_cfg that change the architecture, with CLIP's values.
 _PLAIN_TOWER: Final = {
     "timm_model_name": None, "ls_init_value": None, "attentional_pool": False, "pool_type": "tok",
-    "global_average_pool": False, "no_ln_pre": False, "final_ln_after_pool": False, "input_patchnorm": False,
-    "pos_embed_type": "learnable",
+    "global_average_pool": False, "no_ln_pre": False, "final_ln_after_pool": False,
+    "input_patchnorm": False, "pos_embed_type": "learnable",
 }  # fmt: skip
 
 
 def clip_preprocessing(image_size: int) -> PreprocessSpec:
-    """CLIP's and MLCD's: the shortest side to the model's resolution, central square, CLIP's statistics."""
+    """Returns the preprocessing of CLIP and MLCD.
+
+    The shortest side becomes the model's resolution, the central square is taken, and the
+    statistics are CLIP's.
+    """
     return PreprocessSpec(resize_shortest=image_size, crop=image_size)
 
 
 def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
-    """config.json of CLIPVisionModel(WithProjection), CLIPModel or MLCDVisionModel.
+    """Reads the config.json of CLIPVisionModel(WithProjection), CLIPModel or MLCDVisionModel.
 
-    projection: whether the weights hold one; the config of a bare tower names a dimension that nothing has.
+    projection: true where the weights hold one; the config of a bare tower names a dimension that
+    nothing has.
     """
     config = _read(path)
     kind = config.get("model_type")
@@ -82,7 +89,9 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
 
 
 def write_hf_config(config: ViTConfig) -> dict[str, Any]:
-    """config.json of the class that holds this tower; raises ConfigInvalid where transformers has none."""
+    """Returns the config.json of the class that holds this tower; raises ConfigInvalid where
+    transformers has none.
+    """
     fields = {
         "hidden_size": config.width,
         "intermediate_size": config.mlp_width,
@@ -115,7 +124,9 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
 
 
 def read_hf_preprocessing(path: Path) -> PreprocessSpec:
-    """preprocessor_config.json of CLIP's image processor, or the image_processor within processor_config.json."""
+    """Reads the preprocessor_config.json of CLIP's image processor, or the image_processor in
+    processor_config.json.
+    """
     config = _read(path)
     config = config.get("image_processor", config)
     for name, plain in (
@@ -145,7 +156,7 @@ def read_hf_preprocessing(path: Path) -> PreprocessSpec:
 
 
 def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
-    """preprocessor_config.json for CLIPImageProcessor."""
+    """Returns the preprocessor_config.json for CLIPImageProcessor."""
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": True,
@@ -163,7 +174,7 @@ def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
 
 
 def read_open_clip_config(path: Path) -> tuple[ViTConfig, PreprocessSpec]:
-    """open_clip_config.json, which its hub repositories carry: model_cfg and preprocess_cfg."""
+    """Reads model_cfg and preprocess_cfg of the open_clip_config.json in its hub repositories."""
     config = _read(path)
     model, preprocess = config.get("model_cfg"), config.get("preprocess_cfg")
     if not isinstance(model, dict) or not isinstance(preprocess, dict):
@@ -226,7 +237,7 @@ def _whole(path: Path, name: str, value: object) -> int:
 
 
 def _side(path: Path, name: str, value: object) -> int:
-    """A square's side, given as one number or as two equal ones."""
+    """Returns a square's side, given as one number or as two equal ones."""
     sides = value if isinstance(value, list | tuple) else [value]
     if len(set(sides)) != 1:
         raise ConfigInvalid(f"{path}: {name} is {value!r}; only squares are supported")

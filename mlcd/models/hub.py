@@ -1,4 +1,4 @@
-"""Weights from Hugging Face's hub: only for a name that says so, `hub:ORGANIZATION/MODEL`."""
+"""The weights on Hugging Face's hub, for names of the form `hub:ORGANIZATION/MODEL` only."""
 
 import re
 from pathlib import Path
@@ -12,12 +12,16 @@ _FILES: Final = ("*.json", "*.safetensors", "*.bin")
 
 
 def looks_like_hub_name(spec: str) -> bool:
-    """ORGANIZATION/MODEL without the prefix: may be meant for the hub, may be a mistyped path."""
+    """Tells whether a name is ORGANIZATION/MODEL without the prefix: it may mean the hub or be a
+    mistyped path.
+    """
     return _NAME.fullmatch(spec) is not None
 
 
 def fetch(spec: str) -> Path:
-    """The local copy of `hub:ORGANIZATION/MODEL`, downloaded where it is not there yet; raises Unavailable offline."""
+    """Returns the local copy of `hub:ORGANIZATION/MODEL`, downloaded where it is missing; raises
+    Unavailable offline.
+    """
     name = spec.removeprefix(PREFIX)
     if not looks_like_hub_name(name):
         raise ConfigInvalid(
@@ -31,10 +35,10 @@ def fetch(spec: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    except (
-        Exception
-    ) as error:  # its errors, httpx's and the operating system's alike mean: not to be had now
+    # Errors of the library, of httpx and of the operating system all mean: not available now.
+    except Exception as error:
         raise Unavailable(
             f"{name} cannot be fetched from the hub",
-            remedy=f"check the name and the network, or run `hf download {name}` elsewhere and give its directory",
+            remedy=f"check the name and the network, or run `hf download {name}` elsewhere and give"
+            " its directory",
         ) from error

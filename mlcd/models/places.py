@@ -1,4 +1,7 @@
-"""Where weights are: a file, a directory of Hugging Face or open_clip, the hub. Finds and identifies; loads nothing."""
+"""The location of weights: a file, a directory of Hugging Face or open_clip, or the hub.
+
+This module finds and identifies weights and loads nothing.
+"""
 
 import hashlib
 import json
@@ -21,13 +24,18 @@ _WEIGHTS: Final = (
 
 
 def locate(spec: str) -> Path:
-    """The directory or file that `spec` names, fetched where it is on the hub; raises NotFound."""
+    """Returns the directory or file that `spec` names, fetched where it is on the hub; raises
+    NotFound.
+    """
     if spec.startswith(hub.PREFIX):
         return hub.fetch(spec)
     path = Path(spec)
     refuse_unfinished(path)
     if not path.exists():
-        remedy = "give a directory made by `mlcd export` or of Hugging Face's layout, or a file of weights"
+        remedy = (
+            "give a directory made by `mlcd export` or of Hugging Face's layout, "
+            "or a file of weights"
+        )
         if hub.looks_like_hub_name(spec):
             remedy = f"for Hugging Face's hub write {hub.PREFIX}{spec}"
         raise NotFound(f"there is no model {spec}", remedy=remedy)
@@ -35,14 +43,19 @@ def locate(spec: str) -> Path:
 
 
 def refuse_part(spec: str) -> None:
-    """Raises ArtifactInvalid for a folder inside a model, a checkpoint or a run: alone it lacks what is beside it."""
+    """Raises ArtifactInvalid for a folder inside a model, a checkpoint or a run.
+
+    Such a folder alone lacks what is beside it.
+    """
     path = Path(spec)
     if path.is_dir() and not (path / MANIFEST).is_file() and near(path, *_KINDS) == path.parent:
         raise ArtifactInvalid(f"{path} is a part of a model", remedy=f"did you mean {path.parent}?")
 
 
 def source_files(spec: str) -> list[Path]:
-    """The files that decide which model `spec` is, in a fixed order; raises ArtifactInvalid where there are none."""
+    """Returns the files that decide which model `spec` is, in a fixed order; raises ArtifactInvalid
+    where there are none.
+    """
     path = locate(spec)
     if path.is_file():
         beside = [path.with_name(name) for name in (HF_CONFIG, OPEN_CLIP_CONFIG, *HF_PREPROCESSING)]
@@ -61,7 +74,7 @@ def weights_in(folder: Path) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The shards of an index, or the file itself."""
+    """Returns the shards of an index, or the file itself."""
     if not path.name.endswith(".index.json"):
         return [path]
     try:
@@ -76,7 +89,9 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def digest_of_weights(spec: str) -> str:
-    """SHA-256 over names and bytes of the source files: another file, another digest, wherever they lie."""
+    """Returns the SHA-256 over names and bytes of the source files; it does not depend on where
+    they are.
+    """
     sha256 = hashlib.sha256()
     for path in source_files(spec):
         sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())

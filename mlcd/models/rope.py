@@ -1,9 +1,11 @@
-"""MLCD's 2-D rotary position embedding (method of the bigG and RICE towers), with a learned angle for the class token.
+"""The 2-D rotary position embedding of MLCD (the bigG and RICE towers), with a learned angle for
+the class token.
 
 Shapes: B batch, H heads, T tokens (1 + patches), D head dimension, R = D / 2 angles per token.
 
-The angles of patch (h, w) are [h * f, w * f], f_t = 10000^(-2t/R) for t = 0..R/2-1; those of the class token are a
-parameter. Channel t turns with channel t + R (not interleaved), in queries and keys of every block.
+The angles of patch (h, w) are [h * f, w * f], f_t = 10000^(-2t/R) for t = 0..R/2-1; those of the
+class token are a parameter. Channel t turns with channel t + R (not interleaved), in queries and
+keys of every block.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,10 @@ _BASE: Final = 10_000.0
 
 
 class RotaryPositions(nn.Module):
-    """The angles of every token; float32 whatever the dtype of the model, for rounding them turns the far patches."""
+    """The angles of every token.
+
+    They are float32 whatever the dtype of the model, because rounded angles turn the far patches.
+    """
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -24,11 +29,15 @@ class RotaryPositions(nn.Module):
         self.cls_angle = nn.Parameter(torch.empty(1, head_dim // 2))
 
     def forward(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each [T, R], for a grid of (rows, columns) of patches."""
+        """Returns cosines and sines, each [T, R], for a grid of (rows, columns) of patches."""
         angle_TR = torch.cat([self.cls_angle, patch_angles(grid, self.head_dim).to(self.cls_angle)])
         return angle_TR.cos(), angle_TR.sin()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 - torch's
+    def _apply(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> Self:
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return (
@@ -40,7 +49,7 @@ class RotaryPositions(nn.Module):
 
 
 def patch_angles(grid: tuple[int, int], head_dim: int) -> Tensor:
-    """float64 [rows * columns, R], row-major."""
+    """Returns the angles, float64 [rows * columns, R], row-major."""
     angles = head_dim // 2
     frequencies = _BASE ** (-torch.arange(0, angles, 2, dtype=torch.float64) / angles)
     rows, columns = (torch.arange(num, dtype=torch.float64) for num in grid)
@@ -50,7 +59,10 @@ def patch_angles(grid: tuple[int, int], head_dim: int) -> Tensor:
 
 
 def rotate(x_BHTD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """Turn each pair (t, t + R) of every token by its angle; computed in the angles' dtype, returned in x's."""
+    """Turns each pair (t, t + R) of every token by its angle.
+
+    It is computed in the angles' dtype and returned in that of x.
+    """
     first, second = x_BHTD.to(cos_TR.dtype).chunk(2, dim=-1)
     turned = torch.cat([first * cos_TR - second * sin_TR, second * cos_TR + first * sin_TR], dim=-1)
     return turned.to(x_BHTD.dtype)

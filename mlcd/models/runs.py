@@ -1,4 +1,4 @@
-"""Where a run keeps its checkpoints: `RUN/checkpoints/step_000100/`, each with `weights/` and `centers/`."""
+"""The checkpoints of a run: `RUN/checkpoints/step_000100/`, each with `weights/` and `centers/`."""
 
 import glob
 import os
@@ -14,23 +14,25 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """The steps of the finished checkpoints in `folder`, ascending."""
+    """Returns the steps of the finished checkpoints in `folder`, ascending."""
     numbers = [
         path.name.removeprefix("step_")
         for path in folder.glob("step_*")
         if (path / MANIFEST).is_file()
     ]
-    # A crash between manifest and rename leaves `step_000100.partial`, which is none.
+    # A crash between manifest and rename leaves `step_000100.partial`, which is no checkpoint.
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def holds_checkpoints(path: Path) -> bool:
-    """Whether `path` is a run, or one of its checkpoints."""
+    """Tells whether `path` is a run or one of its checkpoints."""
     return (path / "weights").is_dir() or (path / "checkpoints").is_dir()
 
 
 def refuse_unfinished(path: Path) -> None:
-    """Raises NotFound where a run that has not finished is to be at `path`: what it has saved so far is beside it."""
+    """Raises NotFound where a run that will be at `path` has not finished, and names the draft
+    beside it.
+    """
     saved = draft_path(path)
     if not path.exists() and holds_checkpoints(saved):
         raise NotFound(
@@ -40,7 +42,9 @@ def refuse_unfinished(path: Path) -> None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at `path`, or the newest of the run at `path`; raises ArtifactInvalid."""
+    """Returns the checkpoint at `path`, or the newest of the run at `path`; raises
+    ArtifactInvalid.
+    """
     refuse_unfinished(path)
     if not path.is_dir():
         raise NotFound(
@@ -57,7 +61,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def trained_images(checkpoint: Artifact) -> str | None:
-    """The images that a checkpoint was trained on, where they are still there."""
+    """Returns the images that a checkpoint was trained on, where they are still there."""
     places = (
         parent_place(checkpoint, parent) for parent in checkpoint.parents if parent.role == "images"
     )
@@ -65,9 +69,10 @@ def trained_images(checkpoint: Artifact) -> str | None:
 
 
 def parent_place(child: Artifact, parent: Parent) -> str | None:
-    """The place of what an artifact was made from, or its URL; None where it is not there any more.
+    """Returns the path or URL of what an artifact was made from; None where it no longer exists.
 
-    Places are relative to the artifact, of a checkpoint, which lies at RUN/checkpoints/step_N, to the run.
+    Paths are relative to the artifact; those of a checkpoint, which is at RUN/checkpoints/step_N,
+    to the run.
     """
     if is_url(parent.path):
         return parent.path
@@ -75,6 +80,7 @@ def parent_place(child: Artifact, parent: Parent) -> str | None:
     location = Path(
         os.path.normpath((base.parents[1] if child.kind == "checkpoint" else base) / parent.path)
     )
-    if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207 - wildcards in any part
+    # any part may have wildcards
+    if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207
         return str(location)
     return None

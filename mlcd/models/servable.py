@@ -1,4 +1,6 @@
-"""What is exported is what is served: uint8 pixels in, normalization, trunk, unit embedding out."""
+"""The servable form of a model, identical in export and service: uint8 pixels in, normalization,
+trunk, unit embedding out.
+"""
 
 import hashlib
 import json
@@ -23,7 +25,9 @@ PREPROCESS: Final = "preprocess.json"
 
 
 class Servable(nn.Module):
-    """uint8 [B, 3, S, S] RGB to float32 [B, D] of unit rows; preprocessing's mean and std are in the graph."""
+    """A model of uint8 [B, 3, S, S] RGB to float32 [B, D] of unit rows; the graph includes
+    preprocessing's mean and std.
+    """
 
     mean: Tensor
     std: Tensor
@@ -41,20 +45,26 @@ class Servable(nn.Module):
         return functional.normalize(self.embed(image_u8).float(), dim=1)
 
     def embed(self, image_u8: Tensor, output: Output | None = None) -> Tensor:
-        """The embedding before it is normalized, as training wants it, or another output of the tower."""
+        """Returns the embedding before it is normalized, as training takes it, or another output of
+        the tower.
+        """
         embedding: Tensor = self.trunk(self.normalized(image_u8), output)
         return embedding
 
     def normalized(self, image_u8: Tensor) -> Tensor:
-        """What the trunk takes."""
+        """Returns the pixels as the trunk takes them."""
         return (image_u8.float() / 255.0 - self.mean) / self.std
 
     def fingerprint(self) -> Fingerprint:
-        """Of weights and preprocessing together: see `PreprocessSpec.fingerprint`."""
+        """Returns the fingerprint of weights and preprocessing together; see
+        `PreprocessSpec.fingerprint`.
+        """
         return self.preprocess.fingerprint(self.weights_digest())
 
     def weights_digest(self) -> str:
-        """SHA-256 over name, dtype, shape and bytes of every tensor, and of the config what these do not show."""
+        """Returns the SHA-256 over name, dtype, shape and bytes of every tensor, and over the parts
+        of the config that these do not show.
+        """
         sha256 = hashlib.sha256()
         config = self.trunk.config
         sha256.update(f"{config.heads}\0{config.activation}\0{config.norm_eps!r}\0".encode())
@@ -69,7 +79,7 @@ class Servable(nn.Module):
         return sha256.hexdigest()
 
     def write(self, directory: Path) -> None:
-        """model.safetensors, config.json and preprocess.json into an existing directory."""
+        """Writes model.safetensors, config.json and preprocess.json into an existing directory."""
         state = {
             name: tensor.detach().cpu().contiguous()
             for name, tensor in self.trunk.state_dict().items()
@@ -82,7 +92,11 @@ class Servable(nn.Module):
 
     @classmethod
     def read(cls, directory: Path) -> "Servable":
-        """Raises ArtifactInvalid naming the file, and the tensor where one is missing or has another shape."""
+        """Reads what `write` wrote.
+
+        Raises ArtifactInvalid naming the file, and the tensor where one is missing or has another
+        shape.
+        """
         try:
             config = ViTConfig.from_dict(json.loads((directory / CONFIG).read_text()))
             state = load_file(directory / WEIGHTS)
@@ -101,10 +115,12 @@ def tower_of(
     *,
     shown: Callable[[str], str] = str,
 ) -> ViT:
-    """A tower with these weights, in float32; raises ArtifactInvalid naming `source` and the tensor that does not fit.
+    """Returns a tower with these weights, in float32.
 
-    shown: what the source calls a tensor of ours. Tensors that are float32 already are taken over, not copied: a large
-    tower is in memory once.
+    shown: returns the name of one of our tensors in the source. Tensors that are float32 already
+    are taken over, not copied, so that a large tower is in memory once.
+
+    Raises ArtifactInvalid naming `source` and the tensor that does not fit.
     """
     with torch.device("meta"):
         trunk = ViT(config)
@@ -116,7 +132,8 @@ def tower_of(
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape:
             raise ArtifactInvalid(
-                f"tensor {shown(name)} in {source} is {list(tensor.shape)}, not {list(expected[name].shape)}",
+                f"tensor {shown(name)} in {source} is {list(tensor.shape)}, not"
+                f" {list(expected[name].shape)}",
                 remedy=remedy,
             )
         if not bool(torch.isfinite(tensor).all()):

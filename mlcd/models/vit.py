@@ -1,7 +1,8 @@
-"""Vision transformer in CLIP's layout: class token, learned or rotary positions, pre-norm blocks.
+"""The vision transformer in CLIP's layout: class token, learned or rotary positions, pre-norm
+blocks.
 
-Shapes: B batch, T tokens (1 + patches), W width, H heads, D embedding dimension.
-Names follow our column of the key map in the documentation (`patch`, `cls`, `pos`, `blocks.i.attn.qkv`, …).
+Shapes: B batch, T tokens (1 + patches), W width, H heads, D embedding dimension. Names follow our
+column of the key map in the documentation (`patch`, `cls`, `pos`, `blocks.i.attn.qkv`, …).
 """
 
 import math
@@ -17,18 +18,19 @@ from mlcd.models.rope import RotaryPositions, rotate
 
 Activation = Literal["quick_gelu", "gelu"]
 Positions = Literal["learned", "rope"]
+# projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm.
+# patches: [B, T-1, W], before the last norm. penultimate_patches: patches one block earlier, which
+# vision-language models take (`hidden_states[-2]` without the class token).
 Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
-"""projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm. patches: [B, T-1, W],
-before it. penultimate_patches: the same one block earlier, which vision-language models take (`hidden_states[-2]`
-without the class token).
-"""
 
 _Rotation = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Size of a tower. embedding_dim None: no projection, the embedding is the pooled class token."""
+    """The sizes of a tower. With embedding_dim None there is no projection: the embedding is the
+    pooled class token.
+    """
 
     image_size: int
     patch_size: int
@@ -102,7 +104,9 @@ class Attention(nn.Module):
     def forward(
         self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
     ) -> Tensor:
-        """num_queries: of the first tokens only, [B, num_queries, W]; None: of all."""
+        """Attends from the first `num_queries` tokens only, [B, num_queries, W]; from all where it
+        is None.
+        """
         batch, tokens, width = x_BTW.shape
         if num_queries is None:
             query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
@@ -126,7 +130,7 @@ class Attention(nn.Module):
         return projected
 
     def _heads(self, x_BTW: Tensor) -> Tensor:
-        """[B, H, T, D]."""
+        """Splits the width into heads: [B, T, W] to [B, H, T, D]."""
         heads: Tensor = x_BTW.unflatten(2, (self.heads, -1)).transpose(1, 2)
         return heads
 
@@ -157,7 +161,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
     ) -> Tensor:
-        """num_queries: as `Attention.forward`."""
+        """Applies the block; num_queries is that of `Attention.forward`."""
         x_BTW = x_BTW[:, :num_queries] + self.attn(
             self.norm1(x_BTW), rotation, num_queries=num_queries
         )
@@ -166,10 +170,10 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """float32 [B, 3, H, W], normalized, to the embedding [B, D] (not of unit length).
+    """A tower of float32 [B, 3, H, W], normalized, to the embedding [B, D] (not of unit length).
 
-    H and W may be any multiples of the patch size: rotary angles follow the grid, and learned positions are resized to
-    it bicubically.
+    H and W may be any multiples of the patch size: rotary angles follow the grid, and learned
+    positions are resized to it bicubically.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -193,7 +197,7 @@ class ViT(nn.Module):
         )
 
     def initialize(self, generator: torch.Generator) -> None:
-        """CLIP's initialization (openai/CLIP model.py), drawn from `generator`."""
+        """Draws CLIP's initialization (openai/CLIP model.py) from `generator`."""
         width, depth = self.config.width, self.config.depth
         deviations = {
             "attn.qkv.weight": width**-0.5,
@@ -217,7 +221,11 @@ class ViT(nn.Module):
                     parameter.normal_(0.0, deviations[suffix], generator=generator)
 
     def forward(self, pixels_BCHW: Tensor, output: Output | None = None) -> Tensor:
-        """None: projected where there is a projection, else pooled. ConfigInvalid for a projection that it has not."""
+        """Returns an output of the tower; None means projected where there is a projection, else
+        pooled.
+
+        Raises ConfigInvalid for the projection of a tower that has none.
+        """
         if output == "projected" and self.config.embedding_dim is None:
             raise ConfigInvalid("this tower has no projection", remedy="take the output pooled")
         patch_BWhw = self.patch(pixels_BCHW)
@@ -231,7 +239,7 @@ class ViT(nn.Module):
         for block in self.blocks[:-1]:
             x_BTW = block(x_BTW, rotation)
         if output != "penultimate_patches":
-            # Only the class token goes on: for B/32 this leaves out 7 % of the work.
+            # Only the class token is needed after this; for B/32 this saves 7 % of the work.
             x_BTW = self.blocks[-1](x_BTW, rotation, num_queries=None if output == "patches" else 1)
         if output in ("patches", "penultimate_patches"):
             patches: Tensor = x_BTW[:, 1:]
@@ -249,7 +257,9 @@ class ViT(nn.Module):
 
 
 def resized_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Learned positions of a square grid for another one: bicubic, the class token's untouched (as transformers)."""
+    """Resizes learned positions of a square grid to another one: bicubic, as in transformers,
+    without the class token's.
+    """
     side = math.isqrt(len(pos_TW) - 1)
     square = pos_TW[1:].T.reshape(1, -1, side, side)
     resized = functional.interpolate(square, size=grid, mode="bicubic", align_corners=False)

@@ -1,4 +1,6 @@
-"""Models by name or place: published towers, directories of Hugging Face and open_clip, bare weights, our artifacts."""
+"""The models by name or path: published towers, directories of Hugging Face and open_clip, bare
+weights, our artifacts.
+"""
 
 import pickle
 from collections.abc import Mapping
@@ -38,7 +40,10 @@ _NESTED: Final = ("state_dict", "model")
 
 @dataclass(frozen=True)
 class Published:
-    """What the bare weights of a published tower do not say. hub: where its weights are, None for OpenAI's files."""
+    """The facts about a published tower that its bare weights do not state.
+
+    hub: where its weights are; None for OpenAI's files.
+    """
 
     config: ViTConfig
     hub: str | None
@@ -60,7 +65,8 @@ def _big_g(size: int) -> ViTConfig:
     return ViTConfig(size, 14, 1664, 48, 16, 8192, activation="gelu", positions="rope")
 
 
-# Table 9 of the paper, and the configs of the repositories; activations as those state them.
+# The sizes are those of Table 9 of the paper and of the repositories' configs; the activations are
+# those that the configs state.
 PUBLISHED: Final[Mapping[str, Published]] = {
     "mlcd-vit-base-patch32-224": Published(_base(32), "DeepGlint-AI/mlcd-vit-base-patch32-224"),
     "mlcd-vit-large-patch14-336": Published(_large(336), "DeepGlint-AI/mlcd-vit-large-patch14-336"),
@@ -82,10 +88,11 @@ PUBLISHED: Final[Mapping[str, Published]] = {
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the user settles. like: a published tower whose sizes, activation and preprocessing bare weights have.
+    """The user's choices.
 
-    clip_preprocessing: CLIP's, where the directory states none. projection: False leaves it out. image_size: another
-    resolution; learned positions are resized. exif: None keeps `apply`.
+    like: a published tower whose sizes, activation and preprocessing bare weights have.
+    clip_preprocessing: CLIP's, where the directory states none. projection: False leaves it out.
+    image_size: another resolution; learned positions are resized. exif: None keeps `apply`.
     """
 
     like: str | None = None
@@ -96,11 +103,13 @@ class LoadOptions:
 
 
 def load(spec: str, options: LoadOptions | None = None) -> Servable:
-    """The model at `spec`, in float32: a model artifact, a directory of Hugging Face or open_clip, a file of weights
+    """Loads the model at `spec`, in float32.
+
+    spec: a model artifact, a directory of Hugging Face or open_clip, a file of weights
     (.safetensors, .pt, .pth, .bin), or `hub:ORGANIZATION/MODEL`.
 
-    Raises NotFound, ArtifactInvalid naming file and tensor, ConfigInvalid naming the option that settles what the
-    files do not say, and Unavailable where the hub cannot be reached.
+    Raises NotFound, ArtifactInvalid naming file and tensor, ConfigInvalid naming the option that
+    settles what the files do not say, and Unavailable where the hub cannot be reached.
     """
     options = options or LoadOptions()
     path = locate(spec)
@@ -129,8 +138,9 @@ def _load_foreign(path: Path, options: LoadOptions) -> Servable:
     else:
         raise ConfigInvalid(
             f"{weights} does not say its heads, activation and preprocessing",
-            remedy=f"`mlcd export {weights} OUT --like NAME` settles them, NAME one of {', '.join(PUBLISHED)};"
-            f" or put its config.json and preprocessor_config.json, or {OPEN_CLIP_CONFIG}, beside it",
+            remedy=f"`mlcd export {weights} OUT --like NAME` settles them, "
+            f"NAME one of {', '.join(PUBLISHED)}; or put its config.json and "
+            f"preprocessor_config.json, or {OPEN_CLIP_CONFIG}, beside it",
         )
     trunk = tower_of(config, state, str(weights), shown=lambda name: name_in(layout, name))
     if preprocess.crop != config.image_size and options.image_size is None:
@@ -203,7 +213,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """Tensors only: a pickle that would run anything is refused before it does."""
+    """Reads tensors only: a pickle that would run anything is refused before it does."""
     if path.suffix not in _PICKLED:
         raise ConfigInvalid(
             f"{path} is no file of weights", remedy=f"known: .safetensors, {', '.join(_PICKLED)}"

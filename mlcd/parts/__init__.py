@@ -1,1 +1,1 @@
-"""Artifacts made part by part: claims, workers, inputs and what a part holds."""
+"""The artifacts that are made part by part: claims, workers, inputs and the contents of a part."""

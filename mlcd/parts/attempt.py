@@ -1,4 +1,7 @@
-"""A place to build in that others can take away: who was thought dead, and is not, finds it gone and leaves nothing."""
+"""A directory for work that others can take away.
+
+A process that was thought dead and is not finds its directory gone and leaves nothing behind.
+"""
 
 import os
 import secrets
@@ -14,10 +17,11 @@ _PREFIX: Final = "attempt-"
 
 
 class Attempt:
-    """A new directory in `folder`, and the only one of its kind there: what earlier attempts left is removed.
+    """A new directory in `folder`, the only one of its kind there; the remains of earlier attempts
+    are removed.
 
-    Gone at the end, with what is in it. Whoever is still at an earlier one is told by a Conflict, and if the folder was
-    removed meanwhile, nothing of it comes back.
+    It is removed at the end, with its contents. A process that is still at an earlier attempt gets
+    a Conflict; if the folder was removed meanwhile, nothing of it comes back.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +40,9 @@ class Attempt:
         return self
 
     def check(self) -> None:
-        """Raises Conflict where it was taken away, even if somebody has made its folders again."""
+        """Raises Conflict where the directory was taken away, even if another process has made its
+        folders again.
+        """
         if not self._stands():
             raise self._gone()
 
@@ -52,14 +58,14 @@ class Attempt:
         finally:
             os.close(self._descriptor)
             shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # one in use is not empty
+            with suppress(OSError):  # a folder in use is not empty
                 self._folder.rmdir()
 
     def _gone(self) -> Conflict:
         return Conflict(f"{self.path} was removed meanwhile", remedy="see who else is at this work")
 
     def _stands(self) -> bool:
-        # The open descriptor keeps its number from being given to another directory.
+        # The open descriptor keeps the inode number from being given to another directory.
         try:
             return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         except FileNotFoundError:
@@ -67,7 +73,9 @@ class Attempt:
 
 
 def _remove(path: Path) -> None:
-    """By one rename, before anything in it goes: who is at it must not publish a half."""
+    """Hides the directory by one rename before any file in it goes, so that its user cannot publish
+    half of it.
+    """
     gone = path.with_name(f"{_PREFIX}{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
         path.rename(gone)

@@ -1,4 +1,4 @@
-"""Which process makes which part of a draft."""
+"""The claims of processes on the parts of a draft."""
 
 import fcntl
 import os
@@ -12,9 +12,11 @@ _NAME: Final = ".claims"
 
 
 class Claims:
-    """A lock for each part of the draft in `folder`; the operating system frees those of a dead process at once.
+    """A lock for each part of the draft in `folder`; the operating system frees those of a dead
+    process at once.
 
-    One byte of one file for each part, by the locks of POSIX: they belong to the process, so use one `Claims` in each.
+    Each part has one byte of one file, locked by POSIX locks. They belong to the process, so use
+    one `Claims` in each.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,10 +37,12 @@ class Claims:
 
     @contextmanager
     def hold(self, part: int, *, wait: bool) -> Iterator[bool]:
-        """Whether the part is ours; with `wait` it is, as soon as whoever holds it is done or dead."""
+        """Tells whether this process has the part; with `wait` it waits until the holder is done or
+        dead.
+        """
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, part)
-        except (BlockingIOError, PermissionError):  # POSIX allows either
+        except (BlockingIOError, PermissionError):  # POSIX allows either error
             yield False
             return
         try:

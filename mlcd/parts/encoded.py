@@ -1,7 +1,7 @@
-"""Images to embeddings, part by part: what every pipeline that starts from images shares.
+"""Images to embeddings, part by part, for every pipeline that starts from images.
 
-A part is a number of consecutive entries of the source. Its bytes depend on the source, the model and the sizes
-below, whatever process makes it and when.
+A part is a number of consecutive entries of the source. Its bytes depend on the source, the model
+and the sizes below, whatever process makes it and when.
 """
 
 import json
@@ -28,13 +28,16 @@ from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
 BATCH: Final = 32
+# called with (images done, those of them without an embedding) of one part, after every image
 OnDone: TypeAlias = Callable[[int, int], None]
-"""Told (images done, of them without an embedding) of one part, after every image."""
 
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """entries, image_sha256, embeddings (float32 [n, D] unit rows): the n usable images. errors: the others."""
+    """The n usable images of a part, and the errors of the others.
+
+    entries, image_sha256, embeddings (float32 [n, D] unit rows): those of the usable images.
+    """
 
     entries: list[Entry]
     image_sha256: list[bytes]
@@ -43,7 +46,9 @@ class EncodedPart:
 
 
 def check_source(source: Source, out: Path) -> None:
-    """Raise InvalidInput where there is no image, or where `out` would become one of the images' files."""
+    """Raises InvalidInput where there is no image, or where `out` would become one of the images'
+    files.
+    """
     folder = Path(source.location).resolve()
     if folder.is_dir() and out.resolve().is_relative_to(folder):
         raise InvalidInput(
@@ -61,9 +66,10 @@ def encode_entries(
     on_done: OnDone,
     in_flight: int = 1,
 ) -> EncodedPart:
-    """Decode and encode these entries, in batches that depend on nothing else; decoding goes on meanwhile.
+    """Decodes and encodes these entries, in batches that depend on nothing else; decoding runs
+    meanwhile.
 
-    in_flight: batches that the encoder is given at one time, where it is elsewhere.
+    in_flight: batches that the encoder gets at one time, where it runs elsewhere.
     """
     part = _Growing(encoder)
     prepared = prepare_all(source, entries, encoder.preprocess, num_threads=num_threads)
@@ -77,7 +83,9 @@ def encode_entries(
 def _batches(
     images: Iterable[Prepared], num: int, part: "_Growing", on_done: OnDone
 ) -> Iterator[list[Prepared]]:
-    """Of `num` images in all. on_done: hears of the last image of a batch when that is encoded."""
+    """Yields batches of the `num` images; on_done gets the last image of a batch once the batch is
+    encoded.
+    """
     batch: list[Prepared] = []
     for done, prepared in enumerate(images, 1):
         if prepared.rejection is not None:
@@ -93,10 +101,9 @@ def _batches(
 def _encoded(
     encoder: Encoder, batches: Iterator[list[Prepared]], in_flight: int
 ) -> Iterator[tuple[list[Prepared], Embeddings]]:
-    """Every batch with its rows, in order."""
-    if (
-        in_flight == 1
-    ):  # in this thread: an engine's thread budget may be of the thread that opened it
+    """Yields every batch with its rows, in order."""
+    # in this thread, because an engine's thread budget may belong to the thread that opened it
+    if in_flight == 1:
         for batch in batches:
             yield batch, encoder.encode(_stacked(batch))
         return
@@ -147,17 +154,19 @@ class _Growing:
 
 
 def part_sizes(num_entries: int, part_entries: int) -> list[int]:
-    """The images of each part."""
+    """Returns the number of images of each part."""
     return [min(part_entries, num_entries - start) for start in range(0, num_entries, part_entries)]
 
 
 def part_slice(part: int, part_entries: int) -> slice:
-    """Which of all entries are those of the part."""
+    """Returns the range of the part among all entries."""
     return slice(part * part_entries, (part + 1) * part_entries)
 
 
 def errors_name(part: int) -> str:
-    """A working note of the draft: hidden, and gone when it is published."""
+    """Returns the name of a hidden working note of the draft, which is removed when it is
+    published.
+    """
     return f".errors-{part:05d}.jsonl"
 
 
@@ -167,14 +176,16 @@ def write_errors(draft: Draft, part: int, errors: list[dict[str, str]]) -> None:
 
 
 def num_errors(draft: Draft, part: int) -> int:
-    """Of a part that is made."""
+    """Returns the number of errors of a part that is made."""
     return len((draft.path / errors_name(part)).read_text().splitlines())
 
 
 def merge_errors(
     draft: Draft, parts: Iterable[int], source: Source, name: str = ERRORS
 ) -> list[dict[str, str]]:
-    """All errors, in the order of the source, also written to the artifact's file `name`."""
+    """Returns all errors in the order of the source, and writes them to the artifact's
+    file `name`.
+    """
     errors = [
         {"key": problem.key, "reason": "unreadable", "detail": problem.detail}
         for problem in source.problems
@@ -188,13 +199,13 @@ def merge_errors(
 
 
 def num_listed(errors: Path, keys: Iterable[str]) -> int:
-    """How many of the images an artifact's errors.jsonl names."""
+    """Returns how many of the images an artifact's errors.jsonl names."""
     listed = Counter(json.loads(line)["key"] for line in errors.read_text().splitlines())
     return sum(listed[key] for key in keys)
 
 
 class NoUsableImage(InvalidInput):
-    """All are read, and nothing can be made of them."""
+    """All images were read, and none is usable."""
 
 
 def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableImage:
@@ -205,7 +216,7 @@ def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableIma
 
 
 def images_parent(source: Source, out: Path) -> Parent:
-    """The images as a parent: a relative path (or glob) on this machine, else the URL."""
+    """Returns the images as a parent: a relative path (or glob) on this machine, else the URL."""
     place = (
         source.location
         if is_url(source.location)

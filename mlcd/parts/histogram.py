@@ -1,20 +1,20 @@
-"""A bar chart of cluster sizes, drawn by Pillow: no plotting library for one picture."""
+"""A bar chart of cluster sizes, drawn by Pillow: one picture needs no plotting library."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-_WIDTH: Final = 64  # of a bar and its gap
+_WIDTH: Final = 64  # pixels of a bar and its gap
 _BAR: Final = 48
-_HEIGHT: Final = 240  # of the tallest bar
+_HEIGHT: Final = 240  # pixels of the tallest bar
 _MARGIN: Final = 48
 _INK: Final = "#1f2933"
 _FILL: Final = "#3b7ea1"
 
 
 def draw_histogram(bins: Sequence[tuple[int, int]], title: str) -> Image.Image:
-    """One bar for each (smallest value of the bin, count), labeled with both."""
+    """Draws one bar for each (smallest value of the bin, count), labeled with both."""
     image = Image.new(
         "RGB", (2 * _MARGIN + _WIDTH * max(len(bins), 4), _HEIGHT + 2 * _MARGIN), "white"
     )

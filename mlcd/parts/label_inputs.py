@@ -1,4 +1,6 @@
-"""What labels are made of: an embeddings artifact, or images that are embedded on the way. Both come part by part."""
+"""The inputs of labels: an embeddings artifact, or images that are embedded on the way; both come
+part by part.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +21,11 @@ from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 @dataclass(frozen=True)
 class LabelRows:
-    """One part: embeddings float32 [n, D], with the keys and image digests of the n rows; errors: of what has none."""
+    """One part of an input.
+
+    embeddings: float32 [n, D], with the keys and image digests of the n rows. errors: of the images
+    without a row.
+    """
 
     embeddings: Embeddings
     keys: list[SampleKey]
@@ -30,26 +36,26 @@ class LabelRows:
 class LabelInput(Protocol):
     """Rows to label, in parts that can be read in any order and by any process."""
 
+    # the name for people
     name: str
-    """For people."""
 
     @property
     def fingerprint(self) -> Fingerprint: ...
 
     @property
     def config(self) -> dict[str, Any]:
-        """What of the result depends on how the rows are made."""
+        """Returns what the result's identity owes to the way the rows are made."""
         ...
 
     @property
     def sizes(self) -> list[int]:
-        """Of each part: its rows, or images."""
+        """Returns the number of rows, or images, of each part."""
         ...
 
     def parent(self, out: Path) -> Parent: ...
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
-        """One part. on_done: told how much of it is read, again and again."""
+        """Reads one part. on_done: is called repeatedly with the amount that is read."""
         ...
 
     def close(self) -> None: ...
@@ -80,7 +86,7 @@ class EmbeddingsInput:
         return self.embeddings.artifact.as_parent_of(out, "embeddings")
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
-        del on_done  # reading is nothing beside the scan
+        del on_done  # reading takes no time beside the scan
         block = self.blocks[part]
         rows, (keys, image_sha256) = self.embeddings.read(block), self.embeddings.read_keys(block)
         _check_directions(rows, block.start, keys)
@@ -101,7 +107,7 @@ class ImagesInput:
         num_threads: int,
         in_flight: int = 1,
     ) -> None:
-        """num_threads: that decode. in_flight: see `encode_entries`."""
+        """num_threads: those that decode. in_flight: see `encode_entries`."""
         self.source = source
         self.name = source.location
         self._encoder, self._part_entries = encoder, part_entries
@@ -143,7 +149,9 @@ class ImagesInput:
 
 
 def _check_directions(rows: Embeddings, start: int, keys: list[SampleKey]) -> None:
-    """Raise InvalidInput naming the first row, the rows being numbered from `start` on, that has no direction."""
+    """Raises InvalidInput naming the first row without a direction; rows are numbered from `start`
+    on.
+    """
     squares = np.einsum("nd,nd->n", rows, rows)
     for row in np.flatnonzero(~np.isfinite(squares) | (squares == 0))[:1].tolist():
         why = "has no direction (norm 0)" if squares[row] == 0 else "holds NaN or Inf"

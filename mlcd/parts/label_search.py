@@ -1,6 +1,7 @@
-"""How labels are found: exactly, or approximately with an audit. Notes of both stay in the draft until it is published.
+"""The search for labels, exact or approximate with an audit.
 
-The notes are hidden files: no part of the artifact, so that the labels' digest does not depend on the arithmetic.
+Notes of both stay in the draft until it is published. They are hidden files and no part of the
+artifact, so that the labels' digest does not depend on the arithmetic.
 """
 
 import hashlib
@@ -28,17 +29,19 @@ _CELLS: Final = (".cells.npy", ".cell-of-center.npy")
 
 
 class LabelSearch(Protocol):
-    """Finds the labels of a part."""
+    """A search that finds the labels of a part."""
 
+    # the part of the result's identity that depends on the search
     config: dict[str, Any]
-    """What of the result depends on how it is found."""
 
     def prepare(self, draft: Draft) -> None:
-        """What every part needs, made once before the first."""
+        """Makes what every part needs, once before the first."""
         ...
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        """Labels of unit rows as the model gives them; leaves a note of how."""
+        """Returns the labels of unit rows as the model gives them, and leaves a note of
+        the search.
+        """
         ...
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class ExactSearch:
         return _first(found, self._top)
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
-        """By which arithmetics the parts were scanned, and the rows that each level settled."""
+        """Counts the arithmetics of the parts' scans, and the rows that each level settled."""
         notes = [_read_note(draft, part) for part in parts]
         products = sorted({note["products"] for note in notes})
         levels = {level: sum(note[level] for note in notes) for level in _LEVELS}
@@ -84,7 +87,9 @@ def _read_note(draft: Draft, part: int) -> dict[str, Any]:
 
 
 def _wanted(top: int, threshold: float | None) -> int:
-    """With a threshold one more than is kept: it says whether a row has more."""
+    """Returns the number of labels to look for: with a threshold one more than is kept, to see
+    whether a row has more.
+    """
     return top if threshold is None else top + 1
 
 
@@ -97,15 +102,16 @@ def _truncated(found: Neighbors, top: int) -> dict[str, int]:
 
 
 def _all_truncated(notes: list[dict[str, Any]], threshold: float | None) -> dict[str, int]:
-    """The rows that have more centers above the threshold than are kept."""
+    """Counts the rows that have more centers above the threshold than are kept."""
     return {} if threshold is None else {_TRUNCATED: sum(note[_TRUNCATED] for note in notes)}
 
 
 class ApproximateSearch:
     """The `LabelSearch` protocol by cells of centers.
 
-    The number of probes, unless given, is the smallest that finds enough in one sample of rows; what it finds in
-    another, drawn by the hash of the keys like the first, is the audit. Neither depends on the order of the work.
+    The number of probes, unless given, is the smallest that finds enough in one sample of rows. A
+    second sample, drawn by the hash of the keys like the first, is the audit. Neither depends on
+    the order of the work.
     """
 
     def __init__(
@@ -168,7 +174,9 @@ def _read_audit(draft: Draft) -> dict[str, Any]:
 
 
 def _sample(rows: EmbeddingsInput, num: int) -> Embeddings:
-    """At most `num` rows, [n, D], those whose keys have the smallest hashes, in that order."""
+    """Returns at most `num` rows, [n, D], those whose keys have the smallest hashes, in
+    that order.
+    """
     hashes, places = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for block in rows.blocks:
         keys, _ = rows.embeddings.read_keys(block)

@@ -1,4 +1,4 @@
-"""Whose unfinished work a directory holds: nobody goes on with another's, and nobody removes it."""
+"""The ownership of a directory of unfinished work: only its owner continues or removes it."""
 
 import errno
 import fcntl
@@ -20,13 +20,13 @@ _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class NotRemoved(Unavailable):
-    """What is to go stays, as the file system does not let this process remove it."""
+    """A directory stays because the file system does not let this process remove it."""
 
     name = "not-removed"
 
 
 def owner_of(path: Path) -> Any:
-    """What was written there as `OWNER`, None where nothing was."""
+    """Returns the owner written in `OWNER`, None where there is none."""
     try:
         return json.loads((path / OWNER).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -34,14 +34,17 @@ def owner_of(path: Path) -> Any:
 
 
 def write_owner(path: Path, owner: str) -> None:
-    """Into a directory that nobody sees yet."""
+    """Writes the owner into a directory that no other process sees yet."""
     (path / OWNER).write_text(json.dumps(owner))
     sync_path(path / OWNER)
     sync_path(path)
 
 
 def claim(path: Path, owner: str) -> None:
-    """A directory of this owner's at `path`, whoever else of the same is at it. Raises Conflict for another's."""
+    """Makes or enters a directory of this owner at `path`, which processes of one owner share.
+
+    Raises Conflict for another owner's.
+    """
     if owner_of(path) == owner:
         return
     with translated_os_errors(path):
@@ -60,14 +63,16 @@ def claim(path: Path, owner: str) -> None:
 
 
 def take_over(path: Path) -> None:
-    """What an owner began is from now on of who holds its lock: the owner neither goes on with it nor removes it."""
+    """Gives an owner's work to the process that holds its lock: the owner neither continues nor
+    removes it.
+    """
     (path / OWNER).unlink(missing_ok=True)
 
 
 def discard(path: Path, owner: str) -> None:
-    """Remove what is this owner's, and what is left of a removal that was interrupted.
+    """Removes what belongs to this owner, and the remains of an interrupted removal.
 
-    Raises Conflict where another process is at work in it, NotRemoved naming what stays.
+    Raises Conflict where another process works in it, NotRemoved naming what stays.
     """
     _finish_removal(path)
     try:
@@ -79,16 +84,20 @@ def discard(path: Path, owner: str) -> None:
 
 
 def give_up(path: Path, owner: str) -> None:
-    """`discard`, where something worse is to be told than that it stays."""
+    """Calls `discard`, but ignores that the directory stays, because the caller reports a worse
+    error.
+    """
     with suppress(Conflict, NotRemoved):
         discard(path, owner)
 
 
 def _hide(path: Path, owner: str) -> None:
-    """At once for everybody who looks, before it goes file by file."""
+    """Renames the directory, so that it is gone at once for all readers before its files are
+    removed.
+    """
     try:
         lock = lock_directory(path, fcntl.LOCK_EX, make=False)
-    except FileNotFoundError:  # somebody else was faster
+    except FileNotFoundError:  # another process was faster
         return
     try:
         if owner_of(path) == owner:
@@ -98,9 +107,9 @@ def _hide(path: Path, owner: str) -> None:
 
 
 def _finish_removal(path: Path) -> None:
-    """Together with who else is at it."""
+    """Completes a removal, possibly together with other processes."""
     leaving = _leaving(path)
-    shutil.rmtree(leaving, ignore_errors=True)  # all that can be removed, whatever cannot
+    shutil.rmtree(leaving, ignore_errors=True)  # removes all that can be removed
     while os.path.lexists(leaving):
         try:
             shutil.rmtree(leaving)

@@ -1,7 +1,9 @@
-"""Worker processes of one machine: each is told its task, tells how far it is, and ends when we do.
+"""The worker processes of one machine: each gets its task, reports its progress, and ends with the
+parent.
 
-A worker reads its task as one line of JSON from standard input, which then stays open: its end says that the parent is
-gone. It writes lines of JSON to standard output: {"part", "done"}, or {"error", "message", "remedy"}.
+A worker reads its task as one line of JSON from standard input, which then stays open: its end
+means that the parent is gone. It writes lines of JSON to standard output: {"part", "done"}, or
+{"error", "message", "remedy"}.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from typing import Any, Final, TypeAlias
 from mlcd import errors
 from mlcd.errors import MlcdError, Unavailable
 
-_PATIENCE: Final = 3  # deaths for each worker, without anything done in between, until we give up
+_PATIENCE: Final = 3  # deaths for each worker, without any progress in between, before we give up
 
 _Process: TypeAlias = "subprocess.Popen[str]"
 _Message: TypeAlias = dict[str, Any]
@@ -35,10 +37,10 @@ def run_workers(
     finished: Callable[[], bool],
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Run `python -m module` that many times until `finished`; one that was killed is replaced.
+    """Runs `python -m module` that many times until `finished`; a killed process is replaced.
 
-    num_threads: of each. on_progress: told (part, done in it). Raises what a worker raised, and Unavailable where
-    they are killed over and over.
+    num_threads: those of each worker. on_progress: is called with (part, done in it). Raises what a
+    worker raised, and Unavailable where workers are killed over and over.
     """
     crew = _Crew(module, task, num_threads)
     deaths = 0
@@ -68,8 +70,9 @@ class _Crew:
     def __init__(self, module: str, task: Mapping[str, Any], num_threads: int) -> None:
         self._command = [sys.executable, "-m", module]
         self._task = json.dumps(task) + "\n"
-        # The BLAS of numpy and torch read it when they are loaded, and at no other time.
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}  # noqa: TID251 - a child's, as in demo
+        # The BLAS of numpy and torch reads it only when it is loaded.
+        # the child's environment, as in demo
+        self._environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}  # noqa: TID251
         self.alive: set[_Process] = set()
         self.events: SimpleQueue[_Event] = SimpleQueue()
 
@@ -84,7 +87,8 @@ class _Crew:
         self.alive.add(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead already, which `_listen` tells
+        # the worker is dead already, which `_listen` notices
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.write(self._task)
             process.stdin.flush()
 
@@ -92,13 +96,13 @@ class _Crew:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                if line.endswith("\n"):  # else it was killed while it wrote
+                if line.endswith("\n"):  # otherwise it was killed while it wrote
                     self.events.put((process, json.loads(line)))
         process.wait()
         self.events.put((process, None))
 
     def bury(self, process: _Process) -> None:
-        """Raises where the worker ended by itself with a failure that it could not tell."""
+        """Raises where the worker ended by itself with a failure that it could not report."""
         self.alive.discard(process)
         _close(process)
         if process.returncode > 0:
@@ -114,7 +118,7 @@ class _Crew:
 
 def _close(process: _Process) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # part of the task was still to be written
+    with contextlib.suppress(BrokenPipeError):  # a part of the task was still to be written
         process.stdin.close()
 
 
@@ -128,10 +132,12 @@ def _raise_if_error(message: _Message) -> None:
 
 
 def serve_as_worker(work: Callable[[dict[str, Any], Callable[[int, int], None]], None]) -> None:
-    """The other end: read the task, do the work, tell progress (part, done) and errors; end with the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    """Serves as the worker: reads the task, does the work, reports progress (part, done) and
+    errors, and ends with the parent.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no message
+    os.dup2(2, 1)  # output of a library is no message
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

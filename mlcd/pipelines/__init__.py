@@ -1,1 +1,1 @@
-"""Pipelines: one artifact directory in, one out, resumable after any crash."""
+"""The pipelines: one artifact directory in, one out, resumable after any crash."""

@@ -1,4 +1,6 @@
-"""Embeddings to the Centers artifact: streamed, by one process or several, resumable after every iteration."""
+"""Embeddings to the Centers artifact: streamed, by one process or several, resumable after every
+iteration.
+"""
 
 import json
 from collections.abc import Sequence
@@ -17,9 +19,9 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
 from mlcd.artifacts.examples import Examples
 from mlcd.artifacts.manifest import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
+from mlcd.clustering.exact_scores import pair_scores
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
-from mlcd.clustering.pairs import pair_scores
 from mlcd.clustering.plan import Plan
 from mlcd.clustering.plan import plan as plan_clustering
 from mlcd.clustering.quality import (
@@ -45,21 +47,21 @@ REPORT: Final = "report.json"
 PICTURE: Final = "sizes.png"
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
-_AUDITED_STREAM: Final = (
-    2  # first counter of the hash, so that the audited are not the first centers
-)
+# first counter of the hash, so that the audited rows are not the first centers
+_AUDITED_STREAM: Final = 2
 _ALONE: Final = World()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """What decides the centers. names: name each by the majority of its members' known classes: for people alone.
+    """The options that decide the centers.
 
+    names: name each center by the majority of its members' known classes, for people only.
     iterations: at most; None for 25, or 3 after a two-level start (above 16,384 clusters).
-    hold_out: share of each class left out, the same as training and evaluation leave out.
-    sample: cluster only so many rows for each cluster, drawn by hash.
-    subtract_mean: compare rows after subtracting their mean, which becomes part of the centers.
-    examples: the keys of so many nearest members of each center become part of them.
+    hold_out: share of each class left out, as in training and evaluation. sample: cluster only so
+    many rows for each cluster, drawn by hash. subtract_mean: compare rows after subtracting their
+    mean, which becomes part of the centers. examples: the keys of so many nearest members of each
+    center become part of them.
     """
 
     num_clusters: int
@@ -74,13 +76,15 @@ class ClusterOptions:
 
     @property
     def passes(self) -> int:
-        """Updates at most."""
+        """Returns the largest number of updates."""
         if self.iterations is not None:
             return self.iterations
         return _ITERATIONS if self.num_clusters <= MANY_CLUSTERS else _ITERATIONS_OF_MANY
 
     def identity(self) -> dict[str, Any]:
-        """What stands in the manifest; options added later stand there only where they are used."""
+        """Returns the options for the manifest; options added in later versions appear only where
+        they are used.
+        """
         chosen = asdict(self) | {"iterations": self.passes}
         defaults = {"sample": None, "report": False, "examples": NUM_EXAMPLES}
         return {
@@ -98,9 +102,10 @@ def cluster(
     reporter: Reporter,
     world: World = _ALONE,
 ) -> Artifact:
-    """Spherical k-means of the rows that are not held out; the first process writes.
+    """Runs spherical k-means on the rows that are not held out; the first process writes.
 
-    Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with the same bytes.
+    Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with
+    the same bytes.
     """
     request = Request(
         "centers",
@@ -159,14 +164,14 @@ def cluster(
             if options.report:
                 summary |= _write_report(draft, result, assignment, classes)
             draft.publish(summary=summary, logs=(REPORT, PICTURE))
-    world.share(None)  # nobody looks for the artifact before it stands
+    world.share(None)  # no process looks for the artifact before it exists
     published = find_published(out, request)
     assert published is not None
     return published
 
 
 def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, world: World = _ALONE) -> Plan:
-    """What `cluster` of the same arguments will take. Writes nothing."""
+    """Returns the cost of `cluster` with the same arguments, and writes nothing."""
     rows, _ = _select(embeddings, _clustered(embeddings, options), options)
     return plan_clustering(
         rows.num_rows,
@@ -180,7 +185,7 @@ def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, world: Worl
 def clustered_rows(
     embeddings: EmbeddingsArtifact, options: ClusterOptions
 ) -> NDArray[np.int64] | None:
-    """The numbers of the rows that `cluster` of the same arguments looks at; None for all."""
+    """Returns the numbers of the rows that `cluster` with the same arguments uses; None for all."""
     return _select(embeddings, _clustered(embeddings, options), options)[1]
 
 
@@ -198,13 +203,14 @@ class _KeyedRows(FileRows):
 
 
 def _clustered(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArray[np.int64] | None:
-    """The numbers of the rows that are not held out; None for all."""
+    """Returns the numbers of the rows that are not held out; None for all."""
     kept = ~embeddings.held_out(options.hold_out) if options.hold_out else None
     num_kept = embeddings.num_rows if kept is None else int(kept.sum())
     if options.num_clusters > num_kept:
         raise InvalidInput(
             f"{options.num_clusters} clusters were asked of {num_kept} embeddings",
-            remedy=f"ask for at most {num_kept} clusters, or hold out fewer than {options.hold_out:g} of the rows"
+            remedy=f"ask for at most {num_kept} clusters, or hold out fewer than"
+            f" {options.hold_out:g} of the rows"
             if num_kept
             else "embed more images, or hold out fewer",
         )
@@ -214,7 +220,7 @@ def _clustered(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArr
 def _select(
     embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None, options: ClusterOptions
 ) -> tuple[Rows, NDArray[np.int64] | None]:
-    """(the rows to cluster, their numbers in the artifact or None for all)."""
+    """Returns (the rows to cluster, their numbers in the artifact or None for all)."""
     rows: Rows = _KeyedRows(embeddings)
     if numbers is not None:
         rows = SelectedRows(rows, numbers)
@@ -252,7 +258,9 @@ def _save_state(draft: Draft, state: State) -> None:
 
 
 def _saved_state(draft: Draft) -> State | None:
-    """Where an earlier attempt at the same request stopped; its checkpoint says of which input and settings it is."""
+    """Returns the state where an earlier attempt at the same request stopped; its checkpoint names
+    input and settings.
+    """
     if not draft.has(CHECKPOINT):
         return None
     try:
@@ -271,7 +279,7 @@ def _saved_state(draft: Draft) -> State | None:
         ValueError,
         KeyError,
         BadZipFile,
-    ):  # damaged: the same centers are found from the start
+    ):  # a damaged checkpoint: the same centers are found from the start
         return None
 
 
@@ -300,13 +308,15 @@ def _gathered(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np
 def _nearest_members(
     rows: Rows, result: KMeansResult, num_each: int, world: World
 ) -> NearestMembers:
-    """Of every center, one more reading of the rows: only the last pass knows that it was the last."""
+    """Returns the nearest members of every center; only a further reading of the rows knows the
+    final centers.
+    """
     nearest = NearestMembers(len(result.centers), num_each)
     start, stop = world.own_rows(rows.num_rows)
     for first, block in rows.blocks(start, stop):
         centers = result.assignment[first - start :][: len(block)]
         scores = pair_scores(block, result.centers, np.arange(len(block)), centers)
-        # Unit rows are so within the rounding of float16, which a cosine would show.
+        # Rows are unit only within the rounding of float16, which a cosine would show.
         cosines = scores / np.linalg.norm(block.astype(np.float64), axis=1)
         nearest.add(centers, cosines, np.arange(first, first + len(block)))
     nearest.gather(world)
@@ -325,7 +335,10 @@ def _examples(
 def _audit_rows(
     embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None
 ) -> NDArray[np.float16]:
-    """Rows that were not clustered; where those are too few, any: [n, D] as the model gives them, drawn by hash."""
+    """Returns rows that were not clustered, drawn by hash; where those are too few, any rows.
+
+    The result is [n, D] as the model gives the rows.
+    """
     if numbers is not None and embeddings.num_rows - len(numbers) >= MIN_AUDITED_ROWS:
         others = np.delete(np.arange(embeddings.num_rows), numbers)
         drawn = others[lowest_hashed(len(others), AUDITED_ROWS, _AUDITED_STREAM)]
@@ -368,7 +381,7 @@ def _write_report(
     assignment: NDArray[np.int32],
     class_names: Sequence[str | None],
 ) -> dict[str, Any]:
-    """report.json and sizes.png; returns what joins the summary."""
+    """Writes report.json and sizes.png, and returns their part of the summary."""
     members, classes = _known(assignment, class_names)
     histogram = size_histogram(result.sizes)
     extra: dict[str, Any] = {

@@ -38,10 +38,11 @@ from mlcd.types import SampleKey
 
 
 def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
-    """Encode every image of `source`; those that cannot be used are listed in errors.jsonl.
+    """Encodes every image of `source`; images that cannot be used are listed in errors.jsonl.
 
-    Work is committed in parts of consecutive entries: a rerun after a crash starts at the first unfinished
-    part and ends with the same bytes. Raises InvalidInput when there is no image, or none that can be used.
+    Work is committed in parts of consecutive entries: a rerun after a crash starts at the first
+    unfinished part and ends with the same bytes. Raises InvalidInput when there is no image, or no
+    usable one.
     """
     embedding = Embedding(source, encoder, out, num_threads=available_cores())
     if (done := find_published(out, embedding.request)) is not None:
@@ -61,7 +62,7 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
 
 
 class Embedding:
-    """One request for embeddings, opened: makes any part of them."""
+    """One opened request for embeddings, which can make any part of them."""
 
     def __init__(
         self,
@@ -73,7 +74,9 @@ class Embedding:
         part_entries: int = PART_ENTRIES,
         in_flight: int = 1,
     ) -> None:
-        """num_threads: that decode. in_flight: see `encode_entries`. Raises InvalidInput where there is no image."""
+        """num_threads: those that decode. in_flight: see `encode_entries`. Raises InvalidInput
+        where there is no image.
+        """
         check_source(source, out)
         self.source = source
         self._encoder, self._part_entries = encoder, part_entries
@@ -91,11 +94,11 @@ class Embedding:
         return self.source.entries[part_slice(part, self._part_entries)]
 
     def has(self, draft: Draft, part: int) -> bool:
-        """Whether the part is finished."""
+        """Tells whether the part is finished."""
         return draft.has(errors_name(part))
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
-        """Write one part; its errors come last and say that it is finished."""
+        """Writes one part; its errors come last and mark it as finished."""
         encoded = encode_entries(
             self.source,
             self.entries(part),
@@ -113,7 +116,9 @@ class Embedding:
         return split_positions(self.source.entries.keys(), self.source.entries.class_names())
 
     def publish(self, draft: Draft) -> Artifact:
-        """Every part is finished. Raises InvalidInput where none of the images could be used."""
+        """Publishes the draft, in which every part is finished. Raises InvalidInput where no image
+        could be used.
+        """
         num_parts = len(self.sizes)
         errors = merge_errors(draft, range(num_parts), self.source)
         num_rows = sum(
@@ -133,7 +138,7 @@ class Embedding:
 def write_encoded(
     draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]
 ) -> None:
-    """One part: rows, their keys, and at last its errors, which say that it is finished."""
+    """Writes one part: rows, their keys, and at last its errors, which mark it as finished."""
     keys = [
         {
             "key": entry.key,

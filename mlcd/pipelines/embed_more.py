@@ -1,4 +1,4 @@
-"""New images of a source to an embeddings artifact that was made of it before."""
+"""The addition of new images of a source to an embeddings artifact that was made of it before."""
 
 import json
 from pathlib import Path
@@ -30,11 +30,11 @@ from mlcd.progress import Reporter
 
 
 def embed_more(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
-    """Add the images of `source` that have no row in the embeddings at `out`; the rows that are there stay.
+    """Adds the images of `source` that have no row in the embeddings at `out`; existing rows stay.
 
-    Images that could not be used before are tried again. Killed at any moment, the artifact is as it was or as it is to
-    be, and the same again goes on. Raises ConfigInvalid where the rows would be of another kind, InvalidInput where
-    the artifact was made of images at another place.
+    Images that could not be used before are tried again. Killed at any moment, the artifact is in
+    its old or its new state, and the same call continues. Raises ConfigInvalid where the rows would
+    be of another kind, InvalidInput where the artifact was made of images at another location.
     """
     check_source(source, out)
     embeddings = EmbeddingsArtifact.open(out)
@@ -76,7 +76,7 @@ def _add(
     errors = merge_errors(draft, parts, source, added_errors_name(first))
     num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in parts)
     before = [json.loads(line) for line in embeddings.errors_file.read_text().splitlines()]
-    if not num_rows and errors == before:  # the same ones, tried again
+    if not num_rows and errors == before:  # the same images failed again
         addition.discard()
         return artifact
     images = embeddings.num_rows + num_rows
@@ -97,7 +97,8 @@ def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
 def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
     if artifact.fingerprint != encoder.fingerprint:
         raise ConfigInvalid(
-            f"{artifact.path} is of another model ({str(artifact.fingerprint)[:12]}, given {encoder.fingerprint[:12]})",
+            f"{artifact.path} is of another model ({str(artifact.fingerprint)[:12]}, given"
+            f" {encoder.fingerprint[:12]})",
             remedy="give the --model that it was made with, or embed all images anew",
         )
     made, now = (
@@ -113,5 +114,6 @@ def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
     if places != [parent.path]:
         raise InvalidInput(
             f"{artifact.path} was made of the images at {' and '.join(places)}, seen from there",
-            remedy="put the new ones beside those and give that place, or embed them to another output",
+            remedy="put the new ones beside those and give that place, or embed them to another"
+            " output",
         )

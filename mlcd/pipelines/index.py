@@ -1,4 +1,4 @@
-"""Embeddings to a durable collection; collections to files and back; near-duplicates."""
+"""Embeddings to a durable collection, collections to files and back, and near duplicates."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings
 
 _BLOCK_ROWS = 8192
+# the second of two stages; the first adds the items
 INDEX_STAGE = "index"
-"""The second of two stages; before it the items are added."""
 
 
 def index(
@@ -33,11 +33,12 @@ def index(
     source: Parent | None = None,
     append: bool = False,
 ) -> Description:
-    """A durable collection at `out` of all rows, id: key, metadata: class_name where there is one; indexed.
+    """Makes a durable, indexed collection at `out` of all rows; id: key, metadata: class_name where
+    there is one.
 
-    Goes on where an earlier attempt was stopped. source: what it says that it was made from, where that is not to be
-    these embeddings. append: to a collection of what the embeddings were before they grew, only what they have gained.
-    Raises Conflict where another collection is there.
+    It continues where an earlier attempt was stopped. source: the recorded source, where it is not
+    these embeddings. append: adds only the rows that the embeddings have gained to a collection of
+    their earlier state. Raises Conflict where another collection exists.
     """
     source = source or embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
     if append and (out / LEDGER).is_file():
@@ -59,7 +60,7 @@ def _index_more(
     recall: float | None,
     source: Parent,
 ) -> Description:
-    """Adds new rows alone: what the user has changed or deleted among the earlier items stays so."""
+    """Adds new rows only: the user's changes and deletions among the earlier items stay."""
     with Collection.open(out, background=False) as collection:
         made_of = (collection.source or {}).get("digest", "")
         if made_of == source.digest:
@@ -83,14 +84,18 @@ def _index_more(
 def import_parquet(
     path: Path, out: Path, reporter: Reporter, *, recall: float | None
 ) -> Description:
-    """The items of an exported file in a durable collection at `out`, new or of the same model; indexed."""
+    """Puts the items of an exported file into a durable, indexed collection at `out`, new or of the
+    same model.
+    """
     items = ParquetItems.open(path)
     with _opened(out, items.fingerprint, items.dimension, recall, None) as collection:
         return _fill(collection, items.blocks(), items.num_items, reporter)
 
 
 def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
-    """Every item of the collection at `path` in one parquet file; returns how many."""
+    """Writes every item of the collection at `path` into one parquet file and returns
+    their number.
+    """
     with (
         Collection.open(path, read_only=True) as collection,
         reporter.stage("export", len(collection)) as meter,
@@ -101,9 +106,9 @@ def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
 def duplicates(
     source: Path, out: Path, reporter: Reporter, *, similarity: float
 ) -> tuple[int, int]:
-    """The near-duplicates of an embeddings artifact or a collection, as JSON lines at `out`: (groups, items in them).
+    """Writes the near duplicates of an embeddings artifact or a collection to `out` as JSON lines.
 
-    Raises Conflict where `out` exists.
+    It returns (groups, items in them). Raises Conflict where `out` exists.
     """
     if out.exists():
         raise Conflict(f"{out} exists", remedy="give another file")
@@ -153,7 +158,8 @@ def _opened(
 def _of_another(out: Path) -> Conflict:
     return Conflict(
         f"{out} holds a collection made from other input or settings",
-        remedy="remove it or give another output directory; --append adds what embeddings have gained",
+        remedy="remove it or give another output directory; --append adds what embeddings have"
+        " gained",
     )
 
 
@@ -165,7 +171,7 @@ def _fill(
     *,
     source: Parent | None = None,
 ) -> Description:
-    """Add the items and index all. source: what the collection is made of once they are in."""
+    """Adds the items and indexes all. source: the collection's source once they are in."""
     changed = False
     with reporter.stage("add", num_items) as meter:
         for items in blocks:
@@ -182,7 +188,7 @@ def _fill(
 
 
 def metadata_of(class_name: str | None) -> dict[str, str]:
-    """Of an image of this class, as a collection of embeddings holds it."""
+    """Returns the metadata of an image of this class in a collection of embeddings."""
     return {} if class_name is None else {"class_name": class_name}
 
 
@@ -201,7 +207,7 @@ def _grouped(
 
 
 def _reading(embeddings: EmbeddingsArtifact) -> Callable[[int, int], Embeddings]:
-    """Any range of rows; in memory are those that are asked for."""
+    """Returns a reader of any range of rows; only the requested rows are in memory."""
     parts = embeddings.plan(2**62)
 
     def read(start: int, stop: int) -> Embeddings:

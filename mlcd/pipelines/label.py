@@ -41,12 +41,12 @@ PART_ROWS: Final = 65536
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """What is asked for, in plain values: the workers are told the same.
+    """The options of labels, in plain values that the workers get too.
 
-    source: an embeddings artifact, or images; these need a `model`. mode: approximate looks at the centers in some
-    cells only, `probes` of them, or as many as an audit finds necessary. encoder: how the model is opened; its number
-    of threads is settled by the workers. embeddings: a column more. part_rows, part_entries: what is done, and
-    committed, at once.
+    source: an embeddings artifact, or images; these need a `model`. mode: approximate looks only at
+    the centers in some cells, `probes` of them, or as many as an audit finds necessary. encoder:
+    how the model is opened; the workers choose its number of threads. embeddings: adds a column.
+    part_rows, part_entries: the rows or images that are processed, and committed, at once.
     """
 
     source: str
@@ -76,10 +76,12 @@ class LabelOptions:
 
 
 def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Reporter) -> Artifact:
-    """The `top` nearest centers of every row; with a threshold, only those at least so similar.
+    """Finds the `top` nearest centers of every row; with a threshold, only those at least so
+    similar.
 
-    Work is committed in parts: a rerun after a crash, of us or of a worker, makes those that are missing and ends with
-    the same bytes. Raises ConfigInvalid where the centers are of another model than the embeddings.
+    Work is committed in parts: a rerun after a crash, of this process or of a worker, makes the
+    missing parts and ends with the same bytes. Raises ConfigInvalid where the centers belong to
+    another model than the embeddings.
     """
     with open_labeling(options, out, num_threads=available_cores()) as labeling:
         if (done := find_published(out, labeling.request)) is not None:
@@ -92,7 +94,7 @@ def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Repor
 
 
 class Labeling:
-    """One request for labels, opened: makes any part of them."""
+    """One opened request for labels, which can make any part of them."""
 
     def __init__(
         self,
@@ -108,15 +110,15 @@ class Labeling:
 
     @property
     def identity(self) -> str:
-        """Of the request, as text: what the workers compare."""
+        """Returns the request's identity as text, which the workers compare."""
         return json.dumps(self.request.identity(), sort_keys=True)
 
     def has(self, draft: Draft, part: int) -> bool:
-        """Whether the part is finished."""
+        """Tells whether the part is finished."""
         return draft.has(part_name(part))
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
-        """Write one part and its notes; the part's file comes last and says that it is finished."""
+        """Writes one part and its notes; the part's file comes last and marks it as finished."""
         rows = self.rows.read(part, on_done)
         with draft.together(part_name(part)):
             found = self.search.nearest(draft, part, rows.embeddings)
@@ -126,7 +128,9 @@ class Labeling:
         on_done(self.sizes[part], len(rows.errors))
 
     def publish(self, draft: Draft) -> Artifact:
-        """Every part is finished. Raises InvalidInput where none of the images could be used."""
+        """Publishes the draft, in which every part is finished. Raises InvalidInput where no image
+        could be used.
+        """
         num_parts = len(self.sizes)
         num_rows = sum(
             pq.read_metadata(draft.path / part_name(part)).num_rows for part in range(num_parts)
@@ -148,7 +152,7 @@ class Labeling:
 
 @contextmanager
 def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iterator[Labeling]:
-    """Open input and centers; raises ConfigInvalid where they do not belong together."""
+    """Opens input and centers; raises ConfigInvalid where they do not belong together."""
     artifact = open_artifact(Path(options.centers), "centers")
     rows = _open_input(options, out, num_threads)
     try:
@@ -160,7 +164,10 @@ def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iter
 def labeling_of(
     options: LabelOptions, rows: LabelInput, artifact: Artifact, centers: Centers, out: Path
 ) -> Labeling:
-    """Of open `rows`, and `centers` as read from their artifact. Raises ConfigInvalid where they are of two models."""
+    """Returns the labeling of open `rows` by `centers`, which were read from their artifact.
+
+    Raises ConfigInvalid where they belong to two models.
+    """
     _check_fingerprint(rows, centers, options.centers)
     num_centers = len(centers.vectors)
     top = min(options.top, num_centers)
@@ -226,9 +233,10 @@ def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) ->
 def make_parts(
     labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]
 ) -> None:
-    """Every part that is missing and that nobody else is at; with `wait` those of the others too, once they are gone.
+    """Makes every missing part that no other process is making; with `wait` also theirs, once they
+    are gone.
 
-    on_progress: told (part, how much of it is done).
+    on_progress: is called with (part, how much of it is done).
     """
     with Claims(draft.path) as claims:
         for part in range(len(labeling.sizes)):
@@ -236,7 +244,11 @@ def make_parts(
                 continue
             with claims.hold(part, wait=wait) as held:
                 if held and not draft.has(part_name(part)):
-                    labeling.make(draft, part, lambda done, _, part=part: on_progress(part, done))  # type: ignore[misc]
+                    labeling.make(
+                        draft,
+                        part,
+                        lambda done, _, part=part: on_progress(part, done),  # type: ignore[misc]
+                    )
 
 
 def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter) -> None:
@@ -248,7 +260,7 @@ def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter
         if num_workers <= 1:
             make_parts(labeling, draft, wait=True, on_progress=progress)
             return
-        labeling.rows.close()  # the workers open their own
+        labeling.rows.close()  # the workers open their own input
         num_threads = max(1, available_cores() // num_workers)
         task = {
             "options": asdict(labeling.options),
@@ -267,7 +279,9 @@ def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter
 
 
 class _Progress:
-    """Shows (part, how much of it is done); what a dead worker did of a part does not count twice."""
+    """A display of (part, how much of it is done); a part that a dead worker began does not count
+    twice.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter

@@ -1,4 +1,4 @@
-"""Labels of rows that were added to embeddings since they were labeled."""
+"""The labels of rows that were added to embeddings since they were labeled."""
 
 import shutil
 from pathlib import Path
@@ -18,10 +18,11 @@ from mlcd.progress import Reporter
 
 
 def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact:
-    """Add labels of the rows that `mlcd embed --append` has added; those that are there stay.
+    """Adds labels of the rows that `mlcd embed --append` has added; existing labels stay.
 
-    Killed at any moment, the labels are as they were or as they are to be, and the same again goes on. Raises
-    ConfigInvalid for what cannot be added to, Conflict where the labels were made from other input or settings.
+    Killed at any moment, the labels are in their old or their new state, and the same call
+    continues. Raises ConfigInvalid for labels that cannot be added to, Conflict where they were
+    made from other input or settings.
     """
     if options.mode != "exact":
         raise ConfigInvalid(
@@ -37,7 +38,7 @@ def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact
         if _was_made_from(labels, embeddings, labeling):
             return labels
         first = sum(name.startswith("part-") for name in labels.files)
-        if first == len(labeling.sizes):  # all that was added could not be used
+        if first == len(labeling.sizes):  # none of the added images could be used
             return labels
         return _add(labels, embeddings, labeling, first, reporter)
 
@@ -68,7 +69,9 @@ def _add(
 
 
 def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling) -> bool:
-    """Tells whether the labels cover all rows. Raises Conflict where they were made from other input."""
+    """Tells whether the labels cover all rows. Raises Conflict where they were made from other
+    input.
+    """
     made = {parent.role: parent.digest for parent in labels.parents}
     now = {parent.role: parent.digest for parent in labeling.request.parents}
     config = {name: value for name, value in labels.config.items() if name != GROWN}
@@ -79,7 +82,8 @@ def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: L
     ):
         raise Conflict(
             f"{labels.path} holds labels made from other input or settings",
-            remedy="give the centers and options that it was made with, or another output directory",
+            remedy="give the centers and options that it was made with, "
+            "or another output directory",
         )
     return is_same
 

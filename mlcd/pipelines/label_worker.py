@@ -1,4 +1,6 @@
-"""`python -m mlcd.pipelines.label_worker`: makes parts of labels for the process that started it."""
+"""The worker `python -m mlcd.pipelines.label_worker`, which makes parts of labels for its parent
+process.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,10 @@ from mlcd.pipelines.label import LabelOptions, make_parts, open_labeling
 
 
 def work(task: dict[str, Any], on_progress: Callable[[int, int], None]) -> None:
-    """Every part that no other worker is at. The draft is not entered: the parent holds its lock, we only write."""
+    """Makes every part that no other worker makes.
+
+    The draft is not entered: the parent holds its lock, and the workers only write.
+    """
     out = Path(task["out"])
     with open_labeling(
         LabelOptions.from_dict(task["options"]), out, num_threads=task["num_threads"]

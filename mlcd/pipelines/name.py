@@ -1,4 +1,4 @@
-"""Names for the centers of a clustering."""
+"""The naming of a clustering's centers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,11 @@ from mlcd.artifacts.names import read_names_file, renamed, write_given_names
 
 @dataclass(frozen=True)
 class Naming:
-    """num_changed: centers that have another name now. num_named: those that have one at all, of `num_centers`."""
+    """The result of a naming.
+
+    num_changed: centers that have another name now. num_named: those of `num_centers` that have a
+    name.
+    """
 
     digest: str
     num_changed: int
@@ -19,7 +23,7 @@ class Naming:
 
 
 def set_names(path: Path, file: Path) -> Naming:
-    """Give the centers at `path` the names in `file`; centers that it does not mention keep theirs."""
+    """Gives the centers at `path` the names in `file`; all other centers keep theirs."""
     artifact = open_artifact(path, "centers")
     centers = Centers.read(artifact)
     num_centers = len(centers.sizes)

@@ -1,4 +1,6 @@
-"""Any model that a user can name, to one that an engine opens: other weights are exported once, into a cache."""
+"""The resolution of any model that a user can name to one that an engine opens; other weights are
+exported once, into a cache.
+"""
 
 import fcntl
 import hashlib
@@ -22,16 +24,17 @@ from mlcd.models.places import digest_of_weights, refuse_part
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
 from mlcd.version import __version__
 
-_BAD_INPUT: Final = 2  # the exit status of `mlcd` for what the user can mend
+_BAD_INPUT: Final = 2  # the exit status of `mlcd` for errors that the user can correct
 _CLASSICAL: Final = ("hog", "pixels")
 
 
 def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -> str:
-    """What `mlcd.encoders.open_encoder` takes, for any model: itself, or the cached artifact made from it.
+    """Returns a model for `mlcd.encoders.open_encoder`: `spec` itself, or the cached artifact made
+    from it.
 
-    A run, a checkpoint, a directory or a file of weights, or `hub:ORGANIZATION/MODEL` is exported the first time, in a
-    process of its own, so that the caller never loads torch. announce: told when that begins.
-    Raises what `mlcd export` would say.
+    A run, a checkpoint, a directory or a file of weights, or `hub:ORGANIZATION/MODEL` is exported
+    the first time. That happens in a separate process, so that the caller never loads torch.
+    announce: is called when that begins. Raises the errors of `mlcd export`.
     """
     path = Path(spec)
     if spec in _CLASSICAL or path.suffix == ".onnx":
@@ -57,7 +60,7 @@ def _digest(spec: str, path: Path) -> str:
 
 
 def _name(spec: str) -> str:
-    """A name for people from the last part of `spec`."""
+    """Returns a readable name from the last part of `spec`."""
     stem = Path(spec.removeprefix(hub.PREFIX)).resolve().name
     return (
         re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".safetensors")).strip(".-_") or "model"
@@ -68,7 +71,8 @@ def _export(spec: str, out: Path, name: str) -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigInvalid(
             f"{spec} is no exported model, and torch is not installed to export it",
-            remedy="run `mlcd export` where mlcd[train] is installed, and give the directory it makes",
+            remedy="run `mlcd export` where mlcd[train] is installed, and give the directory it"
+            " makes",
         )
     command = [sys.executable, "-m", "mlcd", "export", spec, str(out), "--name", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -84,7 +88,7 @@ def _export(spec: str, out: Path, name: str) -> None:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """One process at a time for each place; the others wait, and then find it done."""
+    """Lets one process at a time export to each path; the others wait, and then find the result."""
     out.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(out.with_name(f".{out.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -1,8 +1,9 @@
-"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed` and `mlcd index` make.
+"""The task of a batch job: a share of the work of `mlcd label`, `mlcd embed` or `mlcd index`.
 
-`open_shards` lists the input and writes nothing. Then any process can make any shard, at any time and as often as it
-likes: what it leaves has the same bytes. Once all are made, `publish` gives the artifact its place. Who gives out the
-shards, a queue or another engine, is unknown here.
+`open_shards` lists the input and writes nothing. Then any process can make any shard, at any time
+and as often as it likes; its files always have the same bytes. Once all are made, `publish` moves
+the artifact to its final path. This module does not know what distributes the shards, a queue or
+another engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,10 +41,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made, in plain values that travel as JSON.
+    """The description of a result, in plain values that travel as JSON.
 
-    source: images. out: of label and embed the artifact, of index a collection. owner: whose work the unfinished output
-    is, all of which is in `draft_path(out)`. part_entries: images of one shard.
+    source: images. out: the artifact of label and embed, the collection of index. owner: the owner
+    of the unfinished output, all of which is in `draft_path(out)`. part_entries: images of one
+    shard.
     """
 
     kind: Literal["label", "embed", "index"]
@@ -58,7 +60,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class CenterSet:
-    """Centers, and the artifact that they were read from."""
+    """The centers, and the artifact that they were read from."""
 
     artifact: Artifact
     centers: Centers
@@ -66,9 +68,9 @@ class CenterSet:
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a process opens once, for all shards that it makes.
+    """The things that a process opens once for all shards that it makes.
 
-    num_threads: that decode. in_flight: batches that the encoder is given at one time.
+    num_threads: those that decode. in_flight: batches that the encoder gets at one time.
     """
 
     encoder: Encoder
@@ -78,34 +80,40 @@ class Equipment:
 
 
 class Shards(Protocol):
-    """A recipe with its input listed. `on_done` may raise, to stop: no part is half made then."""
+    """A recipe with its input listed. `on_done` may raise to stop the work, and then leaves no part
+    half made.
+    """
 
+    # images of each shard
     sizes: list[int]
-    """Images of each shard."""
+    # files of the input that could not be listed, or not to their end
     damaged_files: int
-    """Of the input: those that could not be listed, or not to their end."""
 
     def plan(self) -> None:
-        """Begin the output. Raises Conflict where something else stands there, or is being made."""
+        """Begins the output. Raises Conflict where something else is there, or is being made."""
         ...
 
     def check(self) -> None:
-        """What is listed now is what was planned. Raises InputChanged, OtherSettings, OutputGone."""
+        """Checks that the input is as it was planned. Raises InputChanged, OtherSettings,
+        OutputGone.
+        """
         ...
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        """Write one shard; does nothing where it is there. Returns how many of its images have no result.
+        """Writes one shard, unless it exists, and returns how many of its images have no result.
 
-        Raises InputChanged, OtherSettings, OutputGone, Conflict where a file of its images changed meanwhile, and, but
-        for the last try, Unavailable where the file system did not give some: a passing fault must not cost them.
+        Raises InputChanged, OtherSettings, OutputGone, and Conflict where a file of its images
+        changed meanwhile. Except on the last try it raises Unavailable where the file system failed
+        to give some images, so that a passing fault does not lose them.
         """
         ...
 
     def publish(self, on_done: OnDone) -> None:
-        """The output at its place, made whole first where a shard is missing; does nothing where it is there.
+        """Publishes the output, unless it is there; a missing shard is made first.
 
-        Of a collection `on_done` is told (done, 0): first of the images that it holds, those without an embedding
-        included, and then, from the number of all images on, of those that its index is made of.
+        For a collection `on_done` gets (done, 0). It first counts the images in the collection,
+        those without an embedding included, and then, from the number of all images on, those in
+        its index.
 
         Raises InvalidInput where no image could be used.
         """
@@ -118,9 +126,13 @@ def open_shards(
     *,
     check_files: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Shards:
-    """check_files: told which files a shard is made of, before they are read; what it raises, `make` raises.
+    """Lists the input of a recipe.
 
-    Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers of the model.
+    check_files: is called with the files of a shard before they are read; `make` raises what it
+    raises.
+
+    Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers
+    of the model.
     """
     out = Path(recipe.out)
     source = open_source(recipe.source)
@@ -165,8 +177,9 @@ def _labeling(recipe: Recipe, rows: ImagesInput, equipment: Equipment, out: Path
 
 
 def discard(recipe: Recipe) -> None:
-    """Remove the unfinished output of this owner; one that is finished, or another's, stays.
+    """Removes the unfinished output of this owner; a finished output, or that of another owner,
+    stays.
 
-    Raises Conflict where somebody is at work in it, NotRemoved where the file system keeps it.
+    Raises Conflict where another process works in it, NotRemoved where the file system keeps it.
     """
     ownership.discard(draft_path(Path(recipe.out)), recipe.owner)

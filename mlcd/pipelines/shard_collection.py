@@ -1,8 +1,9 @@
-"""Shards of a collection: of its embeddings, which are made first and do not stay.
+"""The shards of a collection: those of its embeddings, which are made first and do not stay.
 
 OUT.partial/embeddings             as `mlcd embed` makes it
-OUT.partial/attempt-…/collection   made of it; at the end it becomes OUT, and OUT.partial goes
-OUT/errors.jsonl                   of the embeddings: the images that the collection does not hold
+OUT.partial/attempt-…/collection   made of it; at the end it becomes OUT, and OUT.partial
+                                   goes
+OUT/errors.jsonl                   of the embeddings: the images that the collection lacks
 """
 
 import errno
@@ -27,17 +28,17 @@ from mlcd.parts.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
+# in the draft of the collection, so that only the draft's name is taken beside the output
 EMBEDDINGS: Final = "embeddings"
-"""In the draft of the collection: no name beside the output is taken but that of the draft."""
 _COLLECTION: Final = "collection"
 _SHOWN: Final = 40
 
 
 class CollectionShards:
-    """The `Shards` protocol: embeddings, and when all are made a collection of them."""
+    """The `Shards` protocol: embeddings, and a collection of them when all are made."""
 
     def __init__(self, embeddings: PartShards, source: Source, out: Path, owner: str) -> None:
-        """embeddings: at `EMBEDDINGS` in the draft of `out`."""
+        """embeddings: those at `EMBEDDINGS` in the draft of `out`."""
         self._embeddings, self._source, self._out, self._owner = embeddings, source, out, owner
         self._draft = draft_path(out)
         self.sizes, self.damaged_files = embeddings.sizes, embeddings.damaged_files
@@ -61,13 +62,15 @@ class CollectionShards:
             try:
                 self._embeddings.publish(lambda *_: on_done(0, 0))
             except NoUsableImage:
-                give_up(self._draft, self._owner)  # nothing in it can ever be finished
+                give_up(self._draft, self._owner)  # nothing in it can be finished
                 raise
             self._collect(on_done)
         discard(self._draft, self._owner)
 
     def _check_items(self) -> None:
-        """Raises InvalidInput naming the first image that a collection could not hold: before there is any work."""
+        """Raises InvalidInput naming the first image that a collection cannot hold, before any work
+        begins.
+        """
         entries = self._source.entries
         seen: set[str | None] = set()
         for key, class_name in zip(entries.keys(), entries.class_names(), strict=True):
@@ -83,20 +86,26 @@ class CollectionShards:
                 ) from error
 
     def _entered(self, *, begins: bool = False) -> bool:
-        """Whether there still is something to do. Raises Conflict where something else stands there, OutputGone."""
+        """Tells whether there still is work to do.
+
+        Raises Conflict where something else is there, OutputGone.
+        """
         if self._published():
             return False
         if begins:
             claim(self._draft, self._owner)
         elif owner_of(self._draft) != self._owner and not self._published():
             raise OutputGone.of(self._draft)
-        if self._published():  # meanwhile: nobody else comes back for what was claimed
+        # published meanwhile: no other process comes back for what was claimed
+        if self._published():
             discard(self._draft, self._owner)
             return False
         return True
 
     def _published(self) -> bool:
-        """Told by a mark, as whoever serves the collection lets nobody else open it."""
+        """Decides by a mark, because the process that serves the collection lets no other one open
+        it.
+        """
         if not os.path.lexists(self._out):
             return False
         if owner_of(self._out) != self._owner or not (self._out / LEDGER).is_file():
@@ -104,10 +113,10 @@ class CollectionShards:
         return True
 
     def _collect(self, on_done: OnDone) -> None:
-        """A collection of all rows at its place, all of them or none."""
-        on_done(
-            0, 0
-        )  # who lost the work meanwhile stops here, before the attempt of who has it goes
+        """Makes the collection of all rows at its final path: all of them or none."""
+        # A process that lost the work meanwhile stops here, before it removes the new owner's
+        # attempt.
+        on_done(0, 0)
         with translated_os_errors(self._out), Attempt(self._draft) as attempt:
             try:
                 building = attempt.path / _COLLECTION
@@ -119,7 +128,7 @@ class CollectionShards:
             except OSError as error:
                 refuse_full_disk(error, self._out)
                 is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-                if not (is_taken and self._published()):  # by another one at the same work
+                if not (is_taken and self._published()):  # by another process at the same work
                     raise
 
     def _build(self, building: Path, on_done: OnDone) -> None:
@@ -133,13 +142,13 @@ class CollectionShards:
 
 
 def _shown(key: str) -> str:
-    """Both ends of a long one: they tell it from others."""
+    """Returns both ends of a long key, which distinguish it from others."""
     return key if len(key) <= 2 * _SHOWN else f"{key[:_SHOWN]}…{key[-_SHOWN:]}"
 
 
 @dataclass(frozen=True)
 class _Told:
-    """The `Stages` of making a collection of `rows` rows, told as those of `images` images."""
+    """The `Stages` of making a collection of `rows` rows, reported as those of `images` images."""
 
     on_done: OnDone
     images: int
@@ -154,7 +163,7 @@ class _Told:
 
 @dataclass
 class _Counted:
-    """The `Meter` protocol."""
+    """The `Meter` protocol over `on_done`."""
 
     on_done: OnDone
     done: int

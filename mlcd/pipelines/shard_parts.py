@@ -1,4 +1,4 @@
-"""Shards of an artifact that is made in parts of images: embeddings, labels."""
+"""The shards of an artifact that is made in parts of images: embeddings, labels."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,13 +19,15 @@ from mlcd.types import SampleKey
 
 
 class InputChanged(Conflict):
-    """What is listed now is not what the shards were planned for: none of them can be made any more."""
+    """The input is not what the shards were planned for: no further shard can be made."""
 
     name = "input-changed"
 
 
 class OutputGone(Conflict):
-    """The unfinished output is not where it was begun: its disk may be away, and another one in its place."""
+    """The unfinished output is not where it was begun; its disk may be away and another one in its
+    place.
+    """
 
     name = "output-gone"
 
@@ -38,13 +40,15 @@ class OutputGone(Conflict):
 
 
 class OtherSettings(ConfigInvalid):
-    """The shards were planned with another engine, precision or size: those who have these can go on."""
+    """The shards were planned with another engine, precision or size; processes with these can
+    continue.
+    """
 
     name = "other-settings"
 
 
 class Making(Protocol):
-    """`Labeling`, `Embedding`."""
+    """The common interface of `Labeling` and `Embedding`."""
 
     request: Request
     sizes: list[int]
@@ -57,7 +61,7 @@ class Making(Protocol):
 
 
 class Images(Protocol):
-    """`ImagesInput`, `Embedding`."""
+    """The common interface of `ImagesInput` and `Embedding`."""
 
     source: Source
 
@@ -107,7 +111,7 @@ class PartShards:
                     self._make(draft, shard, on_done, is_last_try=True)
                 self._making.publish(draft)
         except NoUsableImage:
-            give_up(draft_path(self._out), self._owner)  # nothing in it can ever be finished
+            give_up(draft_path(self._out), self._owner)  # nothing in it can be finished
             raise
 
     def check(self) -> None:
@@ -117,14 +121,16 @@ class PartShards:
                 raise OutputGone.of(draft.path)
 
     def keys(self, shard: int) -> Iterable[SampleKey]:
-        """Of the images of a shard."""
+        """Returns the keys of the images of a shard."""
         return self._images.entries(shard).keys()
 
     def _published(self) -> Artifact | None:
         return find_published(self._out, self._making.request)
 
     def _draft(self) -> Draft:
-        """Raises InputChanged or OtherSettings where it was begun otherwise."""
+        """Returns the draft; raises InputChanged or OtherSettings where it was begun for other
+        input or settings.
+        """
         draft = Draft(self._out, self._making.request, shared=True)
         self._check_begun(draft)
         return draft
@@ -139,14 +145,14 @@ class PartShards:
                 if owner_of(draft.path) != self._owner:
                     draft.write_json(OWNER, self._owner)
                 yield draft
-        except OSError as error:  # while it was entered
+        except OSError as error:  # raised while the draft was entered
             refuse_full_disk(error, self._out)
             raise
 
     def _check_begun(self, draft: Draft) -> None:
         begun = draft.begun()
         if begun is None or owner_of(draft.path) != self._owner:
-            return  # the draft itself refuses what is somebody else's
+            return  # the draft itself refuses the work of others
         ours = json.loads(json.dumps(self._making.request.identity()))
         if begun["parents"] != ours["parents"]:
             raise InputChanged(
@@ -160,7 +166,7 @@ class PartShards:
             )
 
     def _checking(self, shard: int, on_done: OnDone, *, is_last_try: bool) -> OnDone:
-        """Looks at the files once more when all are read, and nothing is written."""
+        """Checks the files once more when all are read and nothing is written yet."""
         source, checked = self._images.source, False
         before = len(source.faults)
 
@@ -171,8 +177,10 @@ class PartShards:
                 source.check_unchanged(self._images.entries(shard))
                 if len(source.faults) > before and not is_last_try:
                     raise Unavailable(
-                        f"{len(source.faults) - before} images could not be read, the first {source.faults[before]}",
-                        remedy="see whether their disk is there, and whether the worker may read them",
+                        f"{len(source.faults) - before} images could not be read, the first"
+                        f" {source.faults[before]}",
+                        remedy="see whether their disk is there, and whether the worker may read"
+                        " them",
                     )
             on_done(done, errors)
 
@@ -180,5 +188,5 @@ class PartShards:
 
 
 def _settings_of(identity: dict[str, Any]) -> str:
-    """In words, of the identity of a request."""
+    """Returns the settings in the identity of a request, in words."""
     return ", ".join(f"{name} {value}" for name, value in sorted(identity["config"].items()))

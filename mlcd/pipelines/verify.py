@@ -1,4 +1,6 @@
-"""Walk from an artifact to everything it was made from, comparing every byte with the manifests."""
+"""A walk from an artifact to everything it was made from, which compares every byte with the
+manifests.
+"""
 
 import hashlib
 import os
@@ -23,7 +25,7 @@ from mlcd.models.places import digest_of_weights
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `checked` is False for a parent that is not on this machine."""
+    """One checked item. `checked` is False for a parent that is not on this machine."""
 
     path: str
     kind: str
@@ -32,9 +34,9 @@ class Finding:
 
 
 def verify(directory: Path) -> Iterator[Finding]:
-    """Yield what was checked: the artifact, or all artifacts below a directory, and their parents.
+    """Yields a finding for the artifact, or all artifacts below a directory, and for their parents.
 
-    Raises ArtifactInvalid at the first thing that does not match, naming the file.
+    Raises ArtifactInvalid at the first mismatch, naming the file.
     """
     if not directory.is_dir():
         raise NotFound(f"{directory} is not a directory")
@@ -75,12 +77,14 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
 
 
 def _check_given_names(centers: Artifact) -> None:
-    """The names that people gave are in no manifest, and are checked as they are read."""
+    """Checks given names by reading them, because they are in no manifest."""
     read_given_names(centers, len(np.load(centers.file("sizes.npy"), allow_pickle=False)))
 
 
 def _check_triton_config(version: Artifact) -> None:
-    """Triton reads the copy of config.pbtxt above the versions, which is that of the newest."""
+    """Checks the copy of config.pbtxt that Triton reads above the versions: it must be that of the
+    newest.
+    """
     numbers = [int(path.parent.name) for path in version.path.parent.glob(f"[0-9]*/{MANIFEST}")]
     shown, stated = version.path.parent / "config.pbtxt", version.file("config.pbtxt")
     if version.config["version"] == max(numbers) and (
@@ -94,7 +98,7 @@ def _check_triton_config(version: Artifact) -> None:
 def _walk_parent(
     artifact: Artifact, parent: Parent, seen: dict[Path, Artifact]
 ) -> Iterator[Finding]:
-    # A checkpoint lies inside its run and states its parents relative to it.
+    # A checkpoint is inside its run and states its parents relative to the run.
     bases = (
         (artifact.path, *artifact.path.resolve().parents[:2])
         if artifact.kind == "checkpoint"
@@ -116,13 +120,14 @@ def _walk_parent(
         found = seen[path.resolve()]
         if found.digest != parent.digest and first_part_after(found, parent.digest) is None:
             raise ArtifactInvalid(
-                f"{path.resolve() / MANIFEST} is not the {parent.role} that {artifact.path} was made from",
+                f"{path.resolve() / MANIFEST} is not the {parent.role} that {artifact.path} was"
+                " made from",
                 remedy="make the later artifact again, or restore the earlier one",
             )
 
 
 def _check_collection(path: Path) -> Finding:
-    """Every item of the ledger that the index is of."""
+    """Checks every item of the ledger that the index holds."""
     try:
         with Collection.open(path, read_only=True) as collection:
             collection.check_vectors()
@@ -132,7 +137,7 @@ def _check_collection(path: Path) -> Finding:
 
 
 def _check_weights(artifact: Artifact, parent: Parent) -> Finding:
-    """Files of another project, by the digest over all that decide the model."""
+    """Checks files of another project by the digest over all that decide the model."""
     path = Path(os.path.normpath(artifact.path.resolve() / parent.path))
     if not path.exists():
         return Finding(parent.path, "weights", False, "not on this machine, not checked")
@@ -144,7 +149,9 @@ def _check_weights(artifact: Artifact, parent: Parent) -> Finding:
 
 
 def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:
-    """Each image against the digest that was stored with its embedding; of a collection, names and sizes of all."""
+    """Checks each image against the digest stored with its embedding; of a collection, the names
+    and sizes of all.
+    """
     if artifact.kind not in ("embeddings", "labels", "collection-index"):
         return Finding(
             parent.path, "images", False, "checked through the embeddings made from them"

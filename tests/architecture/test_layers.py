@@ -93,6 +93,13 @@ def test_a_new_file_of_a_room_may_not_know_the_web(copy):
     assert "The web is known to the door alone BROKEN" in result.stdout
 
 
+def test_a_new_module_of_clustering_may_not_reach_torch(copy):
+    (copy / "mlcd" / "clustering" / "new.py").write_text("import torch\n")
+    result = lint(copy)
+    assert result.returncode != 0
+    assert "everything the service opens never reach torch BROKEN" in result.stdout
+
+
 def test_every_duration_of_the_service_is_in_timings():
     hidden = [
         f"{path.relative_to(ROOT)}: {target.id}"

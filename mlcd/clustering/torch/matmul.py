@@ -1,6 +1,7 @@
-"""Products by torch: float32, or bfloat16 where the hardware multiplies it faster, on the CPU or a CUDA GPU.
+"""The products of torch: float32, or bfloat16 where the hardware multiplies it faster, on the CPU
+or a CUDA GPU.
 
-Imported only where torch is installed; the labels are the same as without it.
+This module is imported only where torch is installed; the labels are the same without it.
 """
 
 import threading
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.products import Hits, Rounding
+from mlcd.clustering.matmul import Hits, Rounding
 from mlcd.types import Embeddings
 
 _GROUP: Final = 64
@@ -20,7 +21,7 @@ _BF16_OUTPUT: Final = 2.0**-8
 
 
 class TorchProducts:
-    """See `mlcd.clustering.products.Products`."""
+    """The products of torch; see `mlcd.clustering.matmul.Products`."""
 
     def __init__(self, centers_KD: Embeddings, *, bf16: bool, device: str = "cpu") -> None:
         _keep_float32_exact()
@@ -48,7 +49,9 @@ class TorchProducts:
         )
 
     def _buffer(self, size: int) -> Tensor:
-        """Memory used again: fresh pages for every block would cost a tenth of the product."""
+        """Returns memory that is reused: fresh pages for every block would cost a tenth of the
+        product.
+        """
         held: Tensor | None = getattr(self._memory, "held", None)
         if held is None or len(held) < size:
             held = self._memory.held = torch.empty(size, dtype=self._dtype, device=self._device)
@@ -60,9 +63,8 @@ class TorchProducts:
             if self._bf16
             else None
         )
-        if bound_B is None or bool(
-            (bound_B < 0).any()
-        ):  # the bits of negative numbers are in the other order
+        # the bits of negative numbers have the reverse order
+        if bound_B is None or bool((bound_B < 0).any()):
             bound_B = self._kth_best_bound(product_BC, k)
         bound: NDArray[np.float32] = bound_B.float().cpu().numpy()
         return bound
@@ -100,25 +102,26 @@ class TorchProducts:
     def _comparable(
         self, product_BC: Tensor, threshold_B: NDArray[np.float32]
     ) -> tuple[Tensor, Tensor]:
-        """Products and thresholds, [B, C] and [B], in a type where `>` decides as between the exact values."""
+        """Returns products [B, C] and thresholds [B] in a type in which `>` decides as it does for
+        the exact values.
+        """
         if self._bf16 and threshold_B.min(initial=0.0) >= 0:
-            # Bits of bfloat16, read as integers, order what is not negative and put all that is below it: as int16 the
-            # maxima take a sixth of the time. Cutting the threshold's lower bits moves it past no product.
-            bits_B = ((threshold_B + np.float32(0)).view(np.uint32) >> 16).astype(
-                np.int16
-            )  # + 0: -0.0 is 0.0
+            # Bits of bfloat16, read as integers, keep the order of values that are not negative and
+            # put all others below them. As int16 the maxima take a sixth of the time. Cutting the
+            # threshold's lower bits moves it past no product. Adding 0 turns -0.0 into 0.0.
+            bits_B = ((threshold_B + np.float32(0)).view(np.uint32) >> 16).astype(np.int16)
             return product_BC.view(torch.int16), torch.from_numpy(bits_B).to(self._device)
         # Both are exact in float32, so comparing in the product's dtype would round the threshold.
         return product_BC.float(), torch.from_numpy(threshold_B).to(self._device)
 
 
 def cuda_available() -> bool:
-    """Whether torch can use a GPU here."""
+    """Tells whether torch can use a GPU here."""
     return torch.cuda.is_available()
 
 
 def _keep_float32_exact() -> None:
-    """The error bounds hold for full float32 sums only."""
+    """Forbids reduced float32 sums, for which the error bounds do not hold."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.set_float32_matmul_precision("highest")

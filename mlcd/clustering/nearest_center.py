@@ -1,19 +1,23 @@
-"""The nearest center of each row, exactly, for k-means: `nearest_centers` with top=1, made for many short passes.
+"""The exact nearest center of each row, for k-means: `nearest_centers` with top=1, made for many
+short passes.
 
 Two ways lead to the same answer, and a timing of both on the first rows chooses.
 
-Dense: float32 products with all centers. With g = D u / (1 - D u) a product is off by at most g |x| |c|, so the largest
-is proven where the second lies more than twice that below.
+The dense way computes float32 products with all centers. With g = D u / (1 - D u) a product is off
+by at most g |x| |c|, so the largest is proven where the second lies more than twice that below.
 
-Pruned: with the columns of H orthonormal but for E = H'H - I, and y, w the heads H'x, H'c as computed,
+The pruned way bounds scores. Let the columns of H be orthonormal but for E = H'H - I, and let y, w
+be the heads H'x, H'c as computed. Then
 
-    x.c <= y.w + |r_x| |r_c| + |E| |y| |w| + 2 h |x| |c|,   |r|^2 <= |x|^2 - |y|^2 + (2 g + 2 h + |E|) |x|^2,
+    x.c <= y.w + |r_x| |r_c| + |E| |y| |w| + 2 h |x| |c|,
+    |r|^2 <= |x|^2 - |y|^2 + (2 g + 2 h + |E|) |x|^2,
 
-where h = g sqrt(columns of H) + |E| bounds what rounding left in the heads, and r_x, r_c are the tails. One product of
-the few head components and the length of the tail bounds every score from above; only centers whose bound reaches the
-score of a known one, such as the row's last, are multiplied out. That pays where a few directions hold most of a row.
+where h = g sqrt(columns of H) + |E| bounds the rounding of the heads, and r_x, r_c are the tails.
+One product of the few head components and the length of the tail bounds every score from above.
+Only centers whose bound reaches the score of a known one, such as the row's last, are multiplied
+out. That pays where a few directions hold most of a row.
 
-Whatever neither way proves is decided by float64 scores, then ids.
+Rows that neither way proves are decided by float64 scores, then ids.
 
 Shapes: B rows of a batch, C centers of a block, K centers, D dimension, H head components.
 """
@@ -27,24 +31,28 @@ from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
 
-_BATCH_ROWS: Final = 4096  # BLAS threads wait for each other at every product: few large ones
+# rows of one product: BLAS threads wait for each other at every product, so few large ones
+_BATCH_ROWS: Final = 4096
 _BLOCK_CENTERS: Final = 1024
 _TIMED_ROWS: Final = 1024
 _ROUNDOFF: Final = 2.0**-24
-_COMPARED: Final = 2.0**-22  # comparing float32 numbers near 1 after a subtraction
-_LONGEST: Final = 1.01  # rows and centers are of unit length but for rounding
-_HEADS: Final = (8, 4, 2)  # one in so many components
+_COMPARED: Final = 2.0**-22  # error of comparing float32 numbers near 1 after a subtraction
+# bound on the length of rows and centers, which are of unit length but for rounding
+_LONGEST: Final = 1.01
+_HEADS: Final = (8, 4, 2)  # the shares tried: one in so many components
 _LEAST_HEAD: Final = 16
 _MOST_KNOWN: Final = 64  # centers multiplied out for one row; a row with more joins the dense way
 _SAMPLE_CENTERS: Final = 8192
 
 
 class Basis:
-    """Orthonormal directions, those that hold most of the given centers first: [D, D] float32."""
+    """An orthonormal basis, [D, D] float32; the directions that hold most of the given centers come
+    first.
+    """
 
     def __init__(self, centers_KD: Embeddings) -> None:
         sample = centers_KD[:: max(1, len(centers_KD) // _SAMPLE_CENTERS)]
-        # In float32, for speed: how far from orthonormal they are is measured, and enters the bounds.
+        # float32 is faster. The bounds include the measured distance from orthonormal.
         _, vectors = np.linalg.eigh(sample.T @ sample)
         self.vectors_DD: Embeddings = np.ascontiguousarray(vectors[:, ::-1])
 
@@ -72,16 +80,19 @@ class _Head:
         return _with_tail(z_BD, self.basis, self.tail_slack)
 
     def bounds(self, rows_BH: Embeddings, start: int) -> NDArray[np.float32]:
-        """[B, C]: what the scores with the block of centers from `start` on do not exceed, but for `score_slack`."""
+        """Returns upper bounds [B, C] of the scores with the block of centers from `start` on, but
+        for `score_slack`.
+        """
         bound_BC: NDArray[np.float32] = rows_BH @ self.centers[start : start + _BLOCK_CENTERS].T
         return bound_BC
 
 
-class NearestOne:
-    """Centers [K, D], unit, made ready for exact look-ups of the nearest.
+class NearestCenter:
+    """A set of unit centers [K, D] made ready for exact look-ups of the nearest.
 
-    basis: where to look for a way to prune; None for the dense way. one_in: the share of components in the head, 0 for
-    the dense way; None to time them all on the first rows, after which it says what was chosen.
+    basis: the directions by which to prune; None for the dense way. one_in: the share of components
+    in the head; 0 for the dense way; None to time all of them on the first rows, after which it
+    names the chosen one.
     """
 
     def __init__(
@@ -96,7 +107,8 @@ class NearestOne:
     def nearest(
         self, embeddings: Embeddings, previous: NDArray[np.int32] | None = None
     ) -> NDArray[np.int32]:
-        """[N] int32: of each unit row the center of highest float64 score, of equals the lowest id.
+        """Returns [N] int32: the center of highest float64 score of each unit row, of equals the
+        lowest id.
 
         previous: [N] ids of centers, the nearer the better; the answer does not depend on them.
         """
@@ -150,7 +162,7 @@ class NearestOne:
         return ids_B
 
     def _decided(self, z_BD: Embeddings, best_B: NDArray[np.float32]) -> NDArray[np.int32]:
-        """By float64 scores among the centers that rounding leaves in the running."""
+        """Decides by float64 scores among the centers that may be nearest despite rounding."""
         found = []
         for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
             product_BC = z_BD @ self._centers_KD[start : start + _BLOCK_CENTERS].T
@@ -198,7 +210,7 @@ class NearestOne:
         return ids_B
 
     def _highest_bound(self, rows_BH: Embeddings, head: _Head) -> NDArray[np.int32]:
-        """A center that is probably near, where none is known."""
+        """Returns a center of each row that is probably near, for rows of which none is known."""
         ids_B = np.zeros(len(rows_BH), dtype=np.int32)
         best_B = np.full(len(rows_BH), -np.inf, dtype=np.float32)
         for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
@@ -234,7 +246,7 @@ def _growth(num_terms: int) -> float:
 
 
 def _with_tail(rows_ND: Embeddings, basis_DH: Embeddings, tail_slack: float) -> Embeddings:
-    """[N, H + 1]: the head of each row, and a length that its tail does not exceed."""
+    """Returns [N, H + 1]: the head of each row, and a length that its tail does not exceed."""
     out = np.empty((len(rows_ND), basis_DH.shape[1] + 1), dtype=np.float32)
     head = out[:, :-1]
     head[:] = rows_ND @ basis_DH

@@ -1,7 +1,8 @@
 """Inner products of rows and centers, block by block, in an arithmetic whose error is known.
 
-What the scan needs of a block is little: for each row the entries above its threshold. Each arithmetic finds them where
-its products lie, by the maxima of groups first, so that selection costs little beside the matrix product.
+The scan needs only the entries of each row that exceed a threshold. Each arithmetic finds them
+where its products lie, and looks at the maxima of groups first, so that selection costs little
+beside the matrix product.
 
 Shapes: B rows of a batch, C centers of a block, D dimension, G groups.
 """
@@ -15,12 +16,16 @@ from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
 
-_GROUP: Final = 64  # entries whose maximum is compared before they are
+_GROUP: Final = 64  # entries in a group; its maximum is compared before they are
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What separates a product from the exact one: inputs rounded or not, the sum's unit roundoff, the output's."""
+    """The rounding that separates a computed product from the exact one.
+
+    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. output:
+    that of the result.
+    """
 
     inputs: bool
     sum_roundoff: float
@@ -29,7 +34,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Hits:
-    """Entries above a threshold: rows and columns int64, scores float32, all [hits]."""
+    """The entries above a threshold: rows and columns int64, scores float32, all [hits]."""
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
@@ -37,34 +42,40 @@ class Hits:
 
 
 class Products(Protocol):
-    """The products of prepared rows with blocks of the centers that it was made for."""
+    """An arithmetic that multiplies prepared rows by blocks of the centers that it was made for."""
 
     name: str
     rounding: Rounding
 
     def load(self, rows_BD: Embeddings) -> Any:
-        """The rows as `multiply` takes them."""
+        """Returns the rows in the form that `multiply` takes."""
         ...
 
     def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
-        """What the rows become on loading; their difference to `rows_BD` enters the error bound."""
+        """Returns the values that loading makes of the rows; their difference from `rows_BD` enters
+        the error bound.
+        """
         ...
 
     def multiply(self, rows: Any, start: int, stop: int) -> Any:
-        """[B, C] products with centers[start:stop]; the next call may overwrite them."""
+        """Returns the [B, C] products with centers[start:stop]; the next call may
+        overwrite them.
+        """
         ...
 
     def kth_best_bound(self, product_BC: Any, k: int) -> NDArray[np.float32]:
-        """At most, and mostly close to, the k-th largest product of each row, [B]; k is at most C."""
+        """Returns a value for each row, [B], that is at most its k-th largest product and mostly
+        close to it; k is at most C.
+        """
         ...
 
     def above(self, product_BC: Any, threshold_B: NDArray[np.float32]) -> Hits:
-        """Every product greater than its row's threshold."""
+        """Returns every product greater than its row's threshold."""
         ...
 
 
 class NumpyProducts:
-    """float32 by numpy's BLAS: needs no other package."""
+    """The float32 products of numpy's BLAS; they need no other package."""
 
     name = "numpy fp32"
     rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
@@ -88,14 +99,17 @@ class NumpyProducts:
         )
 
     def _buffer(self, size: int) -> NDArray[np.float32]:
-        """Memory used again: fresh pages for every block would cost a tenth of the product."""
+        """Returns memory that is reused: fresh pages for every block would cost a tenth of the
+        product.
+        """
         held: NDArray[np.float32] | None = getattr(self._memory, "held", None)
         if held is None or len(held) < size:
             held = self._memory.held = np.empty(size, dtype=np.float32)
         return held[:size]
 
     def kth_best_bound(self, product_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-        # k groups hold a product as large as the k-th of their maxima, and there are few maxima to sort.
+        # k groups hold a product as large as the k-th of their maxima, and there are few maxima to
+        # sort.
         maxima_BG = _grouped(product_BC).max(axis=1, initial=-np.inf)
         entries = maxima_BG if maxima_BG.shape[1] >= k else product_BC
         place = entries.shape[1] - k
@@ -118,6 +132,9 @@ class NumpyProducts:
 
 
 def _grouped(product_BC: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[B, _GROUP, G]: group g holds the columns g, g + G, g + 2 G, …, so that maxima run along contiguous memory."""
+    """Returns the products as [B, _GROUP, G].
+
+    Group g holds the columns g, g + G, g + 2 G, …, so that maxima run along contiguous memory.
+    """
     num_groups = product_BC.shape[1] // _GROUP
     return product_BC[:, : num_groups * _GROUP].reshape(len(product_BC), _GROUP, num_groups)

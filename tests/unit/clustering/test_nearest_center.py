@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.clustering.nearest_one import Basis, NearestOne
+from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.types import unit_rows
 
 
@@ -38,7 +38,7 @@ def cases():
 )
 def test_every_way_gives_the_nearest_center_and_of_equals_the_first(rows, centers, one_in):
     expected = nearest_centers(rows, centers, 1).ids[:, 0]
-    scan = NearestOne(centers, Basis(centers), one_in)
+    scan = NearestCenter(centers, Basis(centers), one_in)
     assert (scan.nearest(rows) == expected).all()
     assert (scan.nearest(rows, expected.astype(np.int32)) == expected).all()
     anything = np.random.default_rng(0).integers(0, len(centers), len(rows)).astype(np.int32)
@@ -47,18 +47,18 @@ def test_every_way_gives_the_nearest_center_and_of_equals_the_first(rows, center
 
 def test_the_way_is_chosen_on_the_first_rows():
     rows, centers = decaying(2000, 96, 0), decaying(500, 96, 1)
-    scan = NearestOne(centers, Basis(centers))
+    scan = NearestCenter(centers, Basis(centers))
     assert scan.one_in is None
     scan.nearest(rows)
     assert scan.one_in in (0, 8, 4, 2)
-    assert NearestOne(centers).one_in == 0
+    assert NearestCenter(centers).one_in == 0
 
 
 def test_bounds_hold_against_float64():
     rows, centers = decaying(300, 128, 0), decaying(400, 128, 1)
     exact = rows.astype(np.float64) @ centers.T.astype(np.float64)
     for one_in in (8, 4, 2):
-        head = NearestOne(centers, Basis(centers), one_in)._head
+        head = NearestCenter(centers, Basis(centers), one_in)._head
         bounds = head.bounds(head.load(rows), 0).astype(np.float64)
         assert (exact <= bounds + head.score_slack).all()
         assert (bounds - exact).mean() < 0.5  # and say something

@@ -1,4 +1,6 @@
-"""Chosen pairs of row and center in their one order: float64 score descending, then id."""
+"""The exact scores of chosen (row, center) pairs, and the one order of pairs: float64 score
+descending, then id.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 from mlcd.cores import available_cores
 from mlcd.types import Embeddings
 
-_PAIR_ENTRIES: Final = 1 << 17  # float64 entries of pairs scored at once: 1 MiB stays in the cache
+_PAIR_ENTRIES: Final = 1 << 17  # float64 entries scored at once: 1 MiB stays in the cache
 
 
 def ordered(
@@ -19,7 +21,12 @@ def ordered(
     columns: NDArray[np.int64],
     top: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The first `top` of the given (row, center) pairs of each row, by float64 score and then id."""
+    """Returns the first `top` of the given (row, center) pairs of each row, as ids and scores [B,
+    top].
+
+    The order is by float64 score and then by id; ids are -1 and scores -inf where a row has fewer
+    pairs.
+    """
     exact = pair_scores(z_BD, centers, rows, columns)
     order = np.lexsort((columns, -exact, rows))
     rows, columns, exact = rows[order], columns[order], exact[order]
@@ -34,7 +41,10 @@ def ordered(
 def pair_scores(
     z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.integer]
 ) -> NDArray[np.float64]:
-    """The float64 score of each (row, center) pair, summed in one order whatever the others are."""
+    """Returns the float64 score of each (row, center) pair.
+
+    The order of summation is always the same, whatever the other pairs are.
+    """
     scores = np.empty(len(rows))
     pairs = max(1, _PAIR_ENTRIES // max(1, z_BD.shape[1]))
 
@@ -50,7 +60,7 @@ def pair_scores(
     if len(starts) <= available_cores():
         for start in starts:
             score(start)
-    else:  # numpy leaves the interpreter's lock while it gathers, converts and sums
+    else:  # numpy releases the interpreter's lock while it gathers, converts and sums
         with ThreadPoolExecutor(available_cores()) as threads:
             list(threads.map(score, starts))
     return scores

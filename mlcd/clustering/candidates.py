@@ -1,4 +1,4 @@
-"""The largest products of each row, as they are found block by block.
+"""The largest products of each row, collected while the scan goes from block to block.
 
 Shapes: B rows of a batch, M kept.
 """
@@ -7,14 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.certificate import Reach
-from mlcd.clustering.products import Hits
+from mlcd.clustering.matmul import Hits
 
 
 class Best:
-    """The largest products seen, at most `kept` for each row; the threshold only rises.
+    """The largest products seen, at most `kept` for each row; the threshold of a row only rises.
 
-    Hits wait until they are as many as what is kept: by then few blocks add any, and settling each would cost more than
-    the few that a lower threshold lets through. `settle` after the last.
+    Hits wait until there are as many as entries are kept. By then few blocks add any, and to settle
+    each block would cost more than the few hits that a lower threshold lets through. Call `settle`
+    after the last block.
     """
 
     def __init__(
