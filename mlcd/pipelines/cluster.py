@@ -257,7 +257,10 @@ def _saved_state(draft: Draft) -> State | None:
         return None
     try:
         # numpy leaves a file that it opened and cannot read to the garbage collector.
-        with (draft.path / CHECKPOINT).open("rb") as file, np.load(file, allow_pickle=False) as saved:
+        with (
+            (draft.path / CHECKPOINT).open("rb") as file,
+            np.load(file, allow_pickle=False) as saved,
+        ):
             if str(saved["request"]) != _request_text(draft):
                 return None
             iteration, repaired, num_splits = (int(count) for count in saved["counts"])

@@ -1,4 +1,4 @@
-"""The queue: `JobStore` over any database. What it may do is in `transitions`; here it is read, changed and kept."""
+"""The queue of jobs over any database. `transitions` decides what may happen; this module reads and writes."""
 
 import logging
 import secrets
@@ -52,7 +52,19 @@ _log = logging.getLogger("mlcd.jobs")
 
 
 class Queue:
-    """See `JobStore`. Threads may share it."""
+    """The queue of jobs between the servers that accept them and the workers that do them.
+
+    Every method is one atomic step and durable when it returns. Many processes and threads may call it at once.
+
+    Leases: a task is done at least once. It is leased again where its lease has ended without a report. A lease ends
+    when the task is leased again, not before: a worker that slept too long may go on where nobody else has the task.
+
+    Failures: a task that was leased, or has failed, `MAX_ATTEMPTS` times without success fails for good, and the other
+    tasks go on. When all have ended and some have failed, the job has failed. After each failure a task waits, from
+    `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`, longer each time.
+
+    Raises Unavailable where the database cannot be reached.
+    """
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -62,6 +74,11 @@ class Queue:
         """Of each state, the job at which the next look begins, from the newest on."""
 
     def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
+        """Returns the new job and True, or the job submitted before with this idempotency key and False.
+
+        Raises Conflict where the key belongs to another spec, or where an unfinished job writes to the same output.
+        """
+
         def step(transaction: Transaction) -> tuple[Job, bool]:
             if (known := with_key(transaction, key)) is not None:
                 if known.spec != spec:
@@ -77,6 +94,8 @@ class Queue:
         return self._records.transact(step)
 
     def submitted(self, key: str) -> Job | None:
+        """Returns the job that was submitted with this idempotency key."""
+
         def step(transaction: Transaction) -> Job | None:
             known = with_key(transaction, key)
             return None if known is None else known.job
@@ -84,11 +103,13 @@ class Queue:
         return self._records.transact(step)
 
     def get(self, job_id: str) -> Job:
+        """Returns the job as it stands. Raises NotFound."""
         return self._read(job_id).job
 
     def page(
         self, *, limit: int, cursor: str | None = None, state: JobState | None = None
     ) -> JobPage:
+        """Returns jobs, newest first. Raises InvalidInput for a cursor that is not an id."""
         if cursor is not None and not _is_id(cursor):
             raise InvalidInput(
                 "the cursor is none of this list", remedy="give the one that the page before had"
@@ -101,12 +122,18 @@ class Queue:
         return JobPage(jobs, found[limit - 1].job_id if len(found) > limit else None)
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
+        """Returns the events with an id above `after`, oldest first; only the last few are kept.
+
+        Where the job has not reached `after`, an older queue was put back: the last event is returned then. Raises
+        NotFound.
+        """
         events = self._records.events(job_id, after) if _is_id(job_id) else []
         if not events and self._read(job_id).version < after:
             return self._records.events(job_id, 0)[-1:]
         return events
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
+        """Returns the shards numbered above `after` that have failed for good. Raises NotFound."""
         record = self._read(job_id)
         shards = (
             sorted(shard for shard in record.failed if shard > after)
@@ -117,6 +144,11 @@ class Queue:
         return FailurePage(self._records.failures(job_id, shards[:limit]), cursor)
 
     def cancel(self, job_id: str) -> Job:
+        """Cancels the job; workers learn it by `renew`. A canceled job stays canceled.
+
+        Only `discard` is leased after that, and only once nobody holds a lease of the job. Raises NotFound, and
+        Conflict where the job has ended another way. Removes a job that cannot be read, and raises NotFound.
+        """
         try:
             return self._change(
                 job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s)
@@ -129,6 +161,8 @@ class Queue:
             ) from None
 
     def retry(self, job_id: str) -> Job:
+        """Makes failed or canceled work available again. Raises NotFound, and Conflict where there is none."""
+
         def step(transaction: Transaction) -> Job:
             record = _found(transaction.record(job_id) if _is_id(job_id) else None)
             after = transitions.retry(record, now_s=transaction.now_s)
@@ -145,6 +179,10 @@ class Queue:
         lease_s: float,
         leaving: Collection[str] = (),
     ) -> Work | None:
+        """Leases the next task of the oldest job of these models that has one; None where there is none now.
+
+        leaving: ids of jobs to leave out.
+        """
         for job_id in self._records.due(
             fingerprints, lease_s=lease_s, leaving={*leaving, *self._passed_over}
         ):
@@ -159,6 +197,11 @@ class Queue:
         return None
 
     def renew(self, work: Work, *, lease_s: float, done: int = 0) -> bool:
+        """Extends the lease by lease_s from now; done: images of this task so far.
+
+        Returns False where the lease or the job has ended: the worker must stop.
+        """
+
         def step(transaction: Transaction) -> bool:
             if (record := transaction.record(work.job_id)) is None:
                 return False
@@ -175,12 +218,23 @@ class Queue:
             return False
 
     def release(self, work: Work) -> None:
+        """Returns the task unfinished and does not count the attempt, as when a worker drains.
+
+        A worker calls it after a `renew` that returned False, too: `discard` waits for it.
+        """
         self._report(work, lambda record, _: transitions.give_back(record, work))
 
     def refused(self, work: Work, problem: Problem) -> None:
+        """Releases a task that this worker cannot do; the job shows `problem` until another worker gets on with it."""
         self._report(work, lambda record, _: transitions.give_back(record, work, refusal=problem))
 
     def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
+        """Stores the number of images of each shard, in order, and begins the shards.
+
+        damaged_files: files of the input that could not be listed to their end. This method, `completed` and `failed`
+        have no effect where the lease has ended.
+        """
+
         def step(transaction: Transaction) -> bool:
             record = transaction.record(work.job_id)
             if record is not None and work.lease in record.leases:
@@ -194,6 +248,7 @@ class Queue:
         self._hear(work, step)
 
     def completed(self, work: Work, *, failed_items: int = 0) -> None:
+        """Ends a task whose output is on the disk. `publish` follows the last shard, and then the job has succeeded."""
         self._report(
             work,
             lambda record, now_s: transitions.complete(
@@ -202,17 +257,27 @@ class Queue:
         )
 
     def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
+        """Ends a failed attempt. fatal: every task would fail alike, as with a full disk; the job fails at once."""
         self._report(
             work,
             lambda record, now_s: transitions.fail(record, work, problem, now_s=now_s, fatal=fatal),
         )
 
     def sweep(self, *, longer_than_s: float, more_than: int) -> int:
+        """Forgets jobs with nothing left to do, and their idempotency keys; returns how many.
+
+        It takes those that ended longer ago than longer_than_s, and the oldest of more than more_than; at most
+        `_SWEPT` in one call. Outputs are not touched.
+        """
         found = self._records.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
         left = self._passed_over
         return sum(self._forget(ended) for ended in found if ended.job_id not in left)
 
     def note_served(self) -> None:
+        """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the live workers.
+
+        One call looks at `_SWEPT` jobs of each state.
+        """
         models = set(self._records.beating().values())
         for state in _LIVE_STATES:
             found = self._records.page(limit=_SWEPT, below=self._noted[state], state=state)
@@ -227,23 +292,29 @@ class Queue:
     def pending(
         self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
     ) -> bool:
+        """Tells whether anything is left to do, now or later, of jobs of these models; `discard` counts, too."""
         return self._records.pending(fingerprints, leaving={*leaving, *self._passed_over})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+        """Notes that this worker is alive and has this model, with or without work."""
         self._records.beat(worker, fingerprint, lease_s=lease_s)
 
     def workers(self) -> list[str]:
+        """Returns the names of the live workers."""
         return list(self._records.beating())
 
     def depth(self) -> int:
+        """Returns the number of tasks that wait for a worker: the number a scaler looks at."""
         return self._records.waiting()
 
     def census(self) -> Census:
+        """Returns the numbers of jobs and waiting tasks."""
         return Census(
             self._records.count(), self._records.waiting(), self._records.oldest_queued_s()
         )
 
     def close(self) -> None:
+        """Closes the database."""
         self._records.close()
 
     def _read(self, job_id: str) -> Record:

@@ -13,7 +13,6 @@ from service.jobs.job import Census, JobState
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.sqlite import EmbeddedRecords
-from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.timings import DAY_S, JOBS_COUNT_S
@@ -27,7 +26,7 @@ _FILE: Final = Path("jobs") / "queue.sqlite"
 class JobDesk:
     """Use from one event loop."""
 
-    store: JobStore
+    store: Queue
     roots: Roots
     threads: ThreadPoolExecutor
     keep_s: float

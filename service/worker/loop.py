@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from mlcd.errors import NotFound, Unavailable
 from service.host.signals import STOPS, StopSignals
 from service.jobs.job import MAX_ATTEMPTS, Stage, Work
-from service.jobs.store import JobStore
+from service.jobs.queue import Queue
 from service.telemetry.logs import places
 from service.timings import (
     AFTER_FAILURE_S,
@@ -62,7 +62,7 @@ class Worker:
 
     def __init__(
         self,
-        store: JobStore,
+        store: Queue,
         pieces: Pieces,
         computing: ThreadPoolExecutor,
         *,
