@@ -8,7 +8,7 @@ shards, a queue or another engine, is unknown here.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import Artifact, draft_path
@@ -18,6 +18,7 @@ from mlcd.images.sources import open_source
 from mlcd.parts import ownership
 from mlcd.parts.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.parts.label_inputs import ImagesInput
+from mlcd.parts.label_job import LabelJob
 from mlcd.parts.ownership import NotRemoved
 from mlcd.pipelines.embed import Embedding
 from mlcd.pipelines.label import LabelOptions, labeling_of
@@ -31,29 +32,10 @@ __all__ = [
     "NotRemoved",
     "OtherSettings",
     "OutputGone",
-    "Recipe",
     "Shards",
     "discard",
     "open_shards",
 ]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is made, in plain values that travel as JSON.
-
-    source: images. out: of label and embed the artifact, of index a collection. owner: whose work the unfinished output
-    is, all of which is in `draft_path(out)`. part_entries: images of one shard.
-    """
-
-    kind: Literal["label", "embed", "index"]
-    source: str
-    out: str
-    owner: str
-    top: int = 8
-    threshold: float | None = None
-    embeddings: bool = False
-    part_entries: int = PART_ENTRIES
 
 
 @dataclass(frozen=True)
@@ -78,7 +60,7 @@ class Equipment:
 
 
 class Shards(Protocol):
-    """A recipe with its input listed. `on_done` may raise, to stop: no part is half made then."""
+    """A job with its input listed. `on_done` may raise, to stop: no part is half made then."""
 
     sizes: list[int]
     """Images of each shard."""
@@ -113,60 +95,58 @@ class Shards(Protocol):
 
 
 def open_shards(
-    recipe: Recipe,
+    job: LabelJob,
     equipment: Equipment,
     *,
+    owner: str,
+    part_entries: int = PART_ENTRIES,
     check_files: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Shards:
-    """check_files: told which files a shard is made of, before they are read; what it raises, `make` raises.
+    """Lists the input of a job and cuts it into shards of `part_entries` images.
+
+    owner: whose work the unfinished output is; all of it is in `draft_path(job.output)`. check_files: called with the
+    files that a shard is made of, before they are read; what it raises, `make` raises.
 
     Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers of the model.
     """
-    out = Path(recipe.out)
-    source = open_source(recipe.source)
-    if recipe.kind == "label":
+    out = Path(job.output)
+    source = open_source(job.input)
+    if job.kind == "label":
         check_source(source, out)
         rows = ImagesInput(
             source,
             equipment.encoder,
-            part_entries=recipe.part_entries,
+            part_entries=part_entries,
             num_threads=equipment.num_threads,
             in_flight=equipment.in_flight,
         )
         return PartShards(
-            _labeling(recipe, rows, equipment, out), rows, out, recipe.owner, check_files
+            _labeling(job, rows, equipment, part_entries), rows, out, owner, check_files
         )
-    place = out if recipe.kind == "embed" else draft_path(out) / EMBEDDINGS
+    place = out if job.kind == "embed" else draft_path(out) / EMBEDDINGS
     embedding = Embedding(
         source,
         equipment.encoder,
         place,
         num_threads=equipment.num_threads,
-        part_entries=recipe.part_entries,
+        part_entries=part_entries,
         in_flight=equipment.in_flight,
     )
-    made = PartShards(embedding, embedding, place, recipe.owner, check_files)
-    return made if recipe.kind == "embed" else CollectionShards(made, source, out, recipe.owner)
+    made = PartShards(embedding, embedding, place, owner, check_files)
+    return made if job.kind == "embed" else CollectionShards(made, source, out, owner)
 
 
-def _labeling(recipe: Recipe, rows: ImagesInput, equipment: Equipment, out: Path) -> Making:
+def _labeling(job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entries: int) -> Making:
     if equipment.centers is None:
         raise ConfigInvalid("there are no centers to label with", remedy="give --centers")
     artifact, centers = equipment.centers.artifact, equipment.centers.centers
-    options = LabelOptions(
-        recipe.source,
-        str(artifact.path),
-        top=recipe.top,
-        threshold=recipe.threshold,
-        embeddings=recipe.embeddings,
-        part_entries=recipe.part_entries,
-    )
-    return labeling_of(options, rows, artifact, centers, out)
+    options = LabelOptions(job.input, str(artifact.path), part_entries=part_entries, **job.options)
+    return labeling_of(options, rows, artifact, centers, Path(job.output))
 
 
-def discard(recipe: Recipe) -> None:
-    """Remove the unfinished output of this owner; one that is finished, or another's, stays.
+def discard(job: LabelJob, *, owner: str) -> None:
+    """Removes the unfinished output of this owner; one that is finished, or another's, stays.
 
     Raises Conflict where somebody is at work in it, NotRemoved where the file system keeps it.
     """
-    ownership.discard(draft_path(Path(recipe.out)), recipe.owner)
+    ownership.discard(draft_path(Path(job.output)), owner)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.parts.label_job import JobKind
 from mlcd.progress import Reporter
-from service.jobs.job import JobKind, JobState, printable
+from service.jobs.job import JobState, printable
 
 if TYPE_CHECKING:  # an extra
     from service.jobs.client import JobsClient

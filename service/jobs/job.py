@@ -9,10 +9,10 @@ from typing import Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from mlcd.parts.label_job import LabelJob
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
 
-JobKind = Literal["label", "embed", "index"]
 JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 Stage = Literal["plan", "shard", "publish", "discard"]
 """plan: list the input and cut it into shards. shard: make one part. publish: the manifest. discard: what a canceled
@@ -26,23 +26,16 @@ _BYTES: Final = range(0xDC80, 0xDD00)
 """What stands for bytes of a name that are no UTF-8."""
 
 
-@dataclass(frozen=True)
-class JobSpec:
-    """What is asked for. Together with the input's content it decides every byte of the output.
+@dataclass(frozen=True, kw_only=True)
+class JobSpec(LabelJob):
+    """A job for one model. Together with the input's content it decides every byte of the output.
 
-    input: a folder, a glob of tar shards, a parquet file; output: a directory that does not exist yet. Both are
-    absolute and were checked against the allowed roots. fingerprint: of the model that makes it; centers: digest of
-    those whose ids the labels are. embeddings: `label` writes them too.
+    input, output: absolute and checked against the allowed roots; the output does not exist yet. fingerprint: the model
+    that makes it. centers: the digest of the centers whose ids the labels are; None for other kinds.
     """
 
-    kind: JobKind
-    input: str
-    output: str
     fingerprint: Fingerprint
     centers: str | None = None
-    top: int = 8
-    threshold: float | None = None
-    embeddings: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlcd.errors import Overloaded, Unavailable
-from mlcd.pipelines.shard import Equipment, Recipe, Shards, discard, open_shards
+from mlcd.pipelines.shard import Equipment, Shards, discard, open_shards
 from mlcd.types import Fingerprint
 from service.jobs.job import MAX_ATTEMPTS, Work
 from service.jobs.roots import Roots
@@ -88,13 +88,12 @@ class Pieces:
             raise
 
     def _performed(self, work: Work, watch: Watch) -> Outcome:
-        recipe = self._recipe(work)
-        self._roots.check_places(recipe.source, recipe.out)
+        self._roots.check_places(work.spec.input, work.spec.output)
         if work.stage == "discard":
             self._opened = None
-            discard(recipe)
+            discard(work.spec, owner=work.job_id)
             return Outcome()
-        shards = self._shards(work, recipe)
+        shards = self._shards(work)
         watch.told(0, 0)
         if work.stage == "plan":
             shards.plan()
@@ -109,26 +108,19 @@ class Pieces:
                 failed_items=shards.make(work.shard, watch.told, is_last_try=is_last_try)
             )
 
-    def _recipe(self, work: Work) -> Recipe:
-        spec = work.spec
-        return Recipe(
-            spec.kind,
-            spec.input,
-            spec.output,
-            work.job_id,
-            top=spec.top,
-            threshold=spec.threshold,
-            embeddings=spec.embeddings,
-            part_entries=self._shard_images,
-        )
-
-    def _shards(self, work: Work, recipe: Recipe) -> Shards:
+    def _shards(self, work: Work) -> Shards:
         """Listed once for a job, as long as nothing goes wrong; one listing in memory."""
         if self._opened is None or self._opened[0] != work.job_id or work.stage == "plan":
             self._opened = None
             self._check_centers(work)
-            self._roots.check_archives(recipe.source)
-            shards = open_shards(recipe, self._equipment, check_files=self._roots.check_files)
+            self._roots.check_archives(work.spec.input)
+            shards = open_shards(
+                work.spec,
+                self._equipment,
+                owner=work.job_id,
+                part_entries=self._shard_images,
+                check_files=self._roots.check_files,
+            )
             if work.stage != "plan":
                 shards.check()
             self._opened = work.job_id, shards

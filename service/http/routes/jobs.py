@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
@@ -16,12 +16,19 @@ from starlette.types import Receive, Scope, Send
 
 from mlcd.collections.items import check_name
 from mlcd.errors import Conflict, MlcdError
-from service.errors import BadRequest
+from mlcd.parts.label_job import LabelJob
 from service.http.access import Opened
 from service.http.answers import JSON
 from service.http.auth import needs
 from service.http.bodies import read_json, validated
-from service.http.dialects.own.job_wire import FailedShard, FailureList, Job, JobList, JobRequest
+from service.http.dialects.own.job_wire import (
+    FailedShard,
+    FailureList,
+    Job,
+    JobList,
+    JobRequest,
+    requested_job,
+)
 from service.http.openapi import json_body, reference
 from service.http.queries import check_top
 from service.jobs import job as jobs
@@ -98,9 +105,9 @@ async def submit(
     A second request with one Idempotency-Key gets the job of the first.
     """
     desk = _desk(resources)
-    asked = validated(JobRequest, await read_json(request, resources))
+    wanted = requested_job(validated(JobRequest, await read_json(request, resources)))
     accept = partial(
-        _accepted, desk, _checked(asked, resources), _key_of_client(request, idempotency_key)
+        _accepted, desk, _spec(wanted, resources), _key_of_client(request, idempotency_key)
     )
     job, new = await desk.ask(accept, deadline=request.state.deadline)
     return _answer(Job.of(job), 202 if new else 200, {"Location": f"/v1/jobs/{job.id}"})
@@ -260,29 +267,17 @@ def _desk(resources: Resources) -> JobDesk:
     return resources.jobs
 
 
-def _checked(asked: JobRequest, resources: Resources) -> JobSpec:
-    """As it was asked for, its paths not looked at yet, for the model and centers that are served."""
-    if asked.kind != "label":
-        for name in ("top", "threshold", "embeddings"):
-            if getattr(asked, name) is not None:
-                raise BadRequest(f"{name} is of label jobs only", param=name)
-        if asked.kind == "index":
-            check_name(
-                PurePosixPath(asked.output).name
-            )  # whatever lies among a server's collections has to be one
-        return JobSpec(asked.kind, asked.input, asked.output, resources.encoder.fingerprint)
-    top = JobSpec.top if asked.top is None else asked.top
-    check_top(top, resources)
-    return JobSpec(
-        asked.kind,
-        asked.input,
-        asked.output,
-        resources.encoder.fingerprint,
-        centers=resources.model.space.opened_lookup().centers.digest,
-        top=top,
-        threshold=asked.threshold,
-        embeddings=bool(asked.embeddings),
-    )
+def _spec(job: LabelJob, resources: Resources) -> JobSpec:
+    """Returns the job for the model and centers that are served; its paths are not looked at yet."""
+    centers = None
+    if job.kind == "label":
+        check_top(job.top, resources)
+        centers = resources.model.space.opened_lookup().centers.digest
+    if job.kind == "index":
+        check_name(
+            PurePosixPath(job.output).name
+        )  # whatever lies among a server's collections has to be one
+    return JobSpec(**asdict(job), fingerprint=resources.encoder.fingerprint, centers=centers)
 
 
 def _accepted(desk: JobDesk, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:

@@ -9,7 +9,7 @@ from service.jobs.transitions import cancel, complete, cut, extend, give
 
 def with_all_images_done(kind):
     """A job of 5 and 3 images at 100 s, and its last piece, given out."""
-    record = Record("1", JobSpec(kind, "/in", "/out", "f" * 64), "queued", 0.0)
+    record = Record("1", JobSpec(kind, "/in", "/out", fingerprint="f" * 64), "queued", 0.0)
     record, work = given(record)
     record = cut(record, work, [5, 3], now_s=10)
     for shard in range(2):

@@ -30,7 +30,7 @@ from service.jobs.transitions import (
 )
 from service.timings import LONGEST_PAUSE_S
 
-SPEC = JobSpec("label", "/in", "/out", "f" * 64)
+SPEC = JobSpec("label", "/in", "/out", fingerprint="f" * 64)
 PROBLEM, MISFIT = Problem("broken", "…"), Problem("misfit", "…")
 PAUSES_S = (4.0, 16.0, 60.0)
 """After the first, the second, and every later failure."""

@@ -42,7 +42,9 @@ def pieces(tmp_path):
 def job(queue, pieces, tmp_path):
     """One that was begun and canceled."""
     images = write_digits(tmp_path / "images", 10)
-    spec = JobSpec("embed", str(images), str(tmp_path / "out"), FakeEncoder(MODEL).fingerprint)
+    spec = JobSpec(
+        "embed", str(images), str(tmp_path / "out"), fingerprint=FakeEncoder(MODEL).fingerprint
+    )
     job_id = queue.submit(spec)[0].id
     plan = queue.claim("by hand", [spec.fingerprint], lease_s=60)
     queue.planned(plan, pieces.perform(plan, Watch(until_s=time.monotonic() + 60)).sizes)

@@ -36,7 +36,9 @@ def slowly_in_small_steps(monkeypatch):
 @pytest.fixture
 def job(queue, tmp_path):
     images = write_digits(tmp_path / "images", NUM_IMAGES)
-    spec = JobSpec("index", str(images), str(tmp_path / "out"), FakeEncoder(MODEL).fingerprint)
+    spec = JobSpec(
+        "index", str(images), str(tmp_path / "out"), fingerprint=FakeEncoder(MODEL).fingerprint
+    )
     return queue.submit(spec)[0].id
 
 
