@@ -1,6 +1,6 @@
 """The Python client of `mlcd serve`: images in, numpy arrays out, over nothing but the public REST contract.
 
-Needs httpx (`pip install mlcd[client]`); neither torch nor faiss nor the server.
+Needs httpx and httpx-sse (`pip install mlcd[client]`); neither torch nor faiss nor the server.
 """
 
 from mlcd.client.answers import (
@@ -10,9 +10,13 @@ from mlcd.client.answers import (
     Collection,
     Embedded,
     Example,
+    FailedShard,
     Found,
     Info,
     Item,
+    Job,
+    JobFailure,
+    JobProgress,
     Label,
     Labeled,
     Match,
@@ -20,6 +24,7 @@ from mlcd.client.answers import (
 )
 from mlcd.client.asynchronous import AsyncClient
 from mlcd.client.images import ImageInput
+from mlcd.client.jobs import AsyncJobs, Jobs
 from mlcd.client.problems import (
     AnswerInvalid,
     Problem,
@@ -38,16 +43,22 @@ __all__ = [
     "Added",
     "AnswerInvalid",
     "AsyncClient",
+    "AsyncJobs",
     "Center",
     "CenterSet",
     "Client",
     "Collection",
     "Embedded",
     "Example",
+    "FailedShard",
     "Found",
     "ImageInput",
     "Info",
     "Item",
+    "Job",
+    "JobFailure",
+    "JobProgress",
+    "Jobs",
     "Label",
     "Labeled",
     "Match",
