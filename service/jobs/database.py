@@ -20,8 +20,8 @@ from service.jobs.job import (
     Job,
     JobSpec,
     JobState,
-    Record,
-    record_from_json,
+    StoredJob,
+    stored_job_from_json,
 )
 from service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
 
@@ -52,7 +52,7 @@ class Listed:
     @classmethod
     def of(cls, job_id: str, record: str | None) -> Self:
         try:
-            return cls(job_id, None if record is None else record_from_json(record).job)
+            return cls(job_id, None if record is None else stored_job_from_json(record).job)
         except RecordDamaged:
             return cls(job_id, None, damaged=True)
 
@@ -77,15 +77,15 @@ class Transaction(Protocol):
         """Whether this clock was set, either way, in so many seconds."""
         ...
 
-    def record(self, job_id: str) -> Record | None: ...
+    def record(self, job_id: str) -> StoredJob | None: ...
 
     def newest_id(self) -> str | None:
         """The greatest of all."""
         ...
 
-    def save(self, record: Record) -> None: ...
+    def save(self, record: StoredJob) -> None: ...
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: StoredJob) -> None:
         """With all that is kept of the job, but for the names that it holds."""
         ...
 
@@ -93,7 +93,7 @@ class Transaction(Protocol):
         """All that is kept of a job whose record cannot be read, the names that it holds, too."""
         ...
 
-    def tell(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         """Keep it with the job's `KEPT_EVENTS` last."""
         ...
 
@@ -118,7 +118,7 @@ class Transaction(Protocol):
         ...
 
 
-class Records(Protocol):
+class JobDatabase(Protocol):
     """Raises Unavailable where the database cannot be reached or written, ArtifactInvalid where it is damaged, and
     RecordDamaged where that is true of one job alone.
     """
@@ -129,10 +129,10 @@ class Records(Protocol):
         """
         ...
 
-    def read(self, job_id: str) -> Record | None: ...
+    def read(self, job_id: str) -> StoredJob | None: ...
 
     def due(
-        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> Sequence[str]:
         """Ids of jobs with something to claim now, oldest first, without some; a hint, as others claim too. Then some
         that are due later than anything is put off (`far_s`).
@@ -140,7 +140,7 @@ class Records(Protocol):
         ...
 
     def pending(
-        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
         """Whether there is a job with something left to be done, now or later."""
         ...
@@ -173,9 +173,9 @@ class Records(Protocol):
         """Seconds that the oldest queued job has been there; 0 where none is."""
         ...
 
-    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None: ...
+    def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None: ...
 
-    def beating(self) -> dict[str, Fingerprint]:
+    def live_workers(self) -> dict[str, Fingerprint]:
         """Workers that live, in order, and their models."""
         ...
 
@@ -186,7 +186,7 @@ def name_of_key(key: str) -> str:
     return f"key:{_digest(key)}"
 
 
-def with_key(transaction: Transaction, key: str | None) -> Record | None:
+def with_key(transaction: Transaction, key: str | None) -> StoredJob | None:
     """The job that was submitted with it."""
     holder = None if key is None else transaction.holder(name_of_key(key))
     return None if holder is None else transaction.record(holder)
@@ -201,7 +201,7 @@ def check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None
         )
 
 
-def hold_output(transaction: Transaction, record: Record) -> None:
+def hold_output(transaction: Transaction, record: StoredJob) -> None:
     """Until nothing is left to be done there: of a canceled job, until that is cleared away."""
     name = _name_of_output(record.spec)
     if record.state in FINISHED and record.stage != "discard":
@@ -210,7 +210,7 @@ def hold_output(transaction: Transaction, record: Record) -> None:
         transaction.hold(name, record.id)
 
 
-def let_go(transaction: Transaction, name: str, record: Record) -> None:
+def let_go(transaction: Transaction, name: str, record: StoredJob) -> None:
     """Unless another job has it by now."""
     if transaction.holder(name) == record.id:
         transaction.let_go(name)

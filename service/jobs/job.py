@@ -128,7 +128,7 @@ class JobPage:
 
 
 @dataclass(frozen=True)
-class Census:
+class QueueStats:
     """Jobs of each state that has any, pieces that wait to be claimed, and seconds that the oldest queued job has."""
 
     jobs: dict[JobState, int]
@@ -154,7 +154,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Record:
+class StoredJob:
     """A job in the midst of its work. `service.jobs.transitions` makes one of another.
 
     The work is a row of stages, each of `pieces` numbered from 0: one of every stage but `shard`.
@@ -176,13 +176,13 @@ class Record:
     fresh: int = 0
     """The first piece that was never given out."""
     again: tuple[int, ...] = ()
-    """Pieces to be given out again."""
+    """TaskRunner to be given out again."""
     rests: dict[int, float] = field(default_factory=dict)
     """Of those that are not given out at once: until when not, seconds since the epoch."""
     attempts: dict[int, int] = field(default_factory=dict)
     """Of pieces that were given out and have not ended."""
     failed: tuple[int, ...] = ()
-    """Pieces that have failed for good."""
+    """TaskRunner that have failed for good."""
     leases: dict[str, Lease] = field(default_factory=dict)
     """By their id. Those of an earlier stage, as a cancel leaves them, only keep `discard` waiting."""
     shards: int | None = None
@@ -203,7 +203,7 @@ class Record:
 
     @property
     def waiting(self) -> int:
-        """Pieces that can be given out, now or after a pause."""
+        """TaskRunner that can be given out, now or after a pause."""
         if self.stage is None or self.state == "failed":
             return 0
         if self.stage == "discard" and self.leases:
@@ -224,7 +224,7 @@ class Record:
             )
         return min(moments, default=None)
 
-    def given_next(self, now_s: float) -> int | None:
+    def next_task(self, now_s: float) -> int | None:
         """The piece whose turn it is. What has failed before waits until others had their turn."""
         if not self.waiting:
             return None
@@ -278,16 +278,16 @@ class Record:
         )
 
 
-_RECORD: Final = TypeAdapter(Record)
+_RECORD: Final = TypeAdapter(StoredJob)
 _JOB: Final = TypeAdapter(Job)
 _FAILURE: Final = TypeAdapter(Failure)
 
 
-def record_to_json(record: Record) -> bytes:
+def stored_job_to_json(record: StoredJob) -> bytes:
     return _RECORD.dump_json(record)
 
 
-def record_from_json(text: str | bytes) -> Record:
+def stored_job_from_json(text: str | bytes) -> StoredJob:
     """Raises RecordDamaged where it is none."""
     try:
         return _RECORD.validate_json(text)

@@ -15,7 +15,7 @@ from service.errors import RecordDamaged
 from service.jobs import transitions
 from service.jobs.database import (
     Ended,
-    Records,
+    JobDatabase,
     Transaction,
     check_output_free,
     hold_output,
@@ -24,7 +24,6 @@ from service.jobs.database import (
     with_key,
 )
 from service.jobs.job import (
-    Census,
     Event,
     Failure,
     FailurePage,
@@ -33,7 +32,8 @@ from service.jobs.job import (
     JobSpec,
     JobState,
     Problem,
-    Record,
+    QueueStats,
+    StoredJob,
     Work,
     printable,
 )
@@ -66,8 +66,8 @@ class Queue:
     Raises Unavailable where the database cannot be reached.
     """
 
-    def __init__(self, records: Records) -> None:
-        self._records = records
+    def __init__(self, database: JobDatabase) -> None:
+        self._database = database
         self._damaged: dict[str, float] = {}
         """Jobs whose records cannot be read, and when that was last found: for a while they are passed over."""
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
@@ -86,12 +86,14 @@ class Queue:
                 return known.job, False
             check_output_free(transaction, spec, of=None)
             now_s, name = transaction.now_s, None if key is None else name_of_key(key)
-            record = Record(_next_id(transaction.newest_id(), now_s), spec, "queued", now_s, name)
+            record = StoredJob(
+                _next_id(transaction.newest_id(), now_s), spec, "queued", now_s, name
+            )
             if name is not None:
                 transaction.hold(name, record.id)
             return self._keep(transaction, None, record), True
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def submitted(self, key: str) -> Job | None:
         """Returns the job that was submitted with this idempotency key."""
@@ -100,7 +102,7 @@ class Queue:
             known = with_key(transaction, key)
             return None if known is None else known.job
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def get(self, job_id: str) -> Job:
         """Returns the job as it stands. Raises NotFound."""
@@ -114,7 +116,7 @@ class Queue:
             raise InvalidInput(
                 "the cursor is none of this list", remedy="give the one that the page before had"
             )
-        found = self._records.page(limit=limit + 1, below=cursor, state=state)
+        found = self._database.page(limit=limit + 1, below=cursor, state=state)
         for listed in found[:limit]:
             if listed.damaged:
                 self._pass_over(listed.job_id)
@@ -127,9 +129,9 @@ class Queue:
         Where the job has not reached `after`, an older queue was put back: the last event is returned then. Raises
         NotFound.
         """
-        events = self._records.events(job_id, after) if _is_id(job_id) else []
+        events = self._database.events(job_id, after) if _is_id(job_id) else []
         if not events and self._read(job_id).version < after:
-            return self._records.events(job_id, 0)[-1:]
+            return self._database.events(job_id, 0)[-1:]
         return events
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
@@ -141,7 +143,7 @@ class Queue:
             else []
         )
         cursor = shards[limit - 1] if len(shards) > limit else None
-        return FailurePage(self._records.failures(job_id, shards[:limit]), cursor)
+        return FailurePage(self._database.failures(job_id, shards[:limit]), cursor)
 
     def cancel(self, job_id: str) -> Job:
         """Cancels the job; workers learn it by `renew`. A canceled job stays canceled.
@@ -154,7 +156,7 @@ class Queue:
                 job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s)
             )
         except RecordDamaged:
-            self._records.transact(lambda transaction: transaction.wipe(job_id))
+            self._database.transact(lambda transaction: transaction.wipe(job_id))
             raise NotFound(
                 "the job could not be read any more; the queue has forgotten it",
                 remedy="what it has written is where it was: remove it yourself",
@@ -169,7 +171,7 @@ class Queue:
             check_output_free(transaction, record.spec, of=job_id)
             return self._keep(transaction, record, after)
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def claim(
         self,
@@ -177,17 +179,17 @@ class Queue:
         fingerprints: Sequence[Fingerprint],
         *,
         lease_s: float,
-        leaving: Collection[str] = (),
+        exclude: Collection[str] = (),
     ) -> Work | None:
         """Leases the next task of the oldest job of these models that has one; None where there is none now.
 
-        leaving: ids of jobs to leave out.
+        exclude: ids of jobs to leave out.
         """
-        for job_id in self._records.due(
-            fingerprints, lease_s=lease_s, leaving={*leaving, *self._passed_over}
+        for job_id in self._database.due(
+            fingerprints, lease_s=lease_s, exclude={*exclude, *self._passed_over}
         ):
             try:
-                work = self._give(job_id, worker, lease_s=lease_s)
+                work = self._lease(job_id, worker, lease_s=lease_s)
             except RecordDamaged:
                 self._pass_over(job_id)
                 continue
@@ -212,7 +214,7 @@ class Queue:
             return goes_on
 
         try:
-            return self._records.transact(step)
+            return self._database.transact(step)
         except RecordDamaged:
             self._pass_over(work.job_id)
             return False
@@ -222,11 +224,13 @@ class Queue:
 
         A worker calls it after a `renew` that returned False, too: `discard` waits for it.
         """
-        self._report(work, lambda record, _: transitions.give_back(record, work))
+        self._report(work, lambda record, _: transitions.release_task(record, work))
 
     def refused(self, work: Work, problem: Problem) -> None:
         """Releases a task that this worker cannot do; the job shows `problem` until another worker gets on with it."""
-        self._report(work, lambda record, _: transitions.give_back(record, work, refusal=problem))
+        self._report(
+            work, lambda record, _: transitions.release_task(record, work, refusal=problem)
+        )
 
     def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
         """Stores the number of images of each shard, in order, and begins the shards.
@@ -269,7 +273,7 @@ class Queue:
         It takes those that ended longer ago than longer_than_s, and the oldest of more than more_than; at most
         `_SWEPT` in one call. Outputs are not touched.
         """
-        found = self._records.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
+        found = self._database.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
         left = self._passed_over
         return sum(self._forget(ended) for ended in found if ended.job_id not in left)
 
@@ -278,9 +282,9 @@ class Queue:
 
         One call looks at `_SWEPT` jobs of each state.
         """
-        models = set(self._records.beating().values())
+        models = set(self._database.live_workers().values())
         for state in _LIVE_STATES:
-            found = self._records.page(limit=_SWEPT, below=self._noted[state], state=state)
+            found = self._database.page(limit=_SWEPT, below=self._noted[state], state=state)
             self._noted[state] = found[-1].job_id if len(found) == _SWEPT else None
             for job in (listed.job for listed in found if listed.job is not None):
                 served = job.spec.fingerprint in models
@@ -290,41 +294,41 @@ class Queue:
                     self._note(job.id, served=served)
 
     def pending(
-        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
         """Tells whether anything is left to do, now or later, of jobs of these models; `discard` counts, too."""
-        return self._records.pending(fingerprints, leaving={*leaving, *self._passed_over})
+        return self._database.pending(fingerprints, exclude={*exclude, *self._passed_over})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         """Notes that this worker is alive and has this model, with or without work."""
-        self._records.beat(worker, fingerprint, lease_s=lease_s)
+        self._database.heartbeat(worker, fingerprint, lease_s=lease_s)
 
     def workers(self) -> list[str]:
         """Returns the names of the live workers."""
-        return list(self._records.beating())
+        return list(self._database.live_workers())
 
     def depth(self) -> int:
         """Returns the number of tasks that wait for a worker: the number a scaler looks at."""
-        return self._records.waiting()
+        return self._database.waiting()
 
-    def census(self) -> Census:
+    def stats(self) -> QueueStats:
         """Returns the numbers of jobs and waiting tasks."""
-        return Census(
-            self._records.count(), self._records.waiting(), self._records.oldest_queued_s()
+        return QueueStats(
+            self._database.count(), self._database.waiting(), self._database.oldest_queued_s()
         )
 
     def close(self) -> None:
         """Closes the database."""
-        self._records.close()
+        self._database.close()
 
-    def _read(self, job_id: str) -> Record:
-        return _found(self._records.read(job_id) if _is_id(job_id) else None)
+    def _read(self, job_id: str) -> StoredJob:
+        return _found(self._database.read(job_id) if _is_id(job_id) else None)
 
-    def _give(self, job_id: str, worker: str, *, lease_s: float) -> Work | None:
+    def _lease(self, job_id: str, worker: str, *, lease_s: float) -> Work | None:
         def step(transaction: Transaction) -> Work | None:
             if (record := transaction.record(job_id)) is None:
                 return None
-            after, work = transitions.give(
+            after, work = transitions.lease_task(
                 record,
                 worker,
                 lease=secrets.token_hex(_LEASE_BYTES),
@@ -336,7 +340,7 @@ class Queue:
             self._keep(transaction, record, after)
             return work
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def _forget(self, ended: Ended) -> bool:
         def step(transaction: Transaction) -> bool:
@@ -351,12 +355,12 @@ class Queue:
             return True
 
         try:
-            return self._records.transact(step)
+            return self._database.transact(step)
         except RecordDamaged:
             self._pass_over(ended.job_id)
             return False
 
-    def _report(self, work: Work, change: Callable[[Record, float], Record]) -> None:
+    def _report(self, work: Work, change: Callable[[StoredJob, float], StoredJob]) -> None:
         def step(transaction: Transaction) -> bool:
             if (record := transaction.record(work.job_id)) is None:
                 return False
@@ -368,7 +372,7 @@ class Queue:
     def _hear(self, work: Work, step: Callable[[Transaction], bool]) -> None:
         """What a worker tells of a job that cannot be read any more, or is not there, has no effect."""
         try:
-            is_there = self._records.transact(step)
+            is_there = self._database.transact(step)
         except RecordDamaged:
             self._pass_over(work.job_id)
             return
@@ -383,7 +387,7 @@ class Queue:
                 after = transitions.note_served(record, served=served, now_s=transaction.now_s)
                 self._keep(transaction, record, after)
 
-        self._records.transact(step)
+        self._database.transact(step)
 
     @property
     def _passed_over(self) -> set[str]:
@@ -398,15 +402,15 @@ class Queue:
             )
         self._damaged[job_id] = time.monotonic()
 
-    def _change(self, job_id: str, change: Callable[[Record, float], Record]) -> Job:
+    def _change(self, job_id: str, change: Callable[[StoredJob, float], StoredJob]) -> Job:
         def step(transaction: Transaction) -> Job:
             record = _found(transaction.record(job_id) if _is_id(job_id) else None)
             return self._keep(transaction, record, change(record, transaction.now_s))
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     @staticmethod
-    def _keep(transaction: Transaction, before: Record | None, after: Record) -> Job:
+    def _keep(transaction: Transaction, before: StoredJob | None, after: StoredJob) -> Job:
         """Nothing is written where nothing has changed."""
         if after == before:
             return after.job
@@ -414,7 +418,7 @@ class Queue:
             after = replace(after, version=before.version + 1)
         transaction.save(after)
         if before is None or before.version != after.version:
-            transaction.tell(Event(after.version, after.job))
+            transaction.publish_event(Event(after.version, after.job))
         if before is None or (before.state, before.stage) != (after.state, after.stage):
             hold_output(transaction, after)
         if after.stage == "shard":
@@ -427,13 +431,13 @@ def _looks_other(before: Job, after: Job) -> bool:
     return replace(before, images_per_s=None) != replace(after, images_per_s=None)
 
 
-def _found(record: Record | None) -> Record:
+def _found(record: StoredJob | None) -> StoredJob:
     if record is None:
         raise NotFound("there is no such job", remedy="GET /v1/jobs lists them")
     return record
 
 
-def _keep_failures(transaction: Transaction, before: Record | None, after: Record) -> None:
+def _keep_failures(transaction: Transaction, before: StoredJob | None, after: StoredJob) -> None:
     """Of one change: all that have failed by it have done so for the same reason."""
     for shard in set(after.failed).difference(() if before is None else before.failed):
         assert after.problem is not None

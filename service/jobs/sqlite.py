@@ -28,13 +28,13 @@ from service.jobs.job import (
     Event,
     Failure,
     JobState,
-    Record,
+    StoredJob,
     failure_from_json,
     failure_to_json,
     job_from_json,
     job_to_json,
-    record_from_json,
-    record_to_json,
+    stored_job_from_json,
+    stored_job_to_json,
 )
 from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
 
@@ -70,50 +70,50 @@ _Answer = TypeVar("_Answer")
 _log = logging.getLogger("mlcd.jobs")
 
 
-class EmbeddedRecords:
-    """See `Records`. Processes share the file, threads share this."""
+class SqliteDatabase:
+    """See `JobDatabase`. Processes share the file, threads share this."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours, Unavailable."""
         self._path = path
         self._clock = Clock(_wall_s)
-        self._file = EmbeddedFile(path, self._prepare)
+        self._file = SqliteFile(path, self._prepare)
 
     def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
         with self._file.writing() as connection:
             return step(_Transaction(connection, self._clock))
 
-    def read(self, job_id: str) -> Record | None:
+    def read(self, job_id: str) -> StoredJob | None:
         found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
-        return record_from_json(found[0][0]) if found else None
+        return stored_job_from_json(found[0][0]) if found else None
 
     def due(
-        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> list[str]:
         now_s = self._clock.now_s()
-        due = self._live(fingerprints, leaving, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
+        due = self._live(fingerprints, exclude, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
         return due + self._live(
-            fingerprints, leaving, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s)
+            fingerprints, exclude, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s)
         )
 
     def pending(
-        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        return bool(self._live(fingerprints, leaving, "1 LIMIT 1"))
+        return bool(self._live(fingerprints, exclude, "1 LIMIT 1"))
 
     def _live(
         self,
         fingerprints: Sequence[Fingerprint],
-        leaving: Collection[str],
+        exclude: Collection[str],
         rest: str,
         *values: float,
     ) -> list[str]:
         """Ids of jobs with something left to be done."""
         found = self._file.rows(
             f"SELECT id FROM jobs WHERE fingerprint IN ({_marks(fingerprints)}) AND due_s IS NOT NULL"  # noqa: S608
-            f" AND id NOT IN ({_marks(leaving)}) AND {rest}",
+            f" AND id NOT IN ({_marks(exclude)}) AND {rest}",
             *fingerprints,
-            *leaving,
+            *exclude,
             *values,
         )
         return [job_id for (job_id,) in found]
@@ -161,14 +161,14 @@ class EmbeddedRecords:
         ((created_s,),) = self._file.rows("SELECT min(created_s) FROM jobs WHERE state = 'queued'")
         return 0.0 if created_s is None else max(0.0, self._clock.now_s() - created_s)
 
-    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+    def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         with self._file.writing() as connection:
             now_s = self._clock.now_s()
             row = (worker, fingerprint, now_s, now_s + lease_s)
             connection.execute("INSERT OR REPLACE INTO beats VALUES (?, ?, ?, ?)", row)
             connection.execute("DELETE FROM beats WHERE until_s <= ? OR at_s > ?", (now_s, now_s))
 
-    def beating(self) -> dict[str, Fingerprint]:
+    def live_workers(self) -> dict[str, Fingerprint]:
         now_s = self._clock.now_s()
         living = (
             "SELECT worker, fingerprint FROM beats WHERE until_s > ? AND at_s <= ? ORDER BY worker"
@@ -203,15 +203,15 @@ class _Transaction:
     def leapt(self, *, within_s: float) -> bool:
         return self._clock.leapt(within_s=within_s)
 
-    def record(self, job_id: str) -> Record | None:
+    def record(self, job_id: str) -> StoredJob | None:
         found = self._value("SELECT record FROM jobs WHERE id = ?", job_id)
-        return None if found is None else record_from_json(found)
+        return None if found is None else stored_job_from_json(found)
 
     def newest_id(self) -> str | None:
         found: str | None = self._value("SELECT max(id) FROM jobs")
         return found
 
-    def save(self, record: Record) -> None:
+    def save(self, record: StoredJob) -> None:
         self._connection.execute(
             "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
@@ -221,11 +221,11 @@ class _Transaction:
                 record.due_s,
                 record.waiting,
                 record.created_s,
-                record_to_json(record).decode(),
+                stored_job_to_json(record).decode(),
             ),
         )
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: StoredJob) -> None:
         self._connection.execute("DELETE FROM jobs WHERE id = ?", (record.id,))
         for table in ("events", "sizes", "failures"):
             self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.id,))  # noqa: S608
@@ -235,7 +235,7 @@ class _Transaction:
         for table in ("events", "sizes", "failures", "names"):
             self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608
 
-    def tell(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         job_id = event.job.id
         view = job_to_json(event.job).decode()
         self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (job_id, event.id, view))
@@ -285,7 +285,7 @@ def _marks(values: Collection[object]) -> str:
     return ",".join("?" * len(values))
 
 
-class EmbeddedFile:
+class SqliteFile:
     """Threads may share it. Raises Unavailable, and ArtifactInvalid for a file that is damaged."""
 
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:

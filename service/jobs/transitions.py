@@ -14,8 +14,8 @@ from service.jobs.job import (
     PAUSE_GROWTH,
     Lease,
     Problem,
-    Record,
     Stage,
+    StoredJob,
     Work,
 )
 from service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
@@ -34,8 +34,8 @@ UNSERVED = Problem(
 )
 
 
-def give(
-    record: Record,
+def lease_task(
+    record: StoredJob,
     worker: str,
     *,
     lease: str,
@@ -43,14 +43,14 @@ def give(
     lease_s: float,
     images_of: Callable[[int], int],
     leapt: bool = False,
-) -> tuple[Record, Work | None]:
+) -> tuple[StoredJob, Work | None]:
     """A piece for this worker; None where nothing can be given out now, though the record may be another.
 
     lease: an id that was never used. images_of: of a shard. leapt: the clock was set of late: who holds a lease that
     has ended has not been slow.
     """
     record = _expired(_cut_back(record, now_s, lease_s), now_s, counted=not leapt)
-    piece = record.given_next(now_s)
+    piece = record.next_task(now_s)
     if piece is None or record.stage is None:
         return record, None
     is_fresh = piece == record.fresh
@@ -80,8 +80,8 @@ def give(
 
 
 def extend(
-    record: Record, work: Work, *, now_s: float, lease_s: float, done: int
-) -> tuple[Record, bool]:
+    record: StoredJob, work: Work, *, now_s: float, lease_s: float, done: int
+) -> tuple[StoredJob, bool]:
     """For another lease_s from now; False: the worker has to stop."""
     lease = record.leases.get(work.lease)
     if lease is None or lease.stage != record.stage or record.state == "failed":
@@ -95,7 +95,7 @@ def extend(
     return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
 
 
-def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> Record:
+def release_task(record: StoredJob, work: Work, *, refusal: Problem | None = None) -> StoredJob:
     """As if it had not been given out. refusal: why this worker, and others like it, cannot do it."""
     record, lease = _ended(record, work)
     if lease is None:
@@ -106,8 +106,8 @@ def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> 
 
 
 def cut(
-    record: Record, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0
-) -> Record:
+    record: StoredJob, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0
+) -> StoredJob:
     """The plan is made: shards of so many images, and so many files that could not be listed to their end."""
     record, lease = _ended(record, work)
     if lease is None:
@@ -119,7 +119,7 @@ def cut(
     return _advanced(_entered(record, "shard", len(sizes)), now_s)
 
 
-def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0) -> Record:
+def complete(record: StoredJob, work: Work, *, now_s: float, failed_items: int = 0) -> StoredJob:
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -139,8 +139,8 @@ def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0)
 
 
 def fail(
-    record: Record, work: Work, problem: Problem, *, now_s: float, fatal: bool = False
-) -> Record:
+    record: StoredJob, work: Work, problem: Problem, *, now_s: float, fatal: bool = False
+) -> StoredJob:
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -158,7 +158,7 @@ def fail(
     return _advanced(_struck(record, lease, problem, rest_until_s=now_s + pause_s), now_s)
 
 
-def cancel(record: Record, *, now_s: float) -> Record:
+def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
     """Raises Conflict where it has ended another way."""
     if record.state == "canceled":
         return record
@@ -174,7 +174,7 @@ def cancel(record: Record, *, now_s: float) -> Record:
     return replace(record, stage=None) if untouched else _entered(record, "discard", 1)
 
 
-def retry(record: Record, *, now_s: float) -> Record:
+def retry(record: StoredJob, *, now_s: float) -> StoredJob:
     """Raises Conflict where there is nothing to do again."""
     if record.state not in ("failed", "canceled"):
         raise Conflict(
@@ -192,7 +192,7 @@ def retry(record: Record, *, now_s: float) -> Record:
     return _advanced(record, now_s)
 
 
-def note_served(record: Record, *, served: bool, now_s: float) -> Record:
+def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
     """Whether a worker that lives has its model; what workers have said of it themselves goes first."""
     if served and record.refusal == UNSERVED:
         return replace(record, refusal=None)
@@ -202,14 +202,14 @@ def note_served(record: Record, *, served: bool, now_s: float) -> Record:
     return record
 
 
-def is_over(record: Record, *, now_s: float, ended_s: float) -> bool:
+def is_over(record: StoredJob, *, now_s: float, ended_s: float) -> bool:
     """Whether it may be forgotten: it has ended at that moment, nothing is left to be done, nobody is at it."""
     if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
         return False
     return all(lease.until_s <= now_s for lease in record.leases.values())
 
 
-def _cut_back(record: Record, now_s: float, lease_s: float) -> Record:
+def _cut_back(record: StoredJob, now_s: float, lease_s: float) -> StoredJob:
     """Nothing ends later than from now on: the clock may have been set back."""
     leases = {
         name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
@@ -221,7 +221,7 @@ def _cut_back(record: Record, now_s: float, lease_s: float) -> Record:
     return replace(record, leases=leases, rests=rests)
 
 
-def _expired(record: Record, now_s: float, *, counted: bool) -> Record:
+def _expired(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
     """Without the leases whose time has passed."""
     for name, lease in record.leases.items():
         if lease.until_s <= now_s:
@@ -236,7 +236,7 @@ def _expired(record: Record, now_s: float, *, counted: bool) -> Record:
     return _advanced(record, now_s)
 
 
-def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
+def _ended(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
     """Without this lease; None where there is none, or its stage is over: then what the worker says has no effect."""
     lease = record.leases.get(work.lease)
     if lease is None:
@@ -246,8 +246,8 @@ def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
 
 
 def _struck(
-    record: Record, lease: Lease, problem: Problem, *, rest_until_s: float | None
-) -> Record:
+    record: StoredJob, lease: Lease, problem: Problem, *, rest_until_s: float | None
+) -> StoredJob:
     """An attempt came to nothing. To clear away what a canceled job has left is tried as often as it takes."""
     if lease.attempt < MAX_ATTEMPTS or lease.stage == "discard":
         rests = (
@@ -257,12 +257,12 @@ def _struck(
     return replace(record, failed=(*record.failed, lease.piece), problem=problem)
 
 
-def _uncounted(record: Record, lease: Lease) -> Record:
+def _uncounted(record: StoredJob, lease: Lease) -> StoredJob:
     attempts = {**record.attempts, lease.piece: lease.attempt - 1}
     return replace(record, again=(lease.piece, *record.again), attempts=attempts)
 
 
-def _advanced(record: Record, now_s: float) -> Record:
+def _advanced(record: StoredJob, now_s: float) -> StoredJob:
     """In the next stage, or at its end, where nothing of this one is left."""
     if record.stage is None or record.fresh < record.pieces or record.again:
         return record
@@ -279,13 +279,13 @@ def _advanced(record: Record, now_s: float) -> Record:
     return replace(record, state="succeeded", stage=None, ended_s=now_s)
 
 
-def _entered(record: Record, stage: Stage, pieces: int) -> Record:
+def _entered(record: StoredJob, stage: Stage, pieces: int) -> StoredJob:
     return replace(
         record, stage=stage, pieces=pieces, fresh=0, again=(), rests={}, attempts={}, failed=()
     )
 
 
-def _anew(record: Record) -> Record:
+def _anew(record: StoredJob) -> StoredJob:
     """From the plan on, as if nothing had been done."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
     record = replace(
@@ -294,7 +294,7 @@ def _anew(record: Record) -> Record:
     return _entered(record, "plan", 1)
 
 
-def _paced(record: Record, now_s: float) -> Record:
+def _paced(record: StoredJob, now_s: float) -> StoredJob:
     if record.stage != "shard":
         return replace(record, heard_s=now_s)
     busy_s, done = now_s - record.busy_since_s, record.images_done

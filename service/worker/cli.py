@@ -16,7 +16,7 @@ from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
 from service.worker.engine import open_equipment
 from service.worker.loop import Worker
-from service.worker.task import Pieces
+from service.worker.task import TaskRunner
 
 _LONGEST_NAME = 128
 
@@ -53,15 +53,15 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
 
 def _open_worker(stack: ExitStack, settings: Settings, name: str) -> Worker:
     roots = Roots(settings.jobs.roots)
-    store = open_queue(settings)
-    stack.callback(store.close)
+    queue = open_queue(settings)
+    stack.callback(queue.close)
     computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
     opening = open_equipment(settings, lambda line: click.echo(f"mlcd: {line}", err=True))
     equipment = computing.submit(opening.__enter__).result()
     stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
-    pieces = Pieces(equipment, roots, shard_images=settings.jobs.shard_images)
+    runner = TaskRunner(equipment, roots, shard_images=settings.jobs.shard_images)
     num_centers = 0 if equipment.centers is None else len(equipment.centers.centers.vectors)
     encoder = equipment.encoder
     click.echo(f"worker {name}: {encoder.name} ({encoder.engine}, {num_centers} centers)")
     jobs = settings.jobs
-    return Worker(store, pieces, computing, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s)
+    return Worker(queue, runner, computing, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s)

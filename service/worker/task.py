@@ -64,7 +64,7 @@ class Outcome:
     failed_items: int = 0
 
 
-class Pieces:
+class TaskRunner:
     """Does them with what this process has opened. For one thread."""
 
     def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int) -> None:

@@ -72,7 +72,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
     assert len(pages) == 3
     store.planned(work, [10])
     assert finish(store, ids[1]) == [("shard", 0), ("publish", None)]
-    store.census()
+    store.stats()
     assert store.sweep(longer_than_s=0, more_than=0) == 1
     assert not store.pending([MODEL])
     told = [record.message for record in caplog.records]
@@ -181,7 +181,7 @@ def test_what_is_left_to_be_done_is_pending_be_it_to_clear_away(store):
     job_id = submitted(store)
     assert store.pending([OTHER, MODEL])
     assert not store.pending([OTHER])
-    assert not store.pending([MODEL], leaving={job_id})
+    assert not store.pending([MODEL], exclude={job_id})
     plan = claim(store)
     store.cancel(job_id)
     assert store.pending([MODEL])  # though nothing can be claimed while the lease lasts
@@ -292,7 +292,7 @@ def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
         writing.start()
         time.sleep(0.2)
         assert [job.id for job in store.page(limit=5).jobs] == [job_id]
-        assert store.census().depth == 1
+        assert store.stats().depth == 1
         assert writing.is_alive()  # it still waits
         writing.join()
     assert store.cancel(job_id).state == "canceled"

@@ -436,8 +436,8 @@ def test_the_queue_is_in_the_metrics(place):
         return jobs, server.metric("mlcd_job_depth"), server.metric("mlcd_job_workers")
 
     def counted():
-        census = place.store.census()
-        return {state: census.jobs.get(state, 0) for state in get_args(JobState)}, census.depth, 1
+        stats = place.store.stats()
+        return {state: stats.jobs.get(state, 0) for state in get_args(JobState)}, stats.depth, 1
 
     assert counted()[0]["queued"] > 0
     until(lambda: told() == counted(), 10)

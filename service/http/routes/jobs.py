@@ -33,7 +33,7 @@ from service.http.openapi import json_body, reference
 from service.http.queries import check_top
 from service.jobs import job as jobs
 from service.jobs.job import FINISHED, Event, JobSpec, JobState
-from service.jobs.service import JobDesk
+from service.jobs.service import JobService
 from service.resources import Resources
 from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 
@@ -104,12 +104,12 @@ async def submit(
 
     A second request with one Idempotency-Key gets the job of the first.
     """
-    desk = _desk(resources)
+    service = _job_service(resources)
     wanted = requested_job(validated(JobRequest, await read_json(request, resources)))
     accept = partial(
-        _accepted, desk, _spec(wanted, resources), _key_of_client(request, idempotency_key)
+        _accepted, service, _spec(wanted, resources), _key_of_client(request, idempotency_key)
     )
-    job, new = await desk.ask(accept, deadline=request.state.deadline)
+    job, new = await service.ask(accept, deadline=request.state.deadline)
     return _answer(Job.of(job), 202 if new else 200, {"Location": f"/v1/jobs/{job.id}"})
 
 
@@ -122,9 +122,9 @@ async def list_jobs(
     state: JobState | None = None,
 ) -> Response:
     """All jobs, newest first, page by page."""
-    desk = _desk(resources)
-    look = partial(desk.store.page, limit=limit, cursor=cursor, state=state)
-    page = await desk.ask(look, deadline=request.state.deadline)
+    service = _job_service(resources)
+    look = partial(service.queue.page, limit=limit, cursor=cursor, state=state)
+    page = await service.ask(look, deadline=request.state.deadline)
     return _answer(JobList(jobs=[Job.of(job) for job in page.jobs], cursor=page.cursor))
 
 
@@ -133,9 +133,11 @@ async def list_jobs(
 )
 async def describe(job_id: str, request: Request, resources: Opened) -> Response:
     """How it stands."""
-    desk = _desk(resources)
+    service = _job_service(resources)
     return _answer(
-        Job.of(await desk.ask(partial(desk.store.get, job_id), deadline=request.state.deadline))
+        Job.of(
+            await service.ask(partial(service.queue.get, job_id), deadline=request.state.deadline)
+        )
     )
 
 
@@ -153,9 +155,9 @@ async def list_failures(
     cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
 ) -> Response:
     """Its shards that were left aside, with reasons, page by page; none after a retry, which tries them again."""
-    desk = _desk(resources)
-    look = partial(desk.store.failures, job_id, limit=limit, after=cursor)
-    page = await desk.ask(look, deadline=request.state.deadline)
+    service = _job_service(resources)
+    look = partial(service.queue.failures, job_id, limit=limit, after=cursor)
+    page = await service.ask(look, deadline=request.state.deadline)
     failures = [FailedShard.of(failure) for failure in page.failures]
     return _answer(FailureList(failures=failures, cursor=page.cursor))
 
@@ -165,9 +167,13 @@ async def list_failures(
 )
 async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
     """Cancel it: workers stop within seconds, and what they have written is removed."""
-    desk = _desk(resources)
+    service = _job_service(resources)
     return _answer(
-        Job.of(await desk.ask(partial(desk.store.cancel, job_id), deadline=request.state.deadline))
+        Job.of(
+            await service.ask(
+                partial(service.queue.cancel, job_id), deadline=request.state.deadline
+            )
+        )
     )
 
 
@@ -176,9 +182,11 @@ async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
 )
 async def retry(job_id: str, request: Request, resources: Opened) -> Response:
     """Do again what has failed; of a canceled job, everything."""
-    desk = _desk(resources)
+    service = _job_service(resources)
     return _answer(
-        Job.of(await desk.ask(partial(desk.store.retry, job_id), deadline=request.state.deadline))
+        Job.of(
+            await service.ask(partial(service.queue.retry, job_id), deadline=request.state.deadline)
+        )
     )
 
 
@@ -199,17 +207,17 @@ async def watch(
     A stream ends with its job, or within a request's deadline: then come back with Last-Event-ID, as browsers do by
     themselves.
     """
-    desk = _desk(resources)
+    service = _job_service(resources)
     deadline: float = request.state.deadline
     after = last_event_id or 0
-    events = await desk.ask(partial(desk.store.events, job_id, after), deadline=deadline)
+    events = await service.ask(partial(service.queue.events, job_id, after), deadline=deadline)
     if not events:
-        job = await desk.ask(partial(desk.store.get, job_id), deadline=deadline)
+        job = await service.ask(partial(service.queue.get, job_id), deadline=deadline)
         if job.state in FINISHED:
             return Response(status_code=204)
     if last_event_id is None:
         events = events[-1:]
-    stream = _stream(desk, resources, job_id, events, after=after, deadline=deadline)
+    stream = _stream(service, resources, job_id, events, after=after, deadline=deadline)
     return _EventStream(stream, resources)
 
 
@@ -227,7 +235,7 @@ class _EventStream(StreamingResponse):
 
 
 async def _stream(
-    desk: JobDesk,
+    service: JobService,
     resources: Resources,
     job_id: str,
     events: Sequence[Event],
@@ -253,12 +261,14 @@ async def _stream(
             yield format_sse_event(comment="")
             spoken = now()
         try:
-            events = await desk.ask(partial(desk.store.events, job_id, after), deadline=deadline)
+            events = await service.ask(
+                partial(service.queue.events, job_id, after), deadline=deadline
+            )
         except MlcdError:  # the answer has begun: the client comes back and is told
             return
 
 
-def _desk(resources: Resources) -> JobDesk:
+def _job_service(resources: Resources) -> JobService:
     if resources.jobs is None:
         raise Conflict(
             "this server takes no jobs",
@@ -280,22 +290,22 @@ def _spec(job: LabelJob, resources: Resources) -> JobSpec:
     return JobSpec(**asdict(job), fingerprint=resources.encoder.fingerprint, centers=centers)
 
 
-def _accepted(desk: JobDesk, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:
+def _accepted(service: JobService, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:
     spec = replace(
         spec,
-        input=desk.roots.resolve_input(spec.input),
-        output=desk.roots.resolve_output(spec.output),
+        input=service.roots.resolve_input(spec.input),
+        output=service.roots.resolve_output(spec.output),
     )
-    if key is not None and (known := desk.store.submitted(key)) is not None:
+    if key is not None and (known := service.queue.submitted(key)) is not None:
         # Its output may be there by now, and another model may be served.
         if known.spec != replace(
             spec, fingerprint=known.spec.fingerprint, centers=known.spec.centers
         ):
             raise Conflict("this idempotency key is of another job", remedy="use a new key")
         return known, False
-    desk.roots.check_input(spec.input)
-    desk.roots.check_output(spec.output, input_of_job=spec.input)
-    return desk.store.submit(spec, key=key)
+    service.roots.check_input(spec.input)
+    service.roots.check_output(spec.output, input_of_job=spec.input)
+    return service.queue.submit(spec, key=key)
 
 
 def _key_of_client(request: Request, key: str | None) -> str | None:

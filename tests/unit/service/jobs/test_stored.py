@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from service.jobs.job import JobSpec, job_from_json, job_to_json, record_from_json, record_to_json
+from service.jobs.job import (
+    JobSpec,
+    job_from_json,
+    job_to_json,
+    stored_job_from_json,
+    stored_job_to_json,
+)
 
 # As version 0.1.0 wrote them into `jobs.record` of SQLite and `record:ID` of Redis.
 LABELING = (
@@ -45,9 +51,9 @@ EMBEDDING_SPEC = JobSpec("embed", "/in", "/out/1", fingerprint="bbbb")
 
 @pytest.mark.parametrize(("text", "spec"), [(LABELING, LABELING_SPEC), (EMBEDDING, EMBEDDING_SPEC)])
 def test_a_stored_job_is_read_and_stored_as_it_was(text, spec):
-    job = record_from_json(text)
+    job = stored_job_from_json(text)
     assert job.spec == spec
-    assert json.loads(record_to_json(job)) == json.loads(text)
+    assert json.loads(stored_job_to_json(job)) == json.loads(text)
 
 
 def test_a_stored_event_is_read_and_stored_as_it_was():

@@ -11,7 +11,7 @@ import pytest
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Unavailable
 from service.inference.engine.fake import FakeEncoder
-from service.worker.loop import Link
+from service.worker.loop import RetryingQueue
 from tests.conftest import write_digits
 from tests.unit.service.worker.working import (
     MODEL,
@@ -57,7 +57,7 @@ def test_a_cancel_stops_a_shard_between_two_batches(queue, tmp_path):
     canceling = threading.Thread(target=cancel)
     canceling.start()
     with working(queue, tmp_path, model=latency, shard_images=160) as worker:
-        encoder = worker._pieces._equipment.encoder
+        encoder = worker._runner._equipment.encoder
         encode = encoder.encode
         encoder.encode = lambda rows: (batches.append(len(rows)), encode(rows))[1]
         worker.run(drain=True)
@@ -107,7 +107,7 @@ class Leaving:
 
 def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(caplog, monkeypatch):
     """As with a full disk: what only reads gets through."""
-    link, pauses = Link(), []
+    link, pauses = RetryingQueue(), []
 
     def write():
         raise Unavailable("the disk is full")
