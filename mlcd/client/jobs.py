@@ -123,7 +123,9 @@ class AsyncJobs:
     async def _changes(
         self, job_id: str, last: str | None
     ) -> AsyncGenerator[tuple[str | None, Job], None]:
-        """The events of one stream, with their ids; where the server has no more, the job as it stands."""
+        """The events of one stream, with their ids; where the server has no more, the job as it
+        stands.
+        """
         headers = {} if last is None else {"Last-Event-ID": last}
         async with self._connection.events(
             f"{_path(job_id)}/events", headers=headers, silence_s=_SILENCE_S
@@ -140,7 +142,8 @@ class AsyncJobs:
 class Jobs:
     """The batch jobs of one server: label, embed or index whole archives. `mlcd worker` does them.
 
-    All methods raise the errors of `mlcd.client.problems`; those that name a job raise RefusedNotFound.
+    All methods raise the errors of `mlcd.client.problems`; those that name a job raise
+    RefusedNotFound.
     """
 
     def __init__(self, jobs: AsyncJobs, loop: LoopThread) -> None:
@@ -159,9 +162,10 @@ class Jobs:
     ) -> Job:
         """Submits a job over all images of `input`, into the new directory `output`.
 
-        Both are absolute paths as the server and its workers see them.
-        top, threshold, embeddings: options of label jobs; None gives the server's default. key: an idempotency key; a
-        second submission with it returns the job of the first. Raises RefusedConflict where the output exists.
+        Both are absolute paths as the server and its workers see them. top, threshold, embeddings:
+        options of label jobs; None gives the server's default. key: an idempotency key; a second
+        submission with it returns the job of the first. Raises RefusedConflict where the output
+        exists.
         """
         return self._loop.run(
             self._jobs.submit(
@@ -188,17 +192,22 @@ class Jobs:
         return self._each(self._jobs.failures(job_id))
 
     def cancel(self, job_id: str) -> Job:
-        """Cancels the job; workers remove what it has written. Raises RefusedConflict where it has ended otherwise."""
+        """Cancels the job; workers remove what it has written. Raises RefusedConflict where it has
+        ended otherwise.
+        """
         return self._loop.run(self._jobs.cancel(job_id))
 
     def retry(self, job_id: str) -> Job:
-        """Does again what has failed; of a canceled job, everything. Raises RefusedConflict where nothing has."""
+        """Does again what has failed; of a canceled job, everything. Raises RefusedConflict where
+        nothing has.
+        """
         return self._loop.run(self._jobs.retry(job_id))
 
     def watch(self, job_id: str) -> Generator[Job, None, None]:
         """Yields the job as it stands, and after each change, until it has ended.
 
-        A stream that breaks is opened again and goes on where it was. Raises Unavailable after a minute without any.
+        A stream that breaks is opened again and goes on where it was. Raises Unavailable after a
+        minute without any.
         """
         return self._each(self._jobs.watch(job_id))
 

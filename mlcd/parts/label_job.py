@@ -1,6 +1,8 @@
-"""The fields of a batch job: the request, the stored spec and the recipe of a worker are all this one class.
+"""The fields of a batch job: the request, the stored spec and the recipe of a worker are all this
+one class.
 
-A new option is one line here. The REST request offers it, the queue stores it, and `mlcd.pipelines.label` is given it.
+A new option is one line here. The REST request offers it, the queue stores it, and
+`mlcd.pipelines.label` is given it.
 """
 
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
@@ -13,10 +15,12 @@ JobKind = Literal["label", "embed", "index"]
 
 @dataclass(frozen=True)
 class LabelJob:
-    """What a job makes of its input. Fields with a default are options of `label` jobs; other kinds ignore them.
+    """What a job makes of its input. Fields with a default are options of `label` jobs; other kinds
+    ignore them.
 
-    input: a folder, a glob of tar shards or parquet files, or one file. output: the artifact of `label` and `embed`, or
-    the collection of `index`. threshold: only labels at least so similar. embeddings: written beside the labels.
+    input: a folder, a glob of tar shards or parquet files, or one file. output: the artifact of
+    `label` and `embed`, or the collection of `index`. threshold: only labels at least so similar.
+    embeddings: written beside the labels.
     """
 
     kind: JobKind

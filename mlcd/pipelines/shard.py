@@ -1,8 +1,10 @@
-"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed` and `mlcd index` make.
+"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed` and `mlcd index`
+make.
 
-`open_shards` lists the input and writes nothing. Then any process can make any shard, at any time and as often as it
-likes: what it leaves has the same bytes. Once all are made, `publish` gives the artifact its place. Who gives out the
-shards, a queue or another engine, is unknown here.
+`open_shards` lists the input and writes nothing. Then any process can make any shard, at any time
+and as often as it likes: what it leaves has the same bytes. Once all are made, `publish` puts the
+artifact in its place. This module does not know who hands out the shards: a queue or another
+engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,9 +50,8 @@ class CenterSet:
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a process opens once, for all shards that it makes.
-
-    num_threads: that decode. in_flight: batches that the encoder is given at one time.
+    """The parts that a process opens once, for all its shards. num_threads: threads that decode.
+    in_flight: batches that the encoder is given at one time.
     """
 
     encoder: Encoder
@@ -62,32 +63,36 @@ class Equipment:
 class Shards(Protocol):
     """A job with its input listed. `on_done` may raise, to stop: no part is half made then."""
 
-    sizes: list[int]
-    """Images of each shard."""
-    damaged_files: int
-    """Of the input: those that could not be listed, or not to their end."""
+    sizes: list[int]  # images of each shard
+    damaged_files: int  # files of the input that could not be listed to their end
 
     def plan(self) -> None:
-        """Begin the output. Raises Conflict where something else stands there, or is being made."""
+        """Begins the output. Raises Conflict where something else is, or is being made."""
         ...
 
     def check(self) -> None:
-        """What is listed now is what was planned. Raises InputChanged, OtherSettings, OutputGone."""
+        """Checks that the input is the one that was planned. Raises InputChanged, OtherSettings,
+        OutputGone.
+        """
         ...
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        """Write one shard; does nothing where it is there. Returns how many of its images have no result.
+        """Writes one shard; does nothing where it is there. Returns how many of its images have no
+        result.
 
-        Raises InputChanged, OtherSettings, OutputGone, Conflict where a file of its images changed meanwhile, and, but
-        for the last try, Unavailable where the file system did not give some: a passing fault must not cost them.
+        Raises InputChanged, OtherSettings, OutputGone, and Conflict where a file of its images
+        changed meanwhile. Raises Unavailable, except at the last try, where the file system did not
+        give some: a passing fault must not cost them.
         """
         ...
 
     def publish(self, on_done: OnDone) -> None:
-        """The output at its place, made whole first where a shard is missing; does nothing where it is there.
+        """Puts the output in its place, and makes missing shards first; does nothing where it is
+        there.
 
-        Of a collection `on_done` is told (done, 0): first of the images that it holds, those without an embedding
-        included, and then, from the number of all images on, of those that its index is made of.
+        For a collection `on_done` is called with (done, 0): first with the images that it holds,
+        those without an embedding included, and then, from the number of all images on, with those
+        that its index is made of.
 
         Raises InvalidInput where no image could be used.
         """
@@ -104,10 +109,12 @@ def open_shards(
 ) -> Shards:
     """Lists the input of a job and cuts it into shards of `part_entries` images.
 
-    owner: whose work the unfinished output is; all of it is in `draft_path(job.output)`. check_files: called with the
-    files that a shard is made of, before they are read; what it raises, `make` raises.
+    owner: whose work the unfinished output is; all of it is in `draft_path(job.output)`.
+    check_files: called with the files that a shard is made of, before they are read; what it
+    raises, `make` raises.
 
-    Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers of the model.
+    Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers
+    of the model.
     """
     out = Path(job.output)
     source = open_source(job.input)

@@ -1,4 +1,4 @@
-"""Shards of a collection: of its embeddings, which are made first and do not stay.
+"""Shards of a collection: the shards of its embeddings, which are made first and do not stay.
 
 OUT.partial/embeddings             as `mlcd embed` makes it
 OUT.partial/attempt-…/collection   made of it; at the end it becomes OUT, and OUT.partial goes
@@ -27,8 +27,8 @@ from mlcd.parts.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
+# A folder in the draft of the collection: beside the output only the draft takes a name.
 EMBEDDINGS: Final = "embeddings"
-"""In the draft of the collection: no name beside the output is taken but that of the draft."""
 _COLLECTION: Final = "collection"
 _SHOWN: Final = 40
 
@@ -67,7 +67,9 @@ class CollectionShards:
         discard(self._draft, self._owner)
 
     def _check_items(self) -> None:
-        """Raises InvalidInput naming the first image that a collection could not hold: before there is any work."""
+        """Raises InvalidInput naming the first image that a collection could not hold: before there
+        is any work.
+        """
         entries = self._source.entries
         seen: set[str | None] = set()
         for key, class_name in zip(entries.keys(), entries.class_names(), strict=True):
@@ -83,7 +85,9 @@ class CollectionShards:
                 ) from error
 
     def _entered(self, *, begins: bool = False) -> bool:
-        """Whether there still is something to do. Raises Conflict where something else stands there, OutputGone."""
+        """Tells whether there still is something to do. Raises Conflict where something else stands
+        there, OutputGone.
+        """
         if self._published():
             return False
         if begins:
@@ -96,7 +100,9 @@ class CollectionShards:
         return True
 
     def _published(self) -> bool:
-        """Told by a mark, as whoever serves the collection lets nobody else open it."""
+        """Tells whether the collection is published. A mark says so, as the server of a collection
+        lets nobody else open it.
+        """
         if not os.path.lexists(self._out):
             return False
         if owner_of(self._out) != self._owner or not (self._out / LEDGER).is_file():
@@ -104,7 +110,7 @@ class CollectionShards:
         return True
 
     def _collect(self, on_done: OnDone) -> None:
-        """A collection of all rows at its place, all of them or none."""
+        """Makes a collection of all rows and puts it in its place, all of them or none."""
         on_done(
             0, 0
         )  # who lost the work meanwhile stops here, before the attempt of who has it goes
@@ -133,13 +139,13 @@ class CollectionShards:
 
 
 def _shown(key: str) -> str:
-    """Both ends of a long one: they tell it from others."""
+    """Returns a key, or both ends of a long one: they tell it from others."""
     return key if len(key) <= 2 * _SHOWN else f"{key[:_SHOWN]}…{key[-_SHOWN:]}"
 
 
 @dataclass(frozen=True)
 class _Told:
-    """The `Stages` of making a collection of `rows` rows, told as those of `images` images."""
+    """The `Stages` of making a collection of `rows` rows, reported as those of `images` images."""
 
     on_done: OnDone
     images: int

@@ -19,13 +19,15 @@ from mlcd.types import SampleKey
 
 
 class InputChanged(Conflict):
-    """What is listed now is not what the shards were planned for: none of them can be made any more."""
+    """The input is not the one that the shards were planned for: none can be made any more."""
 
     name = "input-changed"
 
 
 class OutputGone(Conflict):
-    """The unfinished output is not where it was begun: its disk may be away, and another one in its place."""
+    """The unfinished output is not where it was begun: its disk may be away, and another one in its
+    place.
+    """
 
     name = "output-gone"
 
@@ -38,7 +40,9 @@ class OutputGone(Conflict):
 
 
 class OtherSettings(ConfigInvalid):
-    """The shards were planned with another engine, precision or size: those who have these can go on."""
+    """The shards were planned with another engine, precision or size: those who have these can go
+    on.
+    """
 
     name = "other-settings"
 
@@ -117,7 +121,7 @@ class PartShards:
                 raise OutputGone.of(draft.path)
 
     def keys(self, shard: int) -> Iterable[SampleKey]:
-        """Of the images of a shard."""
+        """Returns the keys of the images of a shard."""
         return self._images.entries(shard).keys()
 
     def _published(self) -> Artifact | None:
@@ -160,7 +164,9 @@ class PartShards:
             )
 
     def _checking(self, shard: int, on_done: OnDone, *, is_last_try: bool) -> OnDone:
-        """Looks at the files once more when all are read, and nothing is written."""
+        """Returns an `on_done` that checks the files once more when all are read and nothing is
+        written.
+        """
         source, checked = self._images.source, False
         before = len(source.faults)
 
@@ -171,8 +177,10 @@ class PartShards:
                 source.check_unchanged(self._images.entries(shard))
                 if len(source.faults) > before and not is_last_try:
                     raise Unavailable(
-                        f"{len(source.faults) - before} images could not be read, the first {source.faults[before]}",
-                        remedy="see whether their disk is there, and whether the worker may read them",
+                        f"{len(source.faults) - before} images could not be read,"
+                        f" the first {source.faults[before]}",
+                        remedy="see whether their disk is there,"
+                        " and whether the worker may read them",
                     )
             on_done(done, errors)
 
@@ -180,5 +188,5 @@ class PartShards:
 
 
 def _settings_of(identity: dict[str, Any]) -> str:
-    """In words, of the identity of a request."""
+    """Returns the settings of a request's identity in words."""
     return ", ".join(f"{name} {value}" for name, value in sorted(identity["config"].items()))

@@ -50,7 +50,7 @@ def jobs(context: click.Context, url: str | None, api_key: str | None) -> None:
 
 
 def _with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--url` and pass the client of that server, else of the one that the group was told of."""
+    """Adds `--url` and passes the client of that server, else of the group's server."""
 
     @_url_option
     @click.pass_obj
@@ -81,9 +81,11 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
 def submit(
     client: "Jobs", images: str, out: str, *, follow: bool, as_json: bool, **asked: Any
 ) -> None:
-    """Have all IMAGES (a folder, a glob of tar shards or parquet files) worked on, into the new directory OUT.
+    """Have all IMAGES (a folder, a glob of tar shards or parquet files) worked on, into the new
+    directory OUT.
 
-    Both are paths as server and workers see them; relative ones are taken from the working directory here.
+    Both are paths as server and workers see them; relative ones are taken from the working
+    directory here.
     """
     reporter = _reporter(as_json=as_json)
     job = client.submit(os.path.abspath(images), os.path.abspath(out), **asked)  # noqa: PTH100 - links are the server's to follow
@@ -116,7 +118,9 @@ def list_jobs(client: "Jobs", state: JobState | None, *, as_json: bool) -> None:
 @click.argument("job")
 @_with_client
 def show(client: "Jobs", job: str) -> None:
-    """All that is known of JOB, as JSON, with the first of its shards that were left aside and how many more are."""
+    """All that is known of JOB, as JSON, with the first of its shards that were left aside and how
+    many more are.
+    """
     shown = client.get(job)
     first = [asdict(failure) for failure in islice(client.failures(job), _SHOWN_FAILURES)]
     more = max(0, shown.progress.shards_failed - len(first))
@@ -207,7 +211,9 @@ def _count(
     changes: "Iterator[Job]",
     reporter: Reporter,
 ) -> "Job":
-    """Follows a number until it has come to all images, or the job to its end; returns the job as it is then."""
+    """Follows a number until it has come to all images, or the job to its end; returns the job as
+    it is then.
+    """
     done = 0
     with reporter.stage(step, job.progress.images) as meter:
         while True:
@@ -221,7 +227,8 @@ def _count(
 
 def _outcome(job: "Job") -> str:
     progress = job.progress
-    line = f"{job.id} {job.state}: {progress.done} images, {progress.failed_items} of them without a result"
+    line = f"{job.id} {job.state}: {progress.done} images,"
+    line += f" {progress.failed_items} of them without a result"
     if progress.damaged_files:
         line += f", damaged files: {progress.damaged_files}"
     if progress.shards_failed:

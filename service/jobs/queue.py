@@ -1,4 +1,6 @@
-"""The queue of jobs over any database. `transitions` decides what may happen; this module reads and writes."""
+"""The queue of jobs over any database. `transitions` decides what may happen; this module reads and
+writes.
+"""
 
 import logging
 import secrets
@@ -39,14 +41,15 @@ from service.jobs.job import (
 )
 from service.timings import DAMAGED_REST_S
 
+# The digits of the microseconds since the epoch, hexadecimal: ids are in the order of submission
+# until the year 4253.
 _ID_DIGITS: Final = 14
-"""Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""
 _RANDOM_BYTES: Final = 3
 _ID_LENGTH: Final = _ID_DIGITS + 2 * _RANDOM_BYTES
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _LEASE_BYTES: Final = 8
+# Jobs that one call removes at most: each is a transaction, and others wait for their turn.
 _SWEPT: Final = 100
-"""At most, by one call: each is a transaction, and others wait for their turn."""
 _LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
 _log = logging.getLogger("mlcd.jobs")
 
@@ -54,29 +57,33 @@ _log = logging.getLogger("mlcd.jobs")
 class Queue:
     """The queue of jobs between the servers that accept them and the workers that do them.
 
-    Every method is one atomic step and durable when it returns. Many processes and threads may call it at once.
+    Every method is one atomic step and durable when it returns. Many processes and threads may call
+    it at once.
 
-    Leases: a task is done at least once. It is leased again where its lease has ended without a report. A lease ends
-    when the task is leased again, not before: a worker that slept too long may go on where nobody else has the task.
+    Leases: a task is done at least once. It is leased again where its lease has ended without a
+    report. A lease ends when the task is leased again, not before: a worker that slept too long may
+    go on where nobody else has the task.
 
-    Failures: a task that was leased, or has failed, `MAX_ATTEMPTS` times without success fails for good, and the other
-    tasks go on. When all have ended and some have failed, the job has failed. After each failure a task waits, from
-    `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`, longer each time.
+    Failures: a task that was leased, or has failed, `MAX_ATTEMPTS` times without success fails for
+    good, and the other tasks go on. When all have ended and some have failed, the job has failed.
+    After each failure a task waits, from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`, longer each time.
 
     Raises Unavailable where the database cannot be reached.
     """
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
+        # Jobs that cannot be read, and when that was last found: they are passed over for a while.
         self._damaged: dict[str, float] = {}
-        """Jobs whose records cannot be read, and when that was last found: for a while they are passed over."""
+        # the job of each state at which the next look begins, from the newest on
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
-        """Of each state, the job at which the next look begins, from the newest on."""
 
     def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
-        """Returns the new job and True, or the job submitted before with this idempotency key and False.
+        """Returns the new job and True, or the job submitted before with this idempotency key and
+        False.
 
-        Raises Conflict where the key belongs to another spec, or where an unfinished job writes to the same output.
+        Raises Conflict where the key belongs to another spec, or where an unfinished job writes to
+        the same output.
         """
 
         def step(transaction: Transaction) -> tuple[Job, bool]:
@@ -126,8 +133,8 @@ class Queue:
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         """Returns the events with an id above `after`, oldest first; only the last few are kept.
 
-        Where the job has not reached `after`, an older queue was put back: the last event is returned then. Raises
-        NotFound.
+        Where the job has not reached `after`, an older queue was put back: the last event is
+        returned then. Raises NotFound.
         """
         events = self._database.events(job_id, after) if _is_id(job_id) else []
         if not events and self._read(job_id).version < after:
@@ -148,8 +155,9 @@ class Queue:
     def cancel(self, job_id: str) -> Job:
         """Cancels the job; workers learn it by `renew`. A canceled job stays canceled.
 
-        Only `discard` is leased after that, and only once nobody holds a lease of the job. Raises NotFound, and
-        Conflict where the job has ended another way. Removes a job that cannot be read, and raises NotFound.
+        Only `discard` is leased after that, and only once nobody holds a lease of the job. Raises
+        NotFound, and Conflict where the job has ended another way. Removes a job that cannot be
+        read, and raises NotFound.
         """
         try:
             return self._change(
@@ -163,7 +171,9 @@ class Queue:
             ) from None
 
     def retry(self, job_id: str) -> Job:
-        """Makes failed or canceled work available again. Raises NotFound, and Conflict where there is none."""
+        """Makes failed or canceled work available again. Raises NotFound, and Conflict where there
+        is none.
+        """
 
         def step(transaction: Transaction) -> Job:
             record = _found(transaction.record(job_id) if _is_id(job_id) else None)
@@ -181,7 +191,8 @@ class Queue:
         lease_s: float,
         exclude: Collection[str] = (),
     ) -> Work | None:
-        """Leases the next task of the oldest job of these models that has one; None where there is none now.
+        """Leases the next task of the oldest job of these models that has one; None where there is
+        none now.
 
         exclude: ids of jobs to leave out.
         """
@@ -227,7 +238,9 @@ class Queue:
         self._report(work, lambda record, _: transitions.release_task(record, work))
 
     def refused(self, work: Work, problem: Problem) -> None:
-        """Releases a task that this worker cannot do; the job shows `problem` until another worker gets on with it."""
+        """Releases a task that this worker cannot do; the job shows `problem` until another worker
+        gets on with it.
+        """
         self._report(
             work, lambda record, _: transitions.release_task(record, work, refusal=problem)
         )
@@ -235,8 +248,8 @@ class Queue:
     def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
         """Stores the number of images of each shard, in order, and begins the shards.
 
-        damaged_files: files of the input that could not be listed to their end. This method, `completed` and `failed`
-        have no effect where the lease has ended.
+        damaged_files: files of the input that could not be listed to their end. This method,
+        `completed` and `failed` have no effect where the lease has ended.
         """
 
         def step(transaction: Transaction) -> bool:
@@ -252,7 +265,9 @@ class Queue:
         self._hear(work, step)
 
     def completed(self, work: Work, *, failed_items: int = 0) -> None:
-        """Ends a task whose output is on the disk. `publish` follows the last shard, and then the job has succeeded."""
+        """Ends a task whose output is on the disk. `publish` follows the last shard, and then the
+        job has succeeded.
+        """
         self._report(
             work,
             lambda record, now_s: transitions.complete(
@@ -261,7 +276,9 @@ class Queue:
         )
 
     def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
-        """Ends a failed attempt. fatal: every task would fail alike, as with a full disk; the job fails at once."""
+        """Ends a failed attempt. fatal: every task would fail alike, as with a full disk; the job
+        fails at once.
+        """
         self._report(
             work,
             lambda record, now_s: transitions.fail(record, work, problem, now_s=now_s, fatal=fatal),
@@ -270,15 +287,16 @@ class Queue:
     def sweep(self, *, longer_than_s: float, more_than: int) -> int:
         """Forgets jobs with nothing left to do, and their idempotency keys; returns how many.
 
-        It takes those that ended longer ago than longer_than_s, and the oldest of more than more_than; at most
-        `_SWEPT` in one call. Outputs are not touched.
+        It takes those that ended longer ago than longer_than_s, and the oldest of more than
+        more_than; at most `_SWEPT` in one call. Outputs are not touched.
         """
         found = self._database.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
         left = self._passed_over
         return sum(self._forget(ended) for ended in found if ended.job_id not in left)
 
     def note_served(self) -> None:
-        """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the live workers.
+        """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the
+        live workers.
 
         One call looks at `_SWEPT` jobs of each state.
         """
@@ -296,7 +314,9 @@ class Queue:
     def pending(
         self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        """Tells whether anything is left to do, now or later, of jobs of these models; `discard` counts, too."""
+        """Tells whether anything is left to do, now or later, of jobs of these models; `discard`
+        counts, too.
+        """
         return self._database.pending(fingerprints, exclude={*exclude, *self._passed_over})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
@@ -370,13 +390,13 @@ class Queue:
         self._hear(work, step)
 
     def _hear(self, work: Work, step: Callable[[Transaction], bool]) -> None:
-        """What a worker tells of a job that cannot be read any more, or is not there, has no effect."""
+        """Runs a report of a worker; it has no effect where the job is gone or cannot be read."""
         try:
             is_there = self._database.transact(step)
         except RecordDamaged:
             self._pass_over(work.job_id)
             return
-        if not is_there:  # who learns it by `renew` gives the piece back: it is said once
+        if not is_there:  # who learns it by `renew` releases the task: it is logged once
             draft = printable(str(draft_path(Path(work.spec.output))))
             message = "job %s is not in the queue any more; what it has written so far stays at %s"
             _log.warning(message, work.job_id, draft)
@@ -391,7 +411,7 @@ class Queue:
 
     @property
     def _passed_over(self) -> set[str]:
-        """Damaged jobs at which it is not time to look again."""
+        """The damaged jobs that are not looked at now."""
         since_s = time.monotonic() - DAMAGED_REST_S
         return {job_id for job_id, found_s in list(self._damaged.items()) if found_s > since_s}
 
@@ -411,7 +431,9 @@ class Queue:
 
     @staticmethod
     def _keep(transaction: Transaction, before: StoredJob | None, after: StoredJob) -> Job:
-        """Nothing is written where nothing has changed."""
+        """Stores a changed job, its event, its hold of the output and its failures; does nothing
+        where nothing has changed.
+        """
         if after == before:
             return after.job
         if before is not None and _looks_other(before.job, after.job):
@@ -427,7 +449,7 @@ class Queue:
 
 
 def _looks_other(before: Job, after: Job) -> bool:
-    """Worth an event: a pace alone is not."""
+    """Tells whether users see a difference that is worth an event: a changed pace alone is not."""
     return replace(before, images_per_s=None) != replace(after, images_per_s=None)
 
 
@@ -438,7 +460,7 @@ def _found(record: StoredJob | None) -> StoredJob:
 
 
 def _keep_failures(transaction: Transaction, before: StoredJob | None, after: StoredJob) -> None:
-    """Of one change: all that have failed by it have done so for the same reason."""
+    """Stores the shards that have failed by this change; all of them failed for the same reason."""
     for shard in set(after.failed).difference(() if before is None else before.failed):
         assert after.problem is not None
         transaction.set_failure(
@@ -447,7 +469,7 @@ def _keep_failures(transaction: Transaction, before: StoredJob | None, after: St
 
 
 def _next_id(newest: str | None, now_s: float) -> str:
-    """Greater than any before, whatever the clock does, and not to be guessed."""
+    """Returns an id greater than any before, whatever the clock does, that cannot be guessed."""
     moment = int(now_s * 1e6)
     if newest is not None:
         moment = max(moment, int(newest[:_ID_DIGITS], 16) + 1)

@@ -1,9 +1,11 @@
-"""The queue's database in Redis: several machines share one queue. Its clock alone decides on leases.
+"""The queue's database in Redis: several machines share one queue. Its clock alone decides on
+leases.
 
 What it holds: `redis_keys`.
 
-A transaction reads records and names, decides, and then writes by one script, which does nothing where any of what was
-read is another by then: it is run again. What Redis has answered is as durable as its settings say.
+A transaction reads records and names, decides, and then writes by one script, which does nothing
+where any of what was read is another by then: it is run again. What Redis has answered is as
+durable as its settings say.
 """
 
 import json
@@ -38,8 +40,9 @@ from service.timings import QUEUE_CONNECT_S, QUEUE_REDIS_S
 
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
 _SCHEMA: Final = "1"
-_ARGUMENTS: Final = 1000
-"""Of one command in the script: Lua unpacks a few thousand at most."""
+_ARGUMENTS: Final = 1000  # Values of one command in the script: Lua unpacks a few thousand at most.
+# KEYS: the keys that were read. ARGV: the commands as JSON, then the value of each key, empty where
+# there was none.
 _COMMIT: Final = """
 for place, key in ipairs(KEYS) do
   if (redis.call('GET', key) or '') ~= ARGV[place + 1] then return 0 end
@@ -47,13 +50,14 @@ end
 for _, command in ipairs(cjson.decode(ARGV[1])) do redis.call(unpack(command)) end
 return 1
 """
-"""KEYS: what was read; ARGV: the commands as JSON, then what each key held, empty where there was none."""
 
 _log = logging.getLogger("mlcd.service")
 
 
 def open_redis_database(url: str, prefix: str) -> "RedisDatabase":
-    """Connects when it is used first. Raises ConfigInvalid for a URL that is none of Redis."""
+    """Opens the database; it connects when it is first used. Raises ConfigInvalid for a URL that
+    Redis cannot use.
+    """
     try:
         client = Redis.from_url(
             url,
@@ -70,15 +74,14 @@ def open_redis_database(url: str, prefix: str) -> "RedisDatabase":
 
 
 class RedisDatabase:
-    """See `JobDatabase`. Threads and processes may share one Redis."""
+    """A `JobDatabase` in Redis. Threads and processes may share one Redis."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client: Any = client  # its types do not know that answers are decoded
         self._keys = keys
         self._clock = Clock(self._told_s)
         self._commit = client.register_script(_COMMIT)
-        self._keeps = False
-        """Whether it is known that jobs can be kept there."""
+        self._keeps = False  # True once it is known that jobs can be kept there.
 
     def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
         with _translated():
@@ -109,7 +112,8 @@ class RedisDatabase:
             far: set[str] = set()
             now_s = self._clock.now_s()
             for key in map(self._keys.due, fingerprints):
-                # TaskRunner that wait are due from 0 on, the oldest job first; leases and pauses end at their own moments.
+                # Waiting tasks are due from 0 on, the oldest job first.
+                # Leases and pauses end at their own times.
                 found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
                 found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
                 far |= set(
@@ -220,12 +224,14 @@ class RedisDatabase:
         policy = str(self._client.info("memory").get("maxmemory_policy", ""))
         if policy.startswith("allkeys"):
             raise ConfigInvalid(
-                f"the Redis of the jobs throws any key away when it is full (maxmemory-policy {policy})",
+                "the Redis of the jobs throws any key away when it is full"
+                f" (maxmemory-policy {policy})",
                 remedy="set noeviction or volatile-lru there, or name another Redis",
             )
         if not self._client.info("persistence").get("aof_enabled"):
             _log.warning(
-                "the Redis of the jobs keeps nothing over a restart: set appendonly yes, appendfsync always"
+                "the Redis of the jobs keeps nothing over a restart:"
+                " set appendonly yes, appendfsync always"
             )
         self._client.set(self._keys.schema, _SCHEMA, nx=True)
         if self._client.get(self._keys.schema) != _SCHEMA:
@@ -241,7 +247,9 @@ class RedisDatabase:
 
 
 class _Transaction:
-    """See `Transaction`. read: what its decision rests on, key by key; commands: what is to be done."""
+    """A `Transaction`. read: the values that its decision depends on, by key. commands: what it
+    will write.
+    """
 
     def __init__(self, client: Any, keys: Keys, clock: Clock) -> None:
         self._client, self._keys, self._clock = client, keys, clock

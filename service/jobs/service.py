@@ -1,4 +1,6 @@
-"""Where requests meet the queue: its store, the folders it may use, and threads, as a store makes its callers wait."""
+"""The job service of a server: the queue, the folders that jobs may use, and threads for the
+queue's blocking calls.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +26,7 @@ _FILE: Final = Path("jobs") / "queue.sqlite"
 
 @dataclass(frozen=True)
 class JobService:
-    """Use from one event loop."""
+    """The parts that the routes of jobs use. Use it from one event loop."""
 
     queue: Queue
     roots: Roots
@@ -33,7 +35,9 @@ class JobService:
     keep_jobs: int
 
     async def ask(self, call: Callable[[], _Result], *, deadline: float) -> _Result:
-        """What `call` returns, made in a thread; DeadlineExceeded once the loop's clock passes `deadline`."""
+        """Returns what `call` returns, from a thread. Raises DeadlineExceeded once the loop's clock
+        passes `deadline`.
+        """
         try:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.get_running_loop().run_in_executor(self.threads, call)
@@ -43,9 +47,9 @@ class JobService:
             ) from error
 
     async def count(self, metrics: Metrics) -> None:
-        """Forget what has ended long ago and tell the queue's numbers, until cancelled.
+        """Removes jobs that ended long ago and publishes the queue's numbers, until cancelled.
 
-        While it does not answer the last ones stand.
+        While the queue does not answer, the last numbers stand.
         """
         while True:
             try:
@@ -72,7 +76,9 @@ class JobService:
 
 @asynccontextmanager
 async def open_job_service(settings: Settings) -> AsyncIterator[JobService | None]:
-    """None where no folders are named: then there are no jobs. Raises ConfigInvalid."""
+    """Opens the job service; None where no folders are named, as jobs are off then. Raises
+    ConfigInvalid.
+    """
     if not settings.jobs.roots:
         yield None
         return
@@ -89,7 +95,9 @@ async def open_job_service(settings: Settings) -> AsyncIterator[JobService | Non
 
 
 def open_queue(settings: Settings) -> Queue:
-    """In Redis where there is one, else in the state directory. Raises ConfigInvalid where there is neither."""
+    """Opens the queue in Redis, or else in the state directory. Raises ConfigInvalid where neither
+    is set.
+    """
     if settings.redis_url is not None:
         from service.jobs.redis import open_redis_database
 

@@ -1,14 +1,16 @@
-"""The queue's database on one machine: SQLite, shared by the processes of servers and workers there.
+"""The queue's database on one machine: SQLite, shared by the processes of servers and workers
+there.
 
-jobs      id, what finds them (state, fingerprint, from when due, pieces that wait), record (JSON)
+jobs      id, what finds them (state, fingerprint, from when due, tasks that wait), record (JSON)
 events    job, id, view (JSON)
 names     idempotency keys and outputs, and the jobs that hold them
 sizes     job, shard, images
 failures  job, shard, why it has failed (JSON)
 beats     worker, its model, when it last told that it lives, until when it is taken to
 
-One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who reads never waits
-for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who
+reads never waits for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT
+returns.
 """
 
 import logging
@@ -38,27 +40,34 @@ from service.jobs.job import (
 )
 from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
 
+# Version 1 had no failures and no index of ended jobs, version 2 no models of workers; both are
+# upgraded.
 SCHEMA: Final = 3
-"""1 knew no failures, and no jobs by their end; 2 knew no models of workers: they are brought up."""
-_APPLICATION: Final = 0x4D4C434A
-"""`MLCJ`: what the file says of itself."""
+_APPLICATION: Final = 0x4D4C434A  # `MLCJ`, the application id of the file
 _ENDED_AT: Final = "json_extract(record, '$.ended_s')"
 _OVER: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
 _TABLES: Final = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
-                                 waiting INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+  id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
+  waiting INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, id);
 CREATE INDEX IF NOT EXISTS jobs_due ON jobs (fingerprint, id) WHERE due_s IS NOT NULL;
-CREATE TABLE IF NOT EXISTS events (job TEXT, id INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+  job TEXT, id INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, id)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, job TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS sizes (job TEXT, shard INTEGER, images INTEGER NOT NULL, PRIMARY KEY (job, shard))
-                                  WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS failures (job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard))
-                                     WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sizes (
+  job TEXT, shard INTEGER, images INTEGER NOT NULL, PRIMARY KEY (job, shard)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (
+  job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard)
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_AT}) WHERE {_OVER};
-CREATE TABLE IF NOT EXISTS beats (worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL,
-                                  until_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS beats (
+  worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL, until_s REAL NOT NULL
+) WITHOUT ROWID;
 DROP TABLE IF EXISTS workers;
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {SCHEMA};
@@ -71,10 +80,12 @@ _log = logging.getLogger("mlcd.jobs")
 
 
 class SqliteDatabase:
-    """See `JobDatabase`. Processes share the file, threads share this."""
+    """A `JobDatabase` in an SQLite file. Processes share the file, threads share this object."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours, Unavailable."""
+        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours,
+        Unavailable.
+        """
         self._path = path
         self._clock = Clock(_wall_s)
         self._file = SqliteFile(path, self._prepare)
@@ -108,9 +119,10 @@ class SqliteDatabase:
         rest: str,
         *values: float,
     ) -> list[str]:
-        """Ids of jobs with something left to be done."""
+        """Returns ids of jobs with something left to do."""
         found = self._file.rows(
-            f"SELECT id FROM jobs WHERE fingerprint IN ({_marks(fingerprints)}) AND due_s IS NOT NULL"  # noqa: S608
+            "SELECT id FROM jobs WHERE due_s IS NOT NULL"  # noqa: S608
+            f" AND fingerprint IN ({_marks(fingerprints)})"
             f" AND id NOT IN ({_marks(exclude)}) AND {rest}",
             *fingerprints,
             *exclude,
@@ -121,7 +133,8 @@ class SqliteDatabase:
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
         found = self._file.rows(
-            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
+            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)}"  # noqa: S608
+            " ORDER BY id DESC LIMIT ?",
             *(value for value in (below, state) if value is not None),
             limit,
         )
@@ -135,7 +148,8 @@ class SqliteDatabase:
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
         found = self._file.rows(
-            f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)}) ORDER BY shard",  # noqa: S608
+            f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)})"  # noqa: S608
+            " ORDER BY shard",
             job_id,
             *shards,
         )
@@ -286,10 +300,12 @@ def _marks(values: Collection[object]) -> str:
 
 
 class SqliteFile:
-    """Threads may share it. Raises Unavailable, and ArtifactInvalid for a file that is damaged."""
+    """An SQLite file. Threads may share it. Raises Unavailable, and ArtifactInvalid for a damaged
+    file.
+    """
 
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
-        """prepare: makes or checks what is in the file, as often as it is asked to."""
+        """prepare: creates or checks what is in the file; it may run more than once."""
         self._path = path
         self._told_s: float | None = None
         with self._translated():
@@ -303,7 +319,7 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, of which nothing is kept where it raises."""
+        """Runs a transaction; nothing is written where it raises."""
         with self._translated(), self._writer.opened() as writer:
             _patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
             try:
@@ -326,7 +342,8 @@ class SqliteFile:
             self._tell(error)
             raise Unavailable(
                 "the job queue was removed",
-                remedy="put it back; or end all servers and workers and start them with an empty one",
+                remedy="put it back;"
+                " or end all servers and workers and start them with an empty one",
             ) from None
         except (sqlite3.Error, OSError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
@@ -340,7 +357,7 @@ class SqliteFile:
             ) from error
 
     def _tell(self, error: Exception) -> None:
-        """Now and then."""
+        """Logs an error now and then."""
         if self._told_s is None or time.monotonic() - self._told_s >= SQLITE_LOG_S:
             self._told_s = time.monotonic()
             fault = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -348,7 +365,7 @@ class SqliteFile:
 
 
 class _Connection:
-    """For one thread at a time, and always to the file that is at the path now."""
+    """One connection, used by one thread at a time, always to the file that is at the path now."""
 
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path, self._prepare = path, prepare
@@ -382,9 +399,9 @@ class _Connection:
         self._connection = connection
 
     def _follow(self) -> None:
-        """Where the file was replaced, as by a copy that was kept.
+        """Opens the file at the path again where it was replaced, as by a restored backup.
 
-        Raises FileNotFoundError where it was removed: nobody else would see a word.
+        Raises FileNotFoundError where it was removed: no other process would see what is written.
         """
         if _identity(self._path) != self._file:
             before = self._connection
@@ -398,7 +415,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _patiently(call: Callable[[], _Answer]) -> _Answer:
-    """Asked again while another process writes; between two times signals are heard."""
+    """Repeats a call while another process writes; signals are handled between two calls."""
     until_s = time.monotonic() + SQLITE_TURN_S
     while True:
         try:

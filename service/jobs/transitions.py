@@ -1,7 +1,8 @@
-"""How a job goes on: pure functions from one record and a moment to the next record. No store, no clock.
+"""The transitions of a job: pure functions from one stored job and a time to the next. No database,
+no clock.
 
 plan ──▶ n shards ──▶ publish ──▶ succeeded           cancel ──▶ discard ──▶ canceled
-  └─ a piece that fails for good: failed, and retry goes on with the stage ─┘   └─ retry: plan again
+  └─ a task fails for good: failed; a retry goes on with the stage ─┘   └─ retry: plan again
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
 
 _LOST = Problem(
     "worker-lost",
-    f"a piece of the work was given out {MAX_ATTEMPTS} times and no worker came to an end with it",
+    f"a task was leased {MAX_ATTEMPTS} times and no worker finished it",
     "the log of the workers says how they ended; then retry",
 )
 
@@ -44,10 +45,11 @@ def lease_task(
     images_of: Callable[[int], int],
     leapt: bool = False,
 ) -> tuple[StoredJob, Work | None]:
-    """A piece for this worker; None where nothing can be given out now, though the record may be another.
+    """Leases a task to this worker; None where no task can be leased now, though the stored job may
+    change.
 
-    lease: an id that was never used. images_of: of a shard. leapt: the clock was set of late: who holds a lease that
-    has ended has not been slow.
+    lease: an id that was never used. images_of: the number of images of a shard. leapt: the clock
+    was set lately, so a worker whose lease has ended was not slow.
     """
     record = _expired(_cut_back(record, now_s, lease_s), now_s, counted=not leapt)
     piece = record.next_task(now_s)
@@ -82,7 +84,7 @@ def lease_task(
 def extend(
     record: StoredJob, work: Work, *, now_s: float, lease_s: float, done: int
 ) -> tuple[StoredJob, bool]:
-    """For another lease_s from now; False: the worker has to stop."""
+    """Extends the lease by lease_s from now; False: the worker must stop."""
     lease = record.leases.get(work.lease)
     if lease is None or lease.stage != record.stage or record.state == "failed":
         return record, False
@@ -96,7 +98,9 @@ def extend(
 
 
 def release_task(record: StoredJob, work: Work, *, refusal: Problem | None = None) -> StoredJob:
-    """As if it had not been given out. refusal: why this worker, and others like it, cannot do it."""
+    """Ends a lease as if it had never begun. refusal: why this worker, and others like it, cannot
+    do the task.
+    """
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -108,7 +112,9 @@ def release_task(record: StoredJob, work: Work, *, refusal: Problem | None = Non
 def cut(
     record: StoredJob, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0
 ) -> StoredJob:
-    """The plan is made: shards of so many images, and so many files that could not be listed to their end."""
+    """Ends the plan: shards of so many images, and so many files that could not be listed to their
+    end.
+    """
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -159,7 +165,7 @@ def fail(
 
 
 def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
-    """Raises Conflict where it has ended another way."""
+    """Cancels a job. Raises Conflict where it has ended another way."""
     if record.state == "canceled":
         return record
     if record.state in FINISHED:
@@ -175,7 +181,7 @@ def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
 
 
 def retry(record: StoredJob, *, now_s: float) -> StoredJob:
-    """Raises Conflict where there is nothing to do again."""
+    """Begins failed or canceled work again. Raises Conflict where there is none."""
     if record.state not in ("failed", "canceled"):
         raise Conflict(
             f"the job has not failed: it is {record.state}", remedy="only failed and canceled ones"
@@ -193,7 +199,7 @@ def retry(record: StoredJob, *, now_s: float) -> StoredJob:
 
 
 def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
-    """Whether a worker that lives has its model; what workers have said of it themselves goes first."""
+    """Sets or clears the refusal `no-worker`; a refusal by a worker itself goes first."""
     if served and record.refusal == UNSERVED:
         return replace(record, refusal=None)
     is_new = now_s - record.created_s < WORKER_START_S
@@ -203,14 +209,16 @@ def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
 
 
 def is_over(record: StoredJob, *, now_s: float, ended_s: float) -> bool:
-    """Whether it may be forgotten: it has ended at that moment, nothing is left to be done, nobody is at it."""
+    """Tells whether a job may be removed: it ended at that time, nothing is left to do and nobody
+    holds a lease.
+    """
     if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
         return False
     return all(lease.until_s <= now_s for lease in record.leases.values())
 
 
 def _cut_back(record: StoredJob, now_s: float, lease_s: float) -> StoredJob:
-    """Nothing ends later than from now on: the clock may have been set back."""
+    """Shortens leases and pauses to their length from now: the clock may have been set back."""
     leases = {
         name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
         for name, lease in record.leases.items()
@@ -222,7 +230,7 @@ def _cut_back(record: StoredJob, now_s: float, lease_s: float) -> StoredJob:
 
 
 def _expired(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
-    """Without the leases whose time has passed."""
+    """Ends the leases whose time has passed."""
     for name, lease in record.leases.items():
         if lease.until_s <= now_s:
             left = {other: kept for other, kept in record.leases.items() if other != name}
@@ -237,7 +245,9 @@ def _expired(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
 
 
 def _ended(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
-    """Without this lease; None where there is none, or its stage is over: then what the worker says has no effect."""
+    """Removes a lease; returns None for it where it is unknown or its stage is over, and then the
+    report has no effect.
+    """
     lease = record.leases.get(work.lease)
     if lease is None:
         return record, None
@@ -248,7 +258,9 @@ def _ended(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
 def _struck(
     record: StoredJob, lease: Lease, problem: Problem, *, rest_until_s: float | None
 ) -> StoredJob:
-    """An attempt came to nothing. To clear away what a canceled job has left is tried as often as it takes."""
+    """Counts a failed attempt. The removal of a canceled job's output is tried as often as it
+    takes.
+    """
     if lease.attempt < MAX_ATTEMPTS or lease.stage == "discard":
         rests = (
             record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
@@ -263,7 +275,7 @@ def _uncounted(record: StoredJob, lease: Lease) -> StoredJob:
 
 
 def _advanced(record: StoredJob, now_s: float) -> StoredJob:
-    """In the next stage, or at its end, where nothing of this one is left."""
+    """Enters the next stage, or the end, where no task of this stage is left."""
     if record.stage is None or record.fresh < record.pieces or record.again:
         return record
     if any(lease.stage == record.stage for lease in record.leases.values()):
@@ -286,7 +298,7 @@ def _entered(record: StoredJob, stage: Stage, pieces: int) -> StoredJob:
 
 
 def _anew(record: StoredJob) -> StoredJob:
-    """From the plan on, as if nothing had been done."""
+    """Begins with the plan again, as if nothing had been done."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
     record = replace(
         record, shards=None, shards_done=0, images=None, done=0, failed_items=0, damaged_files=0

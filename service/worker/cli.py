@@ -35,7 +35,10 @@ _LONGEST_NAME = 128
     "--config", type=click.Path(), help="File of lines as `mlcd serve --print-config` writes them."
 )
 def worker(config: str | None, name: str | None, drain: bool, **options: object) -> None:
-    """Do the jobs that servers with the same model and queue accept. Settings as for `mlcd serve`."""
+    """Do the jobs that servers with the same model and queue accept.
+
+    Settings as for `mlcd serve`.
+    """
     settings = read_settings(options, file=config)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     if not name.isprintable() or len(name) > _LONGEST_NAME:

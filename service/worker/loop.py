@@ -1,9 +1,10 @@
-"""`mlcd worker`: does pieces of jobs, one at a time, until it is told to end.
+"""`mlcd worker`: does tasks of jobs, one at a time, until it is told to end.
 
-Two threads. The one that computes does the piece and stops between images when it is told to. The main thread talks to
-the queue and hears signals: it renews the lease every second and learns by that of cancels. What does not stop in time,
-as the engine is at a batch, is left where it is: the process ends or begins anew, and no half part is ever visible.
-What hangs ends the process, too.
+Two threads work together. One computes: it does the task, and stops between two images when it is
+told to. The main thread talks to the queue and handles signals: it renews the lease every second
+and so learns of cancels. A task that does not stop in time, as the engine is at a batch, is
+abandoned: the process ends or starts again, and no half-written part is ever visible. A task that
+hangs ends the process, too.
 """
 
 import logging
@@ -49,16 +50,14 @@ from service.worker.failures import (
 )
 from service.worker.task import Outcome, TaskRunner, Watch
 
-_OTHERS: Final = 100
-"""That it looks at."""
-_STALLED: Final = 1
-"""The exit status."""
+_OTHERS: Final = 100  # foreign jobs that it counts at most
+_STALLED: Final = 1  # exit status after a task that hangs
 _log = logging.getLogger("mlcd.jobs")
 _Answer = TypeVar("_Answer")
 
 
 class Worker:
-    """`run` is for the main thread."""
+    """A worker of one queue. `run` must be called from the main thread."""
 
     def __init__(
         self,
@@ -70,25 +69,26 @@ class Worker:
         lease_s: float,
         stall_s: float,
     ) -> None:
-        """computing: has a single thread, in which the equipment of `runner` was opened."""
+        """computing: a single thread, in which the equipment of `runner` was opened."""
         self._queue, self._runner, self._computing = queue, runner, computing
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
         self._signals = StopSignals()
+        # Ends the process after a signal, whatever hangs. A caller that goes on after `run` cancels
+        # it.
         self.last_resort = threading.Timer(WORKER_END_S, os._exit, (1,))
-        """Ends the process after a signal, whatever hangs; to be cancelled by who goes on after `run`."""
         self.last_resort.daemon = True
         self._retrying = RetryingQueue()
         self._engine_up = True
         self._beat_due_s = 0.0
+        # jobs that are left to other workers, and the stage of each
         self._left: dict[str, Stage] = {}
-        """Jobs for other workers, and at what each was left."""
         self._look_due_s = 0.0
         self._others_due_s = 0.0
         self._told_of_others = False
 
     def run(self, *, drain: bool) -> None:
-        """Until a signal; with `drain` until no job of this model is left, but for what cannot be cleared away."""
+        """Works until a signal; with `drain` until no job of this model can be done."""
         self._drains = drain
         for number in STOPS:
             signal.signal(number, self._told_to_stop)
@@ -104,7 +104,7 @@ class Worker:
                 self._pause(max(WORKER_IDLE_S, self._retrying.wait_s))
 
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
-        """By a signal; a second one ends the process at once."""
+        """Handles a signal; a second one ends the process at once."""
         del frame
         if not self._signals.begins(number):
             return
@@ -118,7 +118,9 @@ class Worker:
         )
 
     def _look_at_left(self) -> None:
-        """One that was canceled is for everybody to clear away who can; and then it may begin anew."""
+        """Takes up left jobs that were canceled: every worker may remove their output, and they may
+        begin again.
+        """
         if self._left and time.monotonic() >= self._look_due_s:
             self._look_due_s = time.monotonic() + LEFT_JOBS_POLL_S
             self._left = {
@@ -138,7 +140,7 @@ class Worker:
         return not self._queue.pending([self._runner.fingerprint], exclude=self._left)
 
     def _tell_of_others(self) -> None:
-        """Once, as long as jobs wait that are for workers with other models."""
+        """Warns once while jobs wait that need workers with other models."""
         if time.monotonic() < self._others_due_s:
             return
         self._others_due_s = time.monotonic() + FOREIGN_JOBS_POLL_S
@@ -153,7 +155,7 @@ class Worker:
         self._told_of_others = num > 0
 
     def _beat(self) -> None:
-        """Tell that this worker lives, now and then."""
+        """Reports now and then that this worker is alive."""
         if self._stopping or time.monotonic() < self._beat_due_s:
             return
         self._beat_due_s = time.monotonic() + self._lease_s / 3
@@ -194,7 +196,9 @@ class Worker:
             self._tell_failed(work, error)
 
     def _attend(self, work: Work, watch: Watch, future: "Future[Outcome]") -> None:
-        """Keep the lease until the piece has ended; where it has to stop and does not, this does not return."""
+        """Keeps the lease until the task has ended. Does not return where the task must stop and
+        does not.
+        """
         renewal_due_s = time.monotonic() + RENEWAL_S
         stopped_s: float | None = None
         while not future.done():
@@ -225,7 +229,9 @@ class Worker:
             watch.stop = True
 
     def _abandon(self, work: Work) -> None:
-        """The piece does not stop: end the process, or begin it anew where it was not meant to end."""
+        """Ends the process, as the task does not stop; starts it again where it was not meant to
+        end.
+        """
         self._retrying.once(lambda: self._queue.release(work))
         logging.shutdown()
         if self._stopping:
@@ -254,7 +260,7 @@ class Worker:
         self._report(lambda: self._queue.refused(work, problem))
 
     def _report(self, tell: Callable[[], None]) -> None:
-        """As often as it takes: what is not told is done again."""
+        """Reports to the queue as often as it takes: a task without a report is done again."""
         self._retrying.once(tell)
         while not self._retrying.up and not self._stopping:
             self._pause(self._retrying.wait_s)
@@ -284,25 +290,22 @@ class Worker:
 
 
 def _name(work: Work) -> str:
-    """Of the piece, for people."""
+    """Returns the name of the task for people."""
     return work.stage if work.shard is None else f"shard {work.shard}"
 
 
 class RetryingQueue:
-    """Says once that the queue is away, and once that it is back."""
+    """Calls of the queue that may be away; logs once that it is, and once that it is back."""
 
     def __init__(self) -> None:
         self.up = True
-        self.wait_s = 0.0
-        """Before the next question: ever longer while it is away."""
+        self.wait_s = 0.0  # seconds before the next call, longer each time while the queue is away
 
-        self._pause_s = 0.0
-        """The last of these."""
-        self._away_s: float | None = None
-        """When it last did not answer; None once it is back."""
+        self._pause_s = 0.0  # the last of these pauses
+        self._away_s: float | None = None  # when it last did not answer; None once it is back
 
     def once(self, call: Callable[[], _Answer]) -> _Answer | None:
-        """The answer, None where there was none."""
+        """Calls the queue; returns None where it did not answer."""
         try:
             answer = call()
         except Unavailable as error:

@@ -85,7 +85,7 @@ def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_onc
 ):
     monkeypatch.setattr("service.jobs.queue.DAMAGED_REST_S", SHORT_S)
     job_id, other = submitted(store), submitted(store, 1)
-    kept = {each: store._records.read(each) for each in (job_id, other)}
+    kept = {each: store._database.read(each) for each in (job_id, other)}
     for each in kept:
         damage["record"](each)
     assert claim(store) is None
@@ -93,7 +93,7 @@ def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_onc
     pass_away()
     assert claim(store) is None
     assert len(caplog.records) == 2
-    store._records.transact(lambda transaction: transaction.save(kept[job_id]))
+    store._database.transact(lambda transaction: transaction.save(kept[job_id]))
     assert claim(store) is None  # it is not looked at with every claim
     pass_away()
     assert claim(store).job_id == job_id
@@ -124,7 +124,7 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
         assert line.endswith("stays at /out/0.partial")
     submitted(store)
     plan = claim(store)
-    store._records.transact(lambda transaction: transaction.wipe(plan.job_id))
+    store._database.transact(lambda transaction: transaction.wipe(plan.job_id))
     store.planned(plan, [10])
     assert len(caplog.records) == 3
 
@@ -228,7 +228,7 @@ class Offset:
     """Sets the clock of a store's database."""
 
     def __init__(self, store):
-        self.seconds, clock = 0.0, store._records._clock
+        self.seconds, clock = 0.0, store._database._clock
         read, clock._read = clock._read, lambda: read() + self.seconds
 
 

@@ -359,7 +359,7 @@ def test_a_stream_goes_on_after_the_last_event_that_was_seen(place):
 
 def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
     job_id = place.submitted()
-    with contextlib.closing(sqlite3.connect(place.store._records._path)) as database:
+    with contextlib.closing(sqlite3.connect(place.store._database._path)) as database:
         database.execute("UPDATE jobs SET record = '{}' WHERE id = ?", (job_id,))
         database.commit()
     for method, path in (("GET", ""), ("GET", "/failures"), ("POST", "/retry"), ("GET", "/events")):

@@ -40,8 +40,8 @@ from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 router = APIRouter(tags=["jobs"])
 
 _EVENTS: Final = "text/event-stream"
+# The greatest number of an event or a shard: every reader of JSON takes it exactly.
 _MAX_NUMBER: Final = 2**53
-"""Of an event or a shard: what every reader of JSON takes for itself."""
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (409, 503, 504)}
 _ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Job}, 404: {}, **_REFUSALS}
 _LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": JobList}, 422: {}, **_REFUSALS}
@@ -64,6 +64,7 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
     404: {},
     **_REFUSALS,
 }
+# One event, as OpenAPI 3.2 has it under `itemSchema`, which 3.1 does not know.
 _EVENT: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["data"],
@@ -74,7 +75,6 @@ _EVENT: Final[dict[str, Any]] = {
         "data": {"type": "string", "contentMediaType": JSON, "contentSchema": reference(Job)},
     },
 }
-"""One event, as OpenAPI 3.2 has it under `itemSchema`, which 3.1 does not know."""
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     429: {},
     200: {
@@ -100,7 +100,8 @@ async def submit(
     resources: Opened,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
-    """Label, embed or index all images of an input that workers can read, with the model served now.
+    """Label, embed or index all images of an input that workers can read, with the model served
+    now.
 
     A second request with one Idempotency-Key gets the job of the first.
     """
@@ -154,7 +155,9 @@ async def list_failures(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
 ) -> Response:
-    """Its shards that were left aside, with reasons, page by page; none after a retry, which tries them again."""
+    """Its shards that were left aside, with reasons, page by page; none after a retry, which tries
+    them again.
+    """
     service = _job_service(resources)
     look = partial(service.queue.failures, job_id, limit=limit, after=cursor)
     page = await service.ask(look, deadline=request.state.deadline)
@@ -202,10 +205,11 @@ async def watch(
     resources: Opened,
     last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_NUMBER)] = None,
 ) -> Response:
-    """Every change of it as server-sent events: those after Last-Event-ID, else from now on, how it stands first.
+    """Every change of it as server-sent events: those after Last-Event-ID, else from now on, how it
+    stands first.
 
-    A stream ends with its job, or within a request's deadline: then come back with Last-Event-ID, as browsers do by
-    themselves.
+    A stream ends with its job, or within a request's deadline: then come back with Last-Event-ID,
+    as browsers do by themselves.
     """
     service = _job_service(resources)
     deadline: float = request.state.deadline
@@ -222,7 +226,9 @@ async def watch(
 
 
 class _EventStream(StreamingResponse):
-    """Holds one of the places for streams as long as it is sent. Raises Overloaded before it begins."""
+    """A stream of events, which holds one of the places for streams while it is sent. Raises
+    Overloaded before it begins.
+    """
 
     def __init__(self, events: AsyncIterator[bytes], resources: Resources) -> None:
         # nginx holds answers back until it has enough of them.
@@ -248,7 +254,8 @@ async def _stream(
     spoken = now()
     while True:
         for event in events:
-            # In ASCII: names of files may hold U+2028 and its like, at which formatters and clients break lines.
+            # In ASCII: names of files may hold U+2028 and its like, at which formatters and
+            # clients break lines.
             data = json.dumps(Job.of(event.job).model_dump(mode="json"))
             yield format_sse_event(data_str=data, event="job", id=str(event.id))
             after, spoken = event.id, now()
@@ -278,7 +285,7 @@ def _job_service(resources: Resources) -> JobService:
 
 
 def _spec(job: LabelJob, resources: Resources) -> JobSpec:
-    """Returns the job for the model and centers that are served; its paths are not looked at yet."""
+    """Returns the job for the served model and centers; its paths are not looked at yet."""
     centers = None
     if job.kind == "label":
         check_top(job.top, resources)
@@ -309,7 +316,7 @@ def _accepted(service: JobService, spec: JobSpec, key: str | None) -> tuple[jobs
 
 
 def _key_of_client(request: Request, key: str | None) -> str | None:
-    """Two clients may have the same idea of a key."""
+    """Returns the key as this client's own: two clients may choose the same one."""
     client = request.state.key
     return key if key is None or client is None else f"{client.id} {key}"
 

@@ -30,8 +30,9 @@ JobRequest = create_model(
             ]
         },
     ),
-    __doc__="""input: a folder, a glob of tar shards or parquet files, or one file, as workers see it; output: a
-    directory that does not exist yet. top, threshold, embeddings (written beside the labels): of `label` only.
+    __doc__="""input: a folder, a glob of tar shards or parquet files, or one file, as workers see
+    it; output: a directory that does not exist yet. top, threshold, embeddings (written beside the
+    labels): of `label` only.
     """,
     kind=(JobKind, ...),
     input=(_Path, ...),
@@ -41,7 +42,9 @@ JobRequest = create_model(
 
 
 def requested_job(request: BaseModel) -> LabelJob:
-    """Returns the job that a `JobRequest` asks for. Raises BadRequest for an option that its kind does not have."""
+    """Returns the job that a `JobRequest` asks for. Raises BadRequest for an option that its kind
+    does not have.
+    """
     given = request.model_dump(exclude_none=True)
     for name in OPTIONS:
         if name in given and given["kind"] != "label":
@@ -62,11 +65,12 @@ class JobFailure(BaseModel):
 
 
 class JobProgress(BaseModel):
-    """shards, images: null until the input has been listed. done: images, failed ones included. failed_items: images
-    that errors.jsonl names. damaged_files: archives of the input that could not be listed to their end. stage: null
-    when nothing is left to do. collected, indexed: of `index` alone, images in the collection, and of those in its
-    index, when all are done. images_per_s: of all workers, while there was one. eta_s: until all images are done;
-    null where it cannot be told, and after that.
+    """shards, images: null until the input has been listed. done: images, failed ones included.
+    failed_items: images that errors.jsonl names. damaged_files: archives of the input that could
+    not be listed to their end. stage: null when nothing is left to do. collected, indexed: of
+    `index` alone, images in the collection, and of those in its index, when all are done.
+    images_per_s: of all workers, while there was one. eta_s: until all images are done; null where
+    it cannot be told, and after that.
     """
 
     shards: int | None
@@ -109,8 +113,9 @@ class JobProgress(BaseModel):
 
 
 class Job(BaseModel):
-    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why it has failed;
-    before it has ended, why a shard has, why a worker has left it to others, or that there is none that could do it.
+    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why
+    it has failed; before it has ended, why a shard has, why a worker has left it to others, or that
+    there is none that could do it.
     """
 
     id: str

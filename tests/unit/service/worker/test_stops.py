@@ -247,7 +247,7 @@ def test_a_worker_whose_job_is_gone_from_the_queue_says_so_once_and_leaves_its_p
             transaction.wipe(job.id)
         return is_lost
 
-    losing = threading.Thread(target=lambda: until(lambda: queue._records.transact(lose)))
+    losing = threading.Thread(target=lambda: until(lambda: queue._database.transact(lose)))
     losing.start()
     with caplog.at_level(logging.WARNING):
         work(queue, tmp_path, model=SLOW)
