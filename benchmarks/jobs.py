@@ -131,7 +131,13 @@ class Site:
             process.wait()
 
     def label(self, images: str, name: str) -> Job:
-        spec = JobSpec("label", images, str(self.folder / name), self.fingerprint, self.centers)
+        spec = JobSpec(
+            "label",
+            images,
+            str(self.folder / name),
+            fingerprint=self.fingerprint,
+            centers=self.centers,
+        )
         job, _ = self.queue.submit(spec)
         while (job := self.queue.get(job.id)).ended_s is None:
             time.sleep(LOOK_S)

@@ -28,7 +28,7 @@ from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder
 from service.inference.space import open_collections, open_space
 from service.inference.switch import Swap
-from service.jobs.service import JobDesk, open_desk
+from service.jobs.service import JobService, open_job_service
 from service.keys.rates import Rates, open_rates
 from service.keys.ring import KeyRing
 from service.settings import Settings
@@ -66,7 +66,7 @@ class Resources:
     """None where all may enter."""
     rates: Rates
     fetcher: Fetcher
-    jobs: JobDesk | None
+    jobs: JobService | None
     """None where no folders are named that jobs may use."""
 
     @property
@@ -205,7 +205,7 @@ async def open_resources(
         redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
         rates = await stack.enter_async_context(open_rates(redis_url, metrics=metrics))
         fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
-        jobs = await stack.enter_async_context(open_desk(settings))
+        jobs = await stack.enter_async_context(open_job_service(settings))
         if jobs is not None:
             await stack.enter_async_context(_running(jobs.count(metrics)))
         yield Resources(

@@ -1,7 +1,7 @@
 """The Python client of `mlcd serve`: images in, numpy arrays out, over the public REST contract
 alone.
 
-It needs httpx (`pip install mlcd[client]`), and neither torch nor faiss nor the server.
+Needs httpx and httpx-sse (`pip install mlcd[client]`); neither torch nor faiss nor the server.
 """
 
 from mlcd.client.answers import (
@@ -11,9 +11,13 @@ from mlcd.client.answers import (
     Collection,
     Embedded,
     Example,
+    FailedShard,
     Found,
     Info,
     Item,
+    Job,
+    JobFailure,
+    JobProgress,
     Label,
     Labeled,
     Match,
@@ -21,6 +25,7 @@ from mlcd.client.answers import (
 )
 from mlcd.client.asynchronous import AsyncClient
 from mlcd.client.images import ImageInput
+from mlcd.client.jobs import AsyncJobs, Jobs
 from mlcd.client.problems import (
     AnswerInvalid,
     Problem,
@@ -39,16 +44,22 @@ __all__ = [
     "Added",
     "AnswerInvalid",
     "AsyncClient",
+    "AsyncJobs",
     "Center",
     "CenterSet",
     "Client",
     "Collection",
     "Embedded",
     "Example",
+    "FailedShard",
     "Found",
     "ImageInput",
     "Info",
     "Item",
+    "Job",
+    "JobFailure",
+    "JobProgress",
+    "Jobs",
     "Label",
     "Labeled",
     "Match",

@@ -5,6 +5,7 @@ N: items of a call. D: the model's dimension. L: labels per item.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,7 +15,8 @@ from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings, Fingerprint
 
 Mode = Literal["exact", "approximate"]
-# [D] float32 of unit norm
+JobKind = Literal["label", "embed", "index"]
+JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 Row: TypeAlias = NDArray[np.float32]
 
 _Value = TypeVar("_Value")
@@ -251,6 +253,73 @@ class Info:
     def origin(self) -> Origin:
         centers = None if self.centers is None else self.centers.digest
         return Origin(self.model, self.fingerprint, self.preprocess_version, centers)
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """Why a job or a shard has failed. code: stable."""
+
+    code: str
+    message: str
+    remedy: str | None
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is.
+
+    shards, images: None until the input has been listed. done: images, failed ones included. failed_items: images that
+    errors.jsonl names. damaged_files: files of the input that could not be listed to their end. stage: plan, shard,
+    publish or discard; None when nothing is left to do. collected, indexed: images in the collection of an index job,
+    and in its index. images_per_s: of all workers together. eta_s: seconds until all images are done, where known.
+    """
+
+    shards: int | None
+    shards_done: int
+    shards_failed: int
+    images: int | None
+    done: int
+    failed_items: int
+    damaged_files: int
+    stage: str | None
+    collected: int | None
+    indexed: int | None
+    images_per_s: float | None
+    eta_s: float | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A batch job as it stands. fingerprint, centers: the model and the center set that it was accepted for.
+
+    top, threshold, embeddings: None where the job makes no labels. problem: why the job has failed; before its end, why
+    a shard has failed or why no worker does it.
+    """
+
+    id: str
+    kind: JobKind
+    state: JobState
+    input: str
+    output: str
+    fingerprint: Fingerprint
+    centers: str | None
+    top: int | None
+    threshold: float | None
+    embeddings: bool | None
+    created: datetime
+    started: datetime | None
+    ended: datetime | None
+    progress: JobProgress
+    problem: JobFailure | None
+
+
+@dataclass(frozen=True)
+class FailedShard:
+    """A shard that was left aside. images: in it. problem: of the last attempt."""
+
+    shard: int
+    images: int
+    problem: JobFailure
 
 
 def _errors(items: Sequence[_Value | ImageRejected]) -> dict[int, ImageRejected]:

@@ -34,6 +34,7 @@ from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
 from mlcd.client.batches import Adder, Additions, Batch, Images, answers_async, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.images import ImageInput, check_images, image_bytes
+from mlcd.client.jobs import AsyncJobs
 from mlcd.errors import ImageRejected
 
 ImageSeries = Iterable[ImageInput] | AsyncIterable[ImageInput]
@@ -165,6 +166,10 @@ class AsyncClient(BaseClient):
 
     async def info(self) -> Info:
         return await self._server.info()
+
+    @property
+    def jobs(self) -> AsyncJobs:
+        return self._jobs
 
     async def aclose(self) -> None:
         await self._server.aclose()

@@ -12,6 +12,7 @@ from mlcd.client.answers import Answer
 from mlcd.client.batches import Cutter
 from mlcd.client.call import Call
 from mlcd.client.connection import Connection
+from mlcd.client.jobs import AsyncJobs
 from mlcd.client.server import Bounds, Server
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Fingerprint, unit_rows
@@ -48,6 +49,7 @@ class BaseClient:
     # httpx's transport, for a proxy or certificates of your own
     transport: InitVar[httpx.AsyncBaseTransport | None] = None
     _server: Server = field(init=False)
+    _jobs: AsyncJobs = field(init=False)
 
     def __post_init__(
         self,
@@ -67,11 +69,11 @@ class BaseClient:
                 raise ConfigInvalid(f"{name} must be more than 0, not {value}")
         if retries < 0:
             raise ConfigInvalid(f"retries must be 0 or more, not {retries}")
-        self._server = Server(
-            Connection(
-                url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport
-            )
+        connection = Connection(
+            url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport
         )
+        self._server = Server(connection)
+        self._jobs = AsyncJobs(connection)
 
     def _call(self, *, strict: bool) -> Call[Any]:
         return Call(strict=strict, fingerprint=self.fingerprint)

@@ -5,10 +5,13 @@ deadline.
 import asyncio
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
+from httpx_sse import EventSource, SSEError, aconnect_sse
 
 from mlcd.client.problems import Refused, not_our_api, refused
 from mlcd.client.retry import pause_s
@@ -53,6 +56,7 @@ class Connection:
         images: Sequence[bytes] = (),
         form: Mapping[str, str] | None = None,
         json: Any = None,
+        headers: Mapping[str, str] | None = None,
         accept: str = "application/json",
     ) -> httpx.Response:
         """Sends a request and returns the answer, which is always a success.
@@ -72,7 +76,7 @@ class Connection:
             or None,
             "data": form,
             "json": json,
-            "headers": {"Accept": accept, "X-Request-Id": request_id},
+            "headers": {"Accept": accept, "X-Request-Id": request_id, **(headers or {})},
         }
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
@@ -82,6 +86,31 @@ class Connection:
                 f"no answer within {self._deadline_s:g} s (request {request_id})",
                 remedy="give a longer deadline_s, or a smaller batch_size",
             ) from None
+
+    @asynccontextmanager
+    async def events(
+        self, path: str, *, headers: Mapping[str, str], silence_s: float
+    ) -> AsyncIterator[EventSource]:
+        """Opens one stream of server-sent events, and does not open it again; a 204 has none.
+
+        silence_s: the longest time without a byte. Raises as `ask`, also while the stream is read.
+        """
+        request_id = uuid.uuid4().hex
+        sent = {"X-Request-Id": request_id, **headers}
+        try:
+            async with aconnect_sse(
+                self._http, "GET", path, headers=sent, timeout=silence_s
+            ) as source:
+                if not source.response.is_success:
+                    await source.response.aread()
+                    raise refused(source.response, request_id=request_id)
+                yield source
+        except SSEError as error:
+            raise not_our_api() from error
+        except httpx.TransportError as error:
+            raise self._unreachable() from error
+        except httpx.RequestError as error:
+            raise not_our_api() from error
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -108,14 +137,17 @@ class Connection:
         try:
             response = await self._http.request(**request)
         except httpx.TransportError as error:
-            raise Unavailable(
-                "the server cannot be reached", remedy=f"is it at {self._http.base_url}?"
-            ) from error
+            raise self._unreachable() from error
         except httpx.RequestError as error:
             raise not_our_api() from error
         if not response.is_success:
             raise refused(response, request_id=request_id)
         return response
+
+    def _unreachable(self) -> Unavailable:
+        return Unavailable(
+            "the server cannot be reached", remedy=f"is it at {self._http.base_url}?"
+        )
 
 
 def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
@@ -125,6 +157,11 @@ def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
     """
     when = deadline.when()
     return when is not None and asyncio.get_running_loop().time() + wait_s >= when
+
+
+def encoded(name: str) -> str:
+    """Returns a name as one step of a path. Dots are encoded, too: httpx takes `..` for a step up."""
+    return quote(name, safe="").replace(".", "%2E")
 
 
 def checked_url(url: str) -> httpx.URL:

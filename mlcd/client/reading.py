@@ -3,8 +3,10 @@ server has more.
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -16,8 +18,12 @@ from mlcd.client.answers import (
     CenterSet,
     Collection,
     Example,
+    FailedShard,
     Info,
     Item,
+    Job,
+    JobFailure,
+    JobProgress,
     Label,
     Match,
     Origin,
@@ -106,6 +112,29 @@ def read_info(response: httpx.Response) -> Info:
 
 
 @_translated()
+def read_job(text: str) -> Job:
+    return _job(json.loads(text))
+
+
+@_translated()
+def read_jobs(response: httpx.Response) -> tuple[list[Job], str | None]:
+    """One page, and the cursor of the next one."""
+    content = response.json()
+    return [_job(job) for job in content["jobs"]], content["cursor"]
+
+
+@_translated()
+def read_failures(response: httpx.Response) -> tuple[list[FailedShard], int | None]:
+    """One page, and the cursor of the next one."""
+    content = response.json()
+    shards = [
+        _known(FailedShard, shard | {"problem": _failure(shard["problem"])})
+        for shard in content["failures"]
+    ]
+    return shards, content["cursor"]
+
+
+@_translated()
 def _placed(response: httpx.Response, num: int, read: Callable[[Any], _Value]) -> Answer[_Value]:
     """Puts each result and error at its index; every index must have one."""
     content = response.json()
@@ -123,6 +152,22 @@ def _placed(response: httpx.Response, num: int, read: Callable[[Any], _Value]) -
 def _label(content: dict[str, Any]) -> Label:
     examples = [_known(Example, example) for example in content.get("examples") or []]
     return _known(Label, content | {"examples": examples})
+
+
+def _job(content: dict[str, Any]) -> Job:
+    times = {name: _time(content[name]) for name in ("created", "started", "ended")}
+    progress = _known(JobProgress, content["progress"])
+    return _known(
+        Job, content | times | {"progress": progress, "problem": _failure(content["problem"])}
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _failure(content: dict[str, Any] | None) -> JobFailure | None:
+    return None if content is None else _known(JobFailure, content)
 
 
 def _known(cls: type[_Value], content: dict[str, Any]) -> _Value:

@@ -4,14 +4,13 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import quote
 
 import httpx
 import numpy as np
 
 from mlcd.client.answers import Answer, Center, Collection, Info, Item, Label, Match, Mode, Row
 from mlcd.client.batches import PART_BYTES, Additions, Batch, Images
-from mlcd.client.connection import Connection
+from mlcd.client.connection import Connection, encoded
 from mlcd.client.problems import RefusedInput, not_our_api
 from mlcd.client.reading import (
     read_added,
@@ -193,19 +192,12 @@ class Server:
 
 
 def _path(collection: str, key: str | None = None) -> str:
-    """Returns the path of an item or collection; dots are encoded because httpx resolves `.` and
-    `..` in a path.
-    """
     parts = [
         "/v1/collections",
-        _encoded(collection),
-        *([] if key is None else ["items", _encoded(key)]),
+        encoded(collection),
+        *([] if key is None else ["items", encoded(key)]),
     ]
     return "/".join(parts)
-
-
-def _encoded(name: str) -> str:
-    return quote(name, safe="").replace(".", "%2E")
 
 
 def _stated(given: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
 from mlcd.client.batches import Adder, Additions, Batch, Images, answers_sync, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.images import ImageInput, check_images, image_bytes
+from mlcd.client.jobs import Jobs
 from mlcd.client.loop import LoopThread
 from mlcd.errors import ImageRejected
 
@@ -213,6 +214,11 @@ class Client(BaseClient):
     def info(self) -> Info:
         """Returns the served model and its limits."""
         return self._loop.run(self._server.info())
+
+    @property
+    def jobs(self) -> Jobs:
+        """The batch jobs of the server. Its methods raise RefusedConflict where the server takes no jobs."""
+        return Jobs(self._jobs, self._loop)
 
     def close(self) -> None:
         """Ends all requests in flight."""

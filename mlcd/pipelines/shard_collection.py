@@ -1,4 +1,4 @@
-"""The shards of a collection: those of its embeddings, which are made first and do not stay.
+"""Shards of a collection: the shards of its embeddings, which are made first and do not stay.
 
 OUT.partial/embeddings             as `mlcd embed` makes it
 OUT.partial/attempt-…/collection   made of it; at the end it becomes OUT, and OUT.partial
@@ -28,7 +28,7 @@ from mlcd.parts.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
-# in the draft of the collection, so that only the draft's name is taken beside the output
+# A folder in the draft of the collection: beside the output only the draft takes a name.
 EMBEDDINGS: Final = "embeddings"
 _COLLECTION: Final = "collection"
 _SHOWN: Final = 40
@@ -68,8 +68,8 @@ class CollectionShards:
         discard(self._draft, self._owner)
 
     def _check_items(self) -> None:
-        """Raises InvalidInput naming the first image that a collection cannot hold, before any work
-        begins.
+        """Raises InvalidInput naming the first image that a collection could not hold: before there
+        is any work.
         """
         entries = self._source.entries
         seen: set[str | None] = set()
@@ -86,9 +86,8 @@ class CollectionShards:
                 ) from error
 
     def _entered(self, *, begins: bool = False) -> bool:
-        """Tells whether there still is work to do.
-
-        Raises Conflict where something else is there, OutputGone.
+        """Tells whether there still is something to do. Raises Conflict where something else stands
+        there, OutputGone.
         """
         if self._published():
             return False
@@ -103,8 +102,8 @@ class CollectionShards:
         return True
 
     def _published(self) -> bool:
-        """Decides by a mark, because the process that serves the collection lets no other one open
-        it.
+        """Tells whether the collection is published. A mark says so, as the server of a collection
+        lets nobody else open it.
         """
         if not os.path.lexists(self._out):
             return False
@@ -113,10 +112,10 @@ class CollectionShards:
         return True
 
     def _collect(self, on_done: OnDone) -> None:
-        """Makes the collection of all rows at its final path: all of them or none."""
-        # A process that lost the work meanwhile stops here, before it removes the new owner's
-        # attempt.
-        on_done(0, 0)
+        """Makes a collection of all rows and puts it in its place, all of them or none."""
+        on_done(
+            0, 0
+        )  # who lost the work meanwhile stops here, before the attempt of who has it goes
         with translated_os_errors(self._out), Attempt(self._draft) as attempt:
             try:
                 building = attempt.path / _COLLECTION
@@ -142,7 +141,7 @@ class CollectionShards:
 
 
 def _shown(key: str) -> str:
-    """Returns both ends of a long key, which distinguish it from others."""
+    """Returns a key, or both ends of a long one: they tell it from others."""
     return key if len(key) <= 2 * _SHOWN else f"{key[:_SHOWN]}…{key[-_SHOWN:]}"
 
 

@@ -19,13 +19,13 @@ from mlcd.types import SampleKey
 
 
 class InputChanged(Conflict):
-    """The input is not what the shards were planned for: no further shard can be made."""
+    """The input is not the one that the shards were planned for: none can be made any more."""
 
     name = "input-changed"
 
 
 class OutputGone(Conflict):
-    """The unfinished output is not where it was begun; its disk may be away and another one in its
+    """The unfinished output is not where it was begun: its disk may be away, and another one in its
     place.
     """
 
@@ -40,8 +40,8 @@ class OutputGone(Conflict):
 
 
 class OtherSettings(ConfigInvalid):
-    """The shards were planned with another engine, precision or size; processes with these can
-    continue.
+    """The shards were planned with another engine, precision or size: those who have these can go
+    on.
     """
 
     name = "other-settings"
@@ -166,7 +166,9 @@ class PartShards:
             )
 
     def _checking(self, shard: int, on_done: OnDone, *, is_last_try: bool) -> OnDone:
-        """Checks the files once more when all are read and nothing is written yet."""
+        """Returns an `on_done` that checks the files once more when all are read and nothing is
+        written.
+        """
         source, checked = self._images.source, False
         before = len(source.faults)
 
@@ -177,10 +179,10 @@ class PartShards:
                 source.check_unchanged(self._images.entries(shard))
                 if len(source.faults) > before and not is_last_try:
                     raise Unavailable(
-                        f"{len(source.faults) - before} images could not be read, the first"
-                        f" {source.faults[before]}",
-                        remedy="see whether their disk is there, and whether the worker may read"
-                        " them",
+                        f"{len(source.faults) - before} images could not be read,"
+                        f" the first {source.faults[before]}",
+                        remedy="see whether their disk is there,"
+                        " and whether the worker may read them",
                     )
             on_done(done, errors)
 
@@ -188,5 +190,5 @@ class PartShards:
 
 
 def _settings_of(identity: dict[str, Any]) -> str:
-    """Returns the settings in the identity of a request, in words."""
+    """Returns the settings of a request's identity in words."""
     return ", ".join(f"{name} {value}" for name, value in sorted(identity["config"].items()))

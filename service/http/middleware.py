@@ -220,16 +220,19 @@ class _Body:
         kind = headers.get(b"content-type", b"").lower()
         self._of_images = kind.startswith(_IMAGE_TYPES) or scope["path"].startswith(_IMAGE_ROUTES)
         self._deadline: float = scope["state"]["deadline"]
-        self._checked = False
+        self._checked = self._complete = False
         self._key: str | None = None
         self._received = self._reserved = 0
         self._patience_s = BODY_PATIENCE_S
 
     async def receive(self) -> Message:
+        if self._complete:  # only a disconnect is left to come, and a stream waits long for that
+            return await self._receive()
         if not self._checked:
             self._check_before()
             self._checked = True
         message = await self._arrival()
+        self._complete = not message.get("more_body", False)
         self._received += len(message.get("body", b""))
         if self._received > self._limit:
             raise _too_large(self._limit)

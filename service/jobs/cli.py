@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
 from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.parts.label_job import JobKind
 from mlcd.progress import Reporter
-from service.jobs.job import JobKind, JobState, printable
+from service.jobs.job import JobState, printable
 
 if TYPE_CHECKING:  # an extra
-    from service.jobs.client import JobsClient
+    from mlcd.client import FailedShard, Job, JobFailure, JobProgress, Jobs
 
 _URL: Final = "http://127.0.0.1:8000"
 _COLUMNS: Final = ("id", "kind", "state", "images", "img/s", "created", "input", "output")
@@ -47,7 +50,7 @@ def jobs(context: click.Context, url: str | None, api_key: str | None) -> None:
 
 
 def _with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--url` and pass the client of that server, else of the one that the group was told of."""
+    """Adds `--url` and passes the client of that server, else of the group's server."""
 
     @_url_option
     @click.pass_obj
@@ -76,40 +79,32 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
 @_json_option
 @_with_client
 def submit(
-    client: "JobsClient",
-    images: str,
-    out: str,
-    *,
-    key: str | None,
-    follow: bool,
-    as_json: bool,
-    **asked: Any,
+    client: "Jobs", images: str, out: str, *, follow: bool, as_json: bool, **asked: Any
 ) -> None:
-    """Have all IMAGES (a folder, a glob of tar shards or parquet files) worked on, into the new directory OUT.
+    """Have all IMAGES (a folder, a glob of tar shards or parquet files) worked on, into the new
+    directory OUT.
 
-    Both are paths as server and workers see them; relative ones are taken from the working directory here.
+    Both are paths as server and workers see them; relative ones are taken from the working
+    directory here.
     """
-    given = {name: value for name, value in asked.items() if value is not None}
     reporter = _reporter(as_json=as_json)
-    job = client.submit(
-        {"input": os.path.abspath(images), "output": os.path.abspath(out), **given}, key=key
-    )
+    job = client.submit(os.path.abspath(images), os.path.abspath(out), **asked)  # noqa: PTH100 - links are the server's to follow
     if follow:
-        _follow(client, job["id"], reporter)
+        _follow(client, job.id, reporter)
     else:
-        reporter.result(job, str(job["id"]))
+        reporter.result(_document(job), job.id)
 
 
 @jobs.command("list")
 @click.option("--state", type=click.Choice(get_args(JobState)))
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each.")
 @_with_client
-def list_jobs(client: "JobsClient", state: str | None, *, as_json: bool) -> None:
+def list_jobs(client: "Jobs", state: JobState | None, *, as_json: bool) -> None:
     """All jobs, newest first."""
-    found = client.each(state=state)
+    found = client.list(state=state)
     if as_json:
         for job in found:
-            click.echo(json.dumps(job))
+            click.echo(json.dumps(_document(job)))
         return
     table = [_COLUMNS, *map(_row, found)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -122,45 +117,47 @@ def list_jobs(client: "JobsClient", state: str | None, *, as_json: bool) -> None
 @jobs.command()
 @click.argument("job")
 @_with_client
-def show(client: "JobsClient", job: str) -> None:
-    """All that is known of JOB, as JSON, with the first of its shards that were left aside and how many more are."""
-    shown = client.show(job)
-    first = list(islice(client.failures(job, page_size=_SHOWN_FAILURES), _SHOWN_FAILURES))
-    more = max(0, shown["progress"]["shards_failed"] - len(first))
-    click.echo(json.dumps({**shown, "failures": first, "more_failures": more}, indent=2))
+def show(client: "Jobs", job: str) -> None:
+    """All that is known of JOB, as JSON, with the first of its shards that were left aside and how
+    many more are.
+    """
+    shown = client.get(job)
+    first = [asdict(failure) for failure in islice(client.failures(job), _SHOWN_FAILURES)]
+    more = max(0, shown.progress.shards_failed - len(first))
+    click.echo(json.dumps({**_document(shown), "failures": first, "more_failures": more}, indent=2))
 
 
 @jobs.command()
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each.")
 @_with_client
-def failures(client: "JobsClient", job: str, *, as_json: bool) -> None:
+def failures(client: "Jobs", job: str, *, as_json: bool) -> None:
     """Why shards of JOB were left aside, line by line."""
     for failure in client.failures(job):
-        click.echo(json.dumps(failure) if as_json else _failure(failure))
+        click.echo(json.dumps(asdict(failure)) if as_json else _failure(failure))
 
 
 @jobs.command()
 @click.argument("job")
 @_with_client
-def cancel(client: "JobsClient", job: str) -> None:
+def cancel(client: "Jobs", job: str) -> None:
     """Stop JOB; what it has written is removed."""
-    click.echo(f"{client.cancel(job)['id']} is canceled")
+    click.echo(f"{client.cancel(job).id} is canceled")
 
 
 @jobs.command()
 @click.argument("job")
 @_with_client
-def retry(client: "JobsClient", job: str) -> None:
+def retry(client: "Jobs", job: str) -> None:
     """Do again what of JOB has failed; of a canceled one, everything."""
-    click.echo(f"{client.retry(job)['id']} is queued again")
+    click.echo(f"{client.retry(job).id} is queued again")
 
 
 @jobs.command()
 @click.argument("job")
 @_json_option
 @_with_client
-def watch(client: "JobsClient", job: str, *, as_json: bool) -> None:
+def watch(client: "Jobs", job: str, *, as_json: bool) -> None:
     """Show the progress of JOB until it has ended. Exit status 1 where it has not succeeded."""
     _follow(client, job, _reporter(as_json=as_json))
 
@@ -169,111 +166,124 @@ def _reporter(*, as_json: bool) -> Reporter:
     return Reporter("json" if as_json else "auto")
 
 
-def _follow(client: "JobsClient", job_id: str, reporter: Reporter) -> None:
-    changes = _told(client.watch(job_id))
+def _follow(client: "Jobs", job_id: str, reporter: Reporter) -> None:
+    changes = _with_problems(client.watch(job_id))
     job = next(changes)
     with reporter.stage("waiting", None):
-        while job["progress"]["images"] is None and job["ended"] is None:
+        while job.progress.images is None and job.ended is None:
             job = next(changes)
     done = 0
-    with reporter.stage(job["kind"], job["progress"]["images"]) as meter:
+    with reporter.stage(job.kind, job.progress.images) as meter:
         while True:
-            progress = job["progress"]
-            speed = progress["images_per_s"] or 0.0
-            meter.advance(
-                progress["done"] - done,
-                failed=progress["failed_items"],
-                images_per_s=round(speed, 1),
-            )
-            done = progress["done"]
-            if job["ended"] is not None or progress["stage"] == "publish":
+            progress = job.progress
+            speed = round(progress.images_per_s or 0.0, 1)
+            meter.advance(progress.done - done, failed=progress.failed_items, images_per_s=speed)
+            done = progress.done
+            if job.ended is not None or progress.stage == "publish":
                 break
             job = next(changes)
-    if job["kind"] == "index" and job["state"] in ("running", "succeeded"):
-        for step in ("collected", "indexed"):
-            job = _count(step, job, changes, reporter)
-    if job["ended"] is None:
+    if job.kind == "index" and job.state in ("running", "succeeded"):
+        job = _count("collected", lambda progress: progress.collected, job, changes, reporter)
+        job = _count("indexed", lambda progress: progress.indexed, job, changes, reporter)
+    if job.ended is None:
         with reporter.stage("publish", None):
-            while job["ended"] is None:
+            while job.ended is None:
                 job = next(changes)
-    reporter.result(job, _outcome(job))
-    if job["state"] != "succeeded":
+    reporter.result(_document(job), _outcome(job))
+    if job.state != "succeeded":
         sys.exit(_NOT_DONE)
 
 
-def _told(changes: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """With each new problem of a job that goes on, beside its progress."""
+def _with_problems(changes: "Iterator[Job]") -> "Iterator[Job]":
+    """Yields the changes, and shows each new problem of a job that goes on, beside its progress."""
     known = None
     for job in changes:
-        if job["ended"] is None and job["problem"] not in (None, known):
-            click.echo(f"mlcd: {_problem(job['problem'])}", err=True)
-        known = job["problem"]
+        if job.ended is None and job.problem is not None and job.problem != known:
+            click.echo(f"mlcd: {_problem(job.problem)}", err=True)
+        known = job.problem
         yield job
 
 
 def _count(
-    step: str, job: dict[str, Any], changes: Iterator[dict[str, Any]], reporter: Reporter
-) -> dict[str, Any]:
-    """Follow this number until it has come to all images, or the job to its end: as it is then."""
+    step: str,
+    number_of: "Callable[[JobProgress], int | None]",
+    job: "Job",
+    changes: "Iterator[Job]",
+    reporter: Reporter,
+) -> "Job":
+    """Follows a number until it has come to all images, or the job to its end; returns the job as
+    it is then.
+    """
     done = 0
-    with reporter.stage(step, job["progress"]["images"]) as meter:
+    with reporter.stage(step, job.progress.images) as meter:
         while True:
-            now = job["progress"][step]
+            now = number_of(job.progress) or 0
             meter.advance(max(0, now - done))  # less, where another worker begins again
             done = max(done, now)
-            if job["ended"] is not None or now == job["progress"]["images"]:
+            if job.ended is not None or now == job.progress.images:
                 return job
             job = next(changes)
 
 
-def _outcome(job: dict[str, Any]) -> str:
-    progress, problem = job["progress"], job["problem"]
-    line = f"{job['id']} {job['state']}: {progress['done']} images, {progress['failed_items']} of them without a result"
-    if progress["damaged_files"]:
-        line += f", damaged files: {progress['damaged_files']}"
-    if progress["shards_failed"]:
-        line += f", shards left aside: {progress['shards_failed']} (mlcd jobs failures {job['id']})"
-    return line if problem is None else f"{line}; {_problem(problem)}"
+def _outcome(job: "Job") -> str:
+    progress = job.progress
+    line = f"{job.id} {job.state}: {progress.done} images,"
+    line += f" {progress.failed_items} of them without a result"
+    if progress.damaged_files:
+        line += f", damaged files: {progress.damaged_files}"
+    if progress.shards_failed:
+        line += f", shards left aside: {progress.shards_failed} (mlcd jobs failures {job.id})"
+    return line if job.problem is None else f"{line}; {_problem(job.problem)}"
 
 
-def _failure(failure: dict[str, Any]) -> str:
-    return f"shard {failure['shard']} ({failure['images']} images): {_problem(failure['problem'])}"
+def _failure(failure: "FailedShard") -> str:
+    return f"shard {failure.shard} ({failure.images} images): {_problem(failure.problem)}"
 
 
-def _problem(problem: dict[str, Any]) -> str:
-    return printable(
-        f"{problem['message']}: {problem['remedy']}" if problem["remedy"] else problem["message"]
-    )
+def _problem(problem: "JobFailure") -> str:
+    return printable(f"{problem.message}: {problem.remedy}" if problem.remedy else problem.message)
 
 
-def _row(job: dict[str, Any]) -> tuple[str, ...]:
-    progress = job["progress"]
-    images = "-" if progress["images"] is None else f"{progress['done']}/{progress['images']}"
-    speed = "-" if progress["images_per_s"] is None else f"{progress['images_per_s']:.1f}"
+def _row(job: "Job") -> tuple[str, ...]:
+    progress = job.progress
+    images = "-" if progress.images is None else f"{progress.done}/{progress.images}"
+    speed = "-" if progress.images_per_s is None else f"{progress.images_per_s:.1f}"
     return (
-        job["id"],
-        job["kind"],
-        job["state"],
+        job.id,
+        job.kind,
+        job.state,
         images,
         speed,
-        job["created"],
-        printable(job["input"]),
-        printable(job["output"]),
+        _time(job.created),
+        printable(job.input),
+        printable(job.output),
     )
+
+
+def _document(job: "Job") -> dict[str, Any]:
+    """Returns the job as the REST document has it."""
+    return {
+        name: _time(value) if isinstance(value, datetime) else value
+        for name, value in asdict(job).items()
+    }
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 @contextmanager
-def _opened(url: str, api_key: str | None) -> Iterator["JobsClient"]:
-    """A client of the server at `url`; what it raises, or the server refuses, is told with that URL."""
+def _opened(url: str, api_key: str | None) -> "Iterator[Jobs]":
+    """Opens the jobs of the server at `url`; errors name that URL."""
     try:
-        from service.jobs.client import JobsClient
+        from mlcd.client import Client
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "`mlcd jobs` needs the package httpx", remedy="pip install 'mlcd[client]'"
+            f"`mlcd jobs` needs the package {error.name}", remedy="pip install 'mlcd[client]'"
         ) from error
-    with JobsClient(url, api_key) as client:
+    with Client(url, api_key=api_key, retries=0) as client:
         try:
-            yield client
+            yield client.jobs
         except MlcdError as error:
             if url not in str(error):
                 error.message = f"{url}: {error.message}"

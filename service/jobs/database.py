@@ -1,6 +1,7 @@
-"""What the queue needs of a database: records that change in transactions, names, and a clock that may be set.
+"""The database behind the queue: stored jobs that change in transactions, names, and a clock that
+may be set.
 
-A name is what only one job can hold at a time: an idempotency key, and the place of its output.
+A name is held by one job at a time. It is an idempotency key, or the path of an output.
 """
 
 import hashlib
@@ -20,30 +21,31 @@ from service.jobs.job import (
     Job,
     JobSpec,
     JobState,
-    Record,
-    record_from_json,
+    StoredJob,
+    stored_job_from_json,
 )
 from service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
 
 Result = TypeVar("Result")
+# Events kept of each job. Each holds the whole job, so a client that missed some has missed only
+# the steps between.
 KEPT_EVENTS: Final = 32
-"""Of a job; each is a whole picture of it, so who has missed some has missed no more than how it came to that."""
 
 
+# Jobs that one claim tries; more than one only where others claim at the same time.
 CANDIDATES: Final = 16
-"""Jobs that a claim tries: more than one only where others claim at the same moment."""
+# Further jobs that a claim tries: they seem due so late that the clock must have been set back.
 FAR: Final = 4
-"""And jobs that seem to be due so late that the clock must have been set back."""
 
 
 def far_s(now_s: float, lease_s: float) -> float:
-    """Later than anything is put off from now."""
+    """Returns the latest time that a lease or a pause which begins now can end."""
     return now_s + max(lease_s, LONGEST_PAUSE_S) + CLOCK_MARGIN_S
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A job in a list; None where it has just been forgotten, or its record is damaged."""
+    """One job of a list. job: None where it was forgotten in the meantime, or is damaged."""
 
     job_id: str
     job: Job | None
@@ -52,53 +54,57 @@ class Listed:
     @classmethod
     def of(cls, job_id: str, record: str | None) -> Self:
         try:
-            return cls(job_id, None if record is None else record_from_json(record).job)
+            return cls(job_id, None if record is None else stored_job_from_json(record).job)
         except RecordDamaged:
             return cls(job_id, None, damaged=True)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job of which nothing is left to be done, and since when."""
+    """A job with nothing left to do. ended_s: the time of its end."""
 
     job_id: str
     ended_s: float
 
 
 class Transaction(Protocol):
-    """What it reads does not change until it ends; what it writes is there as a whole, or not at all."""
+    """One transaction: what it reads does not change until it ends, and its writes take effect
+    together or not at all.
+    """
 
     @property
     def now_s(self) -> float:
-        """Seconds since the epoch, by the one clock of the database; more than 0 and the same in all of it."""
+        """Seconds since the epoch by the database's one clock: more than 0, and the same in the
+        whole transaction.
+        """
         ...
 
     def leapt(self, *, within_s: float) -> bool:
-        """Whether this clock was set, either way, in so many seconds."""
+        """Tells whether this clock was set, forward or back, in the last within_s seconds."""
         ...
 
-    def record(self, job_id: str) -> Record | None: ...
+    def record(self, job_id: str) -> StoredJob | None: ...
 
     def newest_id(self) -> str | None:
-        """The greatest of all."""
+        """Returns the greatest id of all jobs."""
         ...
 
-    def save(self, record: Record) -> None: ...
+    def save(self, record: StoredJob) -> None: ...
 
-    def remove(self, record: Record) -> None:
-        """With all that is kept of the job, but for the names that it holds."""
+    def remove(self, record: StoredJob) -> None:
+        """Removes a job and all that is stored with it; the names that it holds stay."""
         ...
 
     def wipe(self, job_id: str) -> None:
-        """All that is kept of a job whose record cannot be read, the names that it holds, too."""
+        """Removes all that is stored of a job that cannot be read, and the names that it holds."""
         ...
 
-    def tell(self, event: Event) -> None:
-        """Keep it with the job's `KEPT_EVENTS` last."""
+    def publish_event(self, event: Event) -> None:
+        """Stores an event; of each job the last `KEPT_EVENTS` stay."""
         ...
 
     def holder(self, name: str) -> str | None:
-        """The job that holds a name."""
+        """Returns the id of the job that holds a name."""
         ...
 
     def hold(self, name: str, job_id: str) -> None: ...
@@ -106,77 +112,85 @@ class Transaction(Protocol):
     def let_go(self, name: str) -> None: ...
 
     def size_of(self, job_id: str, shard: int) -> int:
-        """Images of a shard, as they were set. Raises RecordDamaged where they were not."""
+        """Returns the number of images of a shard. Raises RecordDamaged where it was never set."""
         ...
 
     def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
-        """In place of any before."""
+        """Replaces the sizes of all shards."""
         ...
 
     def set_failure(self, job_id: str, failure: Failure) -> None:
-        """In place of any before of this shard."""
+        """Replaces the failure of this shard."""
         ...
 
 
-class Records(Protocol):
-    """Raises Unavailable where the database cannot be reached or written, ArtifactInvalid where it is damaged, and
-    RecordDamaged where that is true of one job alone.
+class JobDatabase(Protocol):
+    """All that a queue stores.
+
+    Raises Unavailable where the database cannot be reached or written, ArtifactInvalid where it is
+    damaged, and RecordDamaged where one job alone is damaged.
     """
 
     def transact(self, step: Callable[[Transaction], Result]) -> Result:
-        """One after the other, by all processes; durable when it returns. `step` may be run more than once: it has no
-        effect but in the transaction. Nothing is kept of one that raises.
+        """Runs a transaction; the transactions of all processes take place one after the other.
+
+        It is durable when this returns. `step` may run more than once and must have no other
+        effect. Nothing is stored where it raises.
         """
         ...
 
-    def read(self, job_id: str) -> Record | None: ...
+    def read(self, job_id: str) -> StoredJob | None: ...
 
     def due(
-        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> Sequence[str]:
-        """Ids of jobs with something to claim now, oldest first, without some; a hint, as others claim too. Then some
-        that are due later than anything is put off (`far_s`).
+        """Returns ids of jobs with a task to lease now, oldest first, then some jobs with a task
+        due implausibly late (`far_s`).
+
+        exclude: ids to leave out. The answer is a hint, as other workers lease at the same time.
         """
         ...
 
     def pending(
-        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        """Whether there is a job with something left to be done, now or later."""
+        """Tells whether there is a job with something left to do, now or later."""
         ...
 
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
-        """By descending id; below: ids less than this."""
+        """Returns a page by descending id. below: only ids less than this one."""
         ...
 
     def events(self, job_id: str, after: int) -> list[Event]: ...
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
-        """Of those of these shards (in ascending order) that have one."""
+        """Returns the failures of these shards, given in ascending order; some may have none."""
         ...
 
     def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
-        """Jobs of which nothing is left to be done, those that ended first: that did so longer ago, or that are more
-        than so many; at most `limit`. A hint.
+        """Returns jobs with nothing left to do, those that ended first, at most `limit`.
+
+        These are the ones that ended more than longer_than_s ago, or that exceed the number
+        more_than. The answer is a hint.
         """
         ...
 
     def count(self) -> dict[JobState, int]:
-        """Jobs of each state that has any."""
+        """Returns the number of jobs of each state that has any."""
         ...
 
     def waiting(self) -> int:
-        """The sum over all records."""
+        """Returns the number of tasks that wait, over all jobs."""
         ...
 
     def oldest_queued_s(self) -> float:
-        """Seconds that the oldest queued job has been there; 0 where none is."""
+        """Returns the age in seconds of the oldest queued job; 0 where there is none."""
         ...
 
-    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None: ...
+    def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None: ...
 
-    def beating(self) -> dict[str, Fingerprint]:
-        """Workers that live, in order, and their models."""
+    def live_workers(self) -> dict[str, Fingerprint]:
+        """Returns the live workers by name, with their models."""
         ...
 
     def close(self) -> None: ...
@@ -186,14 +200,14 @@ def name_of_key(key: str) -> str:
     return f"key:{_digest(key)}"
 
 
-def with_key(transaction: Transaction, key: str | None) -> Record | None:
-    """The job that was submitted with it."""
+def with_key(transaction: Transaction, key: str | None) -> StoredJob | None:
+    """Returns the job that was submitted with this idempotency key."""
     holder = None if key is None else transaction.holder(name_of_key(key))
     return None if holder is None else transaction.record(holder)
 
 
 def check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None) -> None:
-    """Raises Conflict where another job than `of` holds it."""
+    """Raises Conflict where another job than `of` holds the output."""
     if (holder := transaction.holder(_name_of_output(spec))) not in (None, of):
         raise Conflict(
             f"the job {holder} writes to this output",
@@ -201,8 +215,10 @@ def check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None
         )
 
 
-def hold_output(transaction: Transaction, record: Record) -> None:
-    """Until nothing is left to be done there: of a canceled job, until that is cleared away."""
+def hold_output(transaction: Transaction, record: StoredJob) -> None:
+    """Holds the output while the job has work there; a canceled job holds it until its output is
+    removed.
+    """
     name = _name_of_output(record.spec)
     if record.state in FINISHED and record.stage != "discard":
         let_go(transaction, name, record)
@@ -210,8 +226,8 @@ def hold_output(transaction: Transaction, record: Record) -> None:
         transaction.hold(name, record.id)
 
 
-def let_go(transaction: Transaction, name: str, record: Record) -> None:
-    """Unless another job has it by now."""
+def let_go(transaction: Transaction, name: str, record: StoredJob) -> None:
+    """Releases a name, unless another job holds it by now."""
     if transaction.holder(name) == record.id:
         transaction.let_go(name)
 
@@ -221,12 +237,12 @@ def _name_of_output(spec: JobSpec) -> str:
 
 
 def _digest(text: str) -> str:
-    """Names of any length and content become short ones."""
+    """Returns a short name for a text of any length."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Clock:
-    """Threads may share it."""
+    """A clock that notices when it was set. Threads may share it."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         """read: seconds since the epoch."""
@@ -253,6 +269,6 @@ class Clock:
         return now_s
 
     def leapt(self, *, within_s: float) -> bool:
-        """Whether it was seen to be set, either way, in so many seconds of a steady clock."""
+        """Tells whether the clock was set in the last within_s seconds of a steady clock."""
         with self._turn:
             return self._leapt_at_s is not None and time.monotonic() - self._leapt_at_s <= within_s

@@ -1,7 +1,8 @@
-"""What a job is, what of it a worker is given, and all that the queue keeps of it: plain values that travel as JSON.
+"""A job, the tasks that workers lease, and all that the queue stores: plain values that travel as
+JSON.
 
-A record grows with what is under way and what has failed, not with the number of shards: a shard is fresh, waits to be
-given again, is leased, has failed, or else is done.
+A stored job grows with the tasks that are leased or have failed, not with the number of shards. A
+shard is fresh, waits for a retry, is leased, has failed, or else is done.
 """
 
 from dataclasses import dataclass, field
@@ -9,45 +10,41 @@ from typing import Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from mlcd.parts.label_job import LabelJob
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
 
-JobKind = Literal["label", "embed", "index"]
 JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
+# plan: list the input and cut it into shards. shard: make one part. publish: write the manifest.
+# discard: remove what a canceled job has written.
 Stage = Literal["plan", "shard", "publish", "discard"]
-"""plan: list the input and cut it into shards. shard: make one part. publish: the manifest. discard: what a canceled
-job has left."""
 
 FINISHED: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "canceled"})
+# A task that was leased so often without success is poison: it is not leased again.
 MAX_ATTEMPTS: Final = 3
-"""A piece that was given out so often without an end is not given out again: it is what kills its workers."""
 PAUSE_GROWTH: Final = 4.0
+# Code points that stand for bytes of a file name that is not UTF-8.
 _BYTES: Final = range(0xDC80, 0xDD00)
-"""What stands for bytes of a name that are no UTF-8."""
 
 
-@dataclass(frozen=True)
-class JobSpec:
-    """What is asked for. Together with the input's content it decides every byte of the output.
+@dataclass(frozen=True, kw_only=True)
+class JobSpec(LabelJob):
+    """A job for one model. Together with the input's content it decides every byte of the output.
 
-    input: a folder, a glob of tar shards, a parquet file; output: a directory that does not exist yet. Both are
-    absolute and were checked against the allowed roots. fingerprint: of the model that makes it; centers: digest of
-    those whose ids the labels are. embeddings: `label` writes them too.
+    input, output: absolute and checked against the allowed roots; the output does not exist yet.
+    fingerprint: the model that makes it. centers: the digest of the centers whose ids the labels
+    are; None for other kinds.
     """
 
-    kind: JobKind
-    input: str
-    output: str
     fingerprint: Fingerprint
     centers: str | None = None
-    top: int = 8
-    threshold: float | None = None
-    embeddings: bool = False
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why something failed, safe to show. code: stable, of errors.jsonl or the names of `service/http/problems.py`."""
+    """The reason of a failure, safe to show. code: stable, a reason of errors.jsonl or the name of
+    an error.
+    """
 
     code: str
     message: str
@@ -56,7 +53,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Job:
-    """As it stands. Times are seconds since the epoch; shards, images: None until the input has been listed."""
+    """A job as users see it. Times are seconds since the epoch. shards, images: None until the
+    input has been listed.
+    """
 
     id: str
     spec: JobSpec
@@ -68,29 +67,31 @@ class Job:
     shards_done: int = 0
     shards_failed: int = 0
     images: int | None = None
+    # images of finished shards and those that workers have reported of leased ones; failed images
+    # included
     done: int = 0
-    """Images of finished shards, and what workers have told of shards under way; failed ones included."""
-    failed_items: int = 0
-    """Images without a result: those that errors.jsonl names."""
+    failed_items: int = 0  # images without a result, which errors.jsonl names
+    # Files of the input (tar, zip, parquet) that could not be listed to their end: the images after
+    # that point are in no shard. errors.jsonl names them, too.
     damaged_files: int = 0
-    """Files of the input (tar shards, zip, parquet) that could not be listed, or not to their end: what they hold is in
-    no shard. errors.jsonl names them, too."""
+    # The stage it is at, or at which it failed; None where nothing is left to do.
     stage: Stage | None = None
-    """At which it is, or was when it failed; None where nothing is left to do."""
+    # Index jobs: images that the collection holds, those without a result included; it counts once
+    # all shards are done.
     collected: int = 0
-    """Of `index`, images that the collection holds, those without a result included: once all shards are done."""
+    # Index jobs: images that the index is made of; it counts once all are collected.
     indexed: int = 0
-    """Of these, images that its index is made of: once all are collected."""
+    # All workers together, over the time in which there was one; None until one has reported an
+    # image.
     images_per_s: float | None = None
-    """Of all workers together, over the time in which there was one; None until one has told of an image."""
+    # The reason of its failure. Before its end: why a task has failed, why a worker leaves it to
+    # others, or that there is no worker.
     problem: Problem | None = None
-    """Why it has failed, or, before it has ended, why a piece has, or why a worker leaves it to others, or
-    that there is none that could do it."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A shard that has failed for good. images: of the shard; the last of its problems."""
+    """A shard that has failed for good. images: in the shard. problem: of the last attempt."""
 
     shard: int
     images: int
@@ -99,7 +100,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class FailurePage:
-    """By ascending shard. cursor: of the next page, None on the last."""
+    """One page of failures, by ascending shard. cursor: of the next page, None on the last."""
 
     failures: list[Failure]
     cursor: int | None
@@ -107,20 +108,23 @@ class FailurePage:
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of a job, leased to one worker. shard: None but at the stage of that name. attempt: from 1."""
+    """A task that is leased to one worker. shard: None except at the stage `shard`. attempt: from
+    1.
+    """
 
     job_id: str
     spec: JobSpec
     stage: Stage
     shard: int | None
     attempt: int
-    lease: str
-    """Of this claim alone: a worker whose lease has ended cannot report any more."""
+    lease: str  # The id of this lease: a worker whose lease has ended cannot report any more.
 
 
 @dataclass(frozen=True)
 class Event:
-    """A job as it stood; id: increasing within the job, what a client of SSE names as the last it has seen."""
+    """A job after one change. id: increases within the job; a client of SSE sends it back as
+    Last-Event-ID.
+    """
 
     id: int
     job: Job
@@ -128,15 +132,17 @@ class Event:
 
 @dataclass(frozen=True)
 class JobPage:
-    """Newest first. cursor: of the next page, None on the last."""
+    """One page of jobs, newest first. cursor: of the next page, None on the last."""
 
     jobs: list[Job]
     cursor: str | None
 
 
 @dataclass(frozen=True)
-class Census:
-    """Jobs of each state that has any, pieces that wait to be claimed, and seconds that the oldest queued job has."""
+class QueueStats:
+    """Numbers of the queue. jobs: of each state that has any. depth: tasks that wait.
+    oldest_wait_s: age of the oldest queued job.
+    """
 
     jobs: dict[JobState, int]
     depth: int
@@ -145,9 +151,11 @@ class Census:
 
 @dataclass(frozen=True)
 class Lease:
-    """One piece in the hands of one worker. images: of the shard, or `publish_steps`, else 0; done: of them, so far.
+    """The lease of one task by one worker. images: of the shard, or `publish_steps`, else 0. done:
+    how many of them are done.
 
-    lease_s: it never ends later than in so long, whatever clocks do.
+    lease_s: the lease never ends later than so many seconds from now, whatever clocks do. piece:
+    the number of the task.
     """
 
     worker: str
@@ -161,56 +169,50 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Record:
-    """A job in the midst of its work. `service.jobs.transitions` makes one of another.
+class StoredJob:
+    """A job as the queue stores it. `service.jobs.transitions` makes each from the one before.
 
-    The work is a row of stages, each of `pieces` numbered from 0: one of every stage but `shard`.
+    A job is a row of stages. Each has tasks numbered from 0 (`pieces` of them): one at every stage
+    but `shard`.
     """
 
     id: str
     spec: JobSpec
     state: JobState
     created_s: float
-    key: str | None = None
-    """What holds the idempotency key that it was submitted with."""
-    version: int = 1
-    """One more with every change of what can be seen of the job: the id of its event."""
+    key: str | None = None  # the name of the idempotency key that it was submitted with
+    version: int = 1  # It grows by one with every visible change: the id of that event.
     started_s: float | None = None
     ended_s: float | None = None
+    # None: nothing is left to do. A retry of a failed job goes on with this stage.
     stage: Stage | None = "plan"
-    """None: nothing is left to do. Of a job that has failed it is the stage that a retry goes on with."""
     pieces: int = 1
-    fresh: int = 0
-    """The first piece that was never given out."""
-    again: tuple[int, ...] = ()
-    """Pieces to be given out again."""
+    fresh: int = 0  # the first task that was never leased
+    again: tuple[int, ...] = ()  # tasks to be leased again
+    # The time until which each of these pauses, seconds since the epoch; some do not.
     rests: dict[int, float] = field(default_factory=dict)
-    """Of those that are not given out at once: until when not, seconds since the epoch."""
+    # attempts of each task that was leased and has not ended
     attempts: dict[int, int] = field(default_factory=dict)
-    """Of pieces that were given out and have not ended."""
-    failed: tuple[int, ...] = ()
-    """Pieces that have failed for good."""
+    failed: tuple[int, ...] = ()  # tasks that have failed for good
+    # Leases by id. After a cancel those of an earlier stage stay: `discard` waits for them.
     leases: dict[str, Lease] = field(default_factory=dict)
-    """By their id. Those of an earlier stage, as a cancel leaves them, only keep `discard` waiting."""
     shards: int | None = None
     shards_done: int = 0
     images: int | None = None
-    done: int = 0
-    """Images of shards that are done."""
+    done: int = 0  # images of shards that are done
     failed_items: int = 0
     damaged_files: int = 0
     problem: Problem | None = None
+    # Why a worker has left it to others, until another gets on with it; or that there is none.
     refusal: Problem | None = None
-    """Why a worker has left it to others, until one of these gets on with it; or that there is none."""
+    # When workers would have begun with the shards, had there always been one since.
     busy_since_s: float = 0.0
-    """When workers would have begun with the shards, had there always been one since."""
-    heard_s: float = 0.0
-    """When a worker last told something."""
+    heard_s: float = 0.0  # when a worker last reported
     images_per_s: float | None = None
 
     @property
     def waiting(self) -> int:
-        """Pieces that can be given out, now or after a pause."""
+        """The number of tasks that can be leased, now or after a pause."""
         if self.stage is None or self.state == "failed":
             return 0
         if self.stage == "discard" and self.leases:
@@ -219,7 +221,9 @@ class Record:
 
     @property
     def due_s(self) -> float | None:
-        """From when a claim may find something here, seconds since the epoch; None: never, as it stands."""
+        """The time from which a claim may find a task here, seconds since the epoch; None: never,
+        as it stands.
+        """
         if self.stage is None or self.state == "failed":
             return None
         moments = [lease.until_s for lease in self.leases.values()]
@@ -231,8 +235,10 @@ class Record:
             )
         return min(moments, default=None)
 
-    def given_next(self, now_s: float) -> int | None:
-        """The piece whose turn it is. What has failed before waits until others had their turn."""
+    def next_task(self, now_s: float) -> int | None:
+        """Returns the task whose turn it is. A task that has failed before waits until the others
+        had their turn.
+        """
         if not self.waiting:
             return None
         if self.fresh < self.pieces:
@@ -241,7 +247,7 @@ class Record:
 
     @property
     def images_done(self) -> int:
-        """With what workers have told of shards under way."""
+        """The number of images done, with those that workers have reported of leased shards."""
         return self.done + (self._under_way if self.stage == "shard" else 0)
 
     @property
@@ -250,19 +256,21 @@ class Record:
 
     @property
     def publish_steps(self) -> int:
-        """Every image is collected and then indexed; other kinds do not count while they publish."""
+        """The number of steps of `publish`: an index job collects every image and then indexes it;
+        other kinds do not count.
+        """
         return 2 * (self.images or 0) if self.spec.kind == "index" else 0
 
     @property
     def _published(self) -> int:
-        """Of `publish_steps`."""
+        """The number of `publish_steps` that are done."""
         if self.state == "succeeded":
             return self.publish_steps
         return self._under_way if self.stage == "publish" else 0
 
     @property
     def job(self) -> Job:
-        """What can be seen of it."""
+        """The job as users see it."""
         return Job(
             id=self.id,
             spec=self.spec,
@@ -285,17 +293,17 @@ class Record:
         )
 
 
-_RECORD: Final = TypeAdapter(Record)
+_RECORD: Final = TypeAdapter(StoredJob)
 _JOB: Final = TypeAdapter(Job)
 _FAILURE: Final = TypeAdapter(Failure)
 
 
-def record_to_json(record: Record) -> bytes:
+def stored_job_to_json(record: StoredJob) -> bytes:
     return _RECORD.dump_json(record)
 
 
-def record_from_json(text: str | bytes) -> Record:
-    """Raises RecordDamaged where it is none."""
+def stored_job_from_json(text: str | bytes) -> StoredJob:
+    """Raises RecordDamaged for a text that does not hold one."""
     try:
         return _RECORD.validate_json(text)
     except ValidationError:
@@ -307,7 +315,7 @@ def job_to_json(job: Job) -> bytes:
 
 
 def job_from_json(text: str | bytes) -> Job:
-    """Raises RecordDamaged where it is none."""
+    """Raises RecordDamaged for a text that does not hold one."""
     try:
         return _JOB.validate_json(text)
     except ValidationError:
@@ -319,7 +327,7 @@ def failure_to_json(failure: Failure) -> bytes:
 
 
 def failure_from_json(text: str | bytes) -> Failure:
-    """Raises RecordDamaged where it is none."""
+    """Raises RecordDamaged for a text that does not hold one."""
     try:
         return _FAILURE.validate_json(text)
     except ValidationError:
@@ -327,7 +335,9 @@ def failure_from_json(text: str | bytes) -> Failure:
 
 
 def printable(text: str) -> str:
-    """One line without escapes of a terminal: what cannot be printed, or is no valid UTF-8, by its number."""
+    """Returns one line without escapes of a terminal; characters that cannot be printed, or are not
+    UTF-8, are written as numbers.
+    """
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 

@@ -1,4 +1,6 @@
-"""The queue: `JobStore` over any database. What it may do is in `transitions`; here it is read, changed and kept."""
+"""The queue of jobs over any database. `transitions` decides what may happen; this module reads and
+writes.
+"""
 
 import logging
 import secrets
@@ -15,7 +17,7 @@ from service.errors import RecordDamaged
 from service.jobs import transitions
 from service.jobs.database import (
     Ended,
-    Records,
+    JobDatabase,
     Transaction,
     check_output_free,
     hold_output,
@@ -24,7 +26,6 @@ from service.jobs.database import (
     with_key,
 )
 from service.jobs.job import (
-    Census,
     Event,
     Failure,
     FailurePage,
@@ -33,35 +34,58 @@ from service.jobs.job import (
     JobSpec,
     JobState,
     Problem,
-    Record,
+    QueueStats,
+    StoredJob,
     Work,
     printable,
 )
 from service.timings import DAMAGED_REST_S
 
+# The digits of the microseconds since the epoch, hexadecimal: ids are in the order of submission
+# until the year 4253.
 _ID_DIGITS: Final = 14
-"""Of the microseconds since the epoch, hexadecimal: ids are in the order of submission, until the year 4253."""
 _RANDOM_BYTES: Final = 3
 _ID_LENGTH: Final = _ID_DIGITS + 2 * _RANDOM_BYTES
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _LEASE_BYTES: Final = 8
+# Jobs that one call removes at most: each is a transaction, and others wait for their turn.
 _SWEPT: Final = 100
-"""At most, by one call: each is a transaction, and others wait for their turn."""
 _LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
 _log = logging.getLogger("mlcd.jobs")
 
 
 class Queue:
-    """See `JobStore`. Threads may share it."""
+    """The queue of jobs between the servers that accept them and the workers that do them.
 
-    def __init__(self, records: Records) -> None:
-        self._records = records
+    Every method is one atomic step and durable when it returns. Many processes and threads may call
+    it at once.
+
+    Leases: a task is done at least once. It is leased again where its lease has ended without a
+    report. A lease ends when the task is leased again, not before: a worker that slept too long may
+    go on where nobody else has the task.
+
+    Failures: a task that was leased, or has failed, `MAX_ATTEMPTS` times without success fails for
+    good, and the other tasks go on. When all have ended and some have failed, the job has failed.
+    After each failure a task waits, from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`, longer each time.
+
+    Raises Unavailable where the database cannot be reached.
+    """
+
+    def __init__(self, database: JobDatabase) -> None:
+        self._database = database
+        # Jobs that cannot be read, and when that was last found: they are passed over for a while.
         self._damaged: dict[str, float] = {}
-        """Jobs whose records cannot be read, and when that was last found: for a while they are passed over."""
+        # the job of each state at which the next look begins, from the newest on
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
-        """Of each state, the job at which the next look begins, from the newest on."""
 
     def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
+        """Returns the new job and True, or the job submitted before with this idempotency key and
+        False.
+
+        Raises Conflict where the key belongs to another spec, or where an unfinished job writes to
+        the same output.
+        """
+
         def step(transaction: Transaction) -> tuple[Job, bool]:
             if (known := with_key(transaction, key)) is not None:
                 if known.spec != spec:
@@ -69,31 +93,37 @@ class Queue:
                 return known.job, False
             check_output_free(transaction, spec, of=None)
             now_s, name = transaction.now_s, None if key is None else name_of_key(key)
-            record = Record(_next_id(transaction.newest_id(), now_s), spec, "queued", now_s, name)
+            record = StoredJob(
+                _next_id(transaction.newest_id(), now_s), spec, "queued", now_s, name
+            )
             if name is not None:
                 transaction.hold(name, record.id)
             return self._keep(transaction, None, record), True
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def submitted(self, key: str) -> Job | None:
+        """Returns the job that was submitted with this idempotency key."""
+
         def step(transaction: Transaction) -> Job | None:
             known = with_key(transaction, key)
             return None if known is None else known.job
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def get(self, job_id: str) -> Job:
+        """Returns the job as it stands. Raises NotFound."""
         return self._read(job_id).job
 
     def page(
         self, *, limit: int, cursor: str | None = None, state: JobState | None = None
     ) -> JobPage:
+        """Returns jobs, newest first. Raises InvalidInput for a cursor that is not an id."""
         if cursor is not None and not _is_id(cursor):
             raise InvalidInput(
                 "the cursor is none of this list", remedy="give the one that the page before had"
             )
-        found = self._records.page(limit=limit + 1, below=cursor, state=state)
+        found = self._database.page(limit=limit + 1, below=cursor, state=state)
         for listed in found[:limit]:
             if listed.damaged:
                 self._pass_over(listed.job_id)
@@ -101,12 +131,18 @@ class Queue:
         return JobPage(jobs, found[limit - 1].job_id if len(found) > limit else None)
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
-        events = self._records.events(job_id, after) if _is_id(job_id) else []
+        """Returns the events with an id above `after`, oldest first; only the last few are kept.
+
+        Where the job has not reached `after`, an older queue was put back: the last event is
+        returned then. Raises NotFound.
+        """
+        events = self._database.events(job_id, after) if _is_id(job_id) else []
         if not events and self._read(job_id).version < after:
-            return self._records.events(job_id, 0)[-1:]
+            return self._database.events(job_id, 0)[-1:]
         return events
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
+        """Returns the shards numbered above `after` that have failed for good. Raises NotFound."""
         record = self._read(job_id)
         shards = (
             sorted(shard for shard in record.failed if shard > after)
@@ -114,28 +150,38 @@ class Queue:
             else []
         )
         cursor = shards[limit - 1] if len(shards) > limit else None
-        return FailurePage(self._records.failures(job_id, shards[:limit]), cursor)
+        return FailurePage(self._database.failures(job_id, shards[:limit]), cursor)
 
     def cancel(self, job_id: str) -> Job:
+        """Cancels the job; workers learn it by `renew`. A canceled job stays canceled.
+
+        Only `discard` is leased after that, and only once nobody holds a lease of the job. Raises
+        NotFound, and Conflict where the job has ended another way. Removes a job that cannot be
+        read, and raises NotFound.
+        """
         try:
             return self._change(
                 job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s)
             )
         except RecordDamaged:
-            self._records.transact(lambda transaction: transaction.wipe(job_id))
+            self._database.transact(lambda transaction: transaction.wipe(job_id))
             raise NotFound(
                 "the job could not be read any more; the queue has forgotten it",
                 remedy="what it has written is where it was: remove it yourself",
             ) from None
 
     def retry(self, job_id: str) -> Job:
+        """Makes failed or canceled work available again. Raises NotFound, and Conflict where there
+        is none.
+        """
+
         def step(transaction: Transaction) -> Job:
             record = _found(transaction.record(job_id) if _is_id(job_id) else None)
             after = transitions.retry(record, now_s=transaction.now_s)
             check_output_free(transaction, record.spec, of=job_id)
             return self._keep(transaction, record, after)
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def claim(
         self,
@@ -143,13 +189,18 @@ class Queue:
         fingerprints: Sequence[Fingerprint],
         *,
         lease_s: float,
-        leaving: Collection[str] = (),
+        exclude: Collection[str] = (),
     ) -> Work | None:
-        for job_id in self._records.due(
-            fingerprints, lease_s=lease_s, leaving={*leaving, *self._passed_over}
+        """Leases the next task of the oldest job of these models that has one; None where there is
+        none now.
+
+        exclude: ids of jobs to leave out.
+        """
+        for job_id in self._database.due(
+            fingerprints, lease_s=lease_s, exclude={*exclude, *self._passed_over}
         ):
             try:
-                work = self._give(job_id, worker, lease_s=lease_s)
+                work = self._lease(job_id, worker, lease_s=lease_s)
             except RecordDamaged:
                 self._pass_over(job_id)
                 continue
@@ -159,6 +210,11 @@ class Queue:
         return None
 
     def renew(self, work: Work, *, lease_s: float, done: int = 0) -> bool:
+        """Extends the lease by lease_s from now; done: images of this task so far.
+
+        Returns False where the lease or the job has ended: the worker must stop.
+        """
+
         def step(transaction: Transaction) -> bool:
             if (record := transaction.record(work.job_id)) is None:
                 return False
@@ -169,18 +225,33 @@ class Queue:
             return goes_on
 
         try:
-            return self._records.transact(step)
+            return self._database.transact(step)
         except RecordDamaged:
             self._pass_over(work.job_id)
             return False
 
     def release(self, work: Work) -> None:
-        self._report(work, lambda record, _: transitions.give_back(record, work))
+        """Returns the task unfinished and does not count the attempt, as when a worker drains.
+
+        A worker calls it after a `renew` that returned False, too: `discard` waits for it.
+        """
+        self._report(work, lambda record, _: transitions.release_task(record, work))
 
     def refused(self, work: Work, problem: Problem) -> None:
-        self._report(work, lambda record, _: transitions.give_back(record, work, refusal=problem))
+        """Releases a task that this worker cannot do; the job shows `problem` until another worker
+        gets on with it.
+        """
+        self._report(
+            work, lambda record, _: transitions.release_task(record, work, refusal=problem)
+        )
 
     def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
+        """Stores the number of images of each shard, in order, and begins the shards.
+
+        damaged_files: files of the input that could not be listed to their end. This method,
+        `completed` and `failed` have no effect where the lease has ended.
+        """
+
         def step(transaction: Transaction) -> bool:
             record = transaction.record(work.job_id)
             if record is not None and work.lease in record.leases:
@@ -194,6 +265,9 @@ class Queue:
         self._hear(work, step)
 
     def completed(self, work: Work, *, failed_items: int = 0) -> None:
+        """Ends a task whose output is on the disk. `publish` follows the last shard, and then the
+        job has succeeded.
+        """
         self._report(
             work,
             lambda record, now_s: transitions.complete(
@@ -202,20 +276,33 @@ class Queue:
         )
 
     def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
+        """Ends a failed attempt. fatal: every task would fail alike, as with a full disk; the job
+        fails at once.
+        """
         self._report(
             work,
             lambda record, now_s: transitions.fail(record, work, problem, now_s=now_s, fatal=fatal),
         )
 
     def sweep(self, *, longer_than_s: float, more_than: int) -> int:
-        found = self._records.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
+        """Forgets jobs with nothing left to do, and their idempotency keys; returns how many.
+
+        It takes those that ended longer ago than longer_than_s, and the oldest of more than
+        more_than; at most `_SWEPT` in one call. Outputs are not touched.
+        """
+        found = self._database.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
         left = self._passed_over
         return sum(self._forget(ended) for ended in found if ended.job_id not in left)
 
     def note_served(self) -> None:
-        models = set(self._records.beating().values())
+        """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the
+        live workers.
+
+        One call looks at `_SWEPT` jobs of each state.
+        """
+        models = set(self._database.live_workers().values())
         for state in _LIVE_STATES:
-            found = self._records.page(limit=_SWEPT, below=self._noted[state], state=state)
+            found = self._database.page(limit=_SWEPT, below=self._noted[state], state=state)
             self._noted[state] = found[-1].job_id if len(found) == _SWEPT else None
             for job in (listed.job for listed in found if listed.job is not None):
                 served = job.spec.fingerprint in models
@@ -225,35 +312,43 @@ class Queue:
                     self._note(job.id, served=served)
 
     def pending(
-        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        return self._records.pending(fingerprints, leaving={*leaving, *self._passed_over})
+        """Tells whether anything is left to do, now or later, of jobs of these models; `discard`
+        counts, too.
+        """
+        return self._database.pending(fingerprints, exclude={*exclude, *self._passed_over})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
-        self._records.beat(worker, fingerprint, lease_s=lease_s)
+        """Notes that this worker is alive and has this model, with or without work."""
+        self._database.heartbeat(worker, fingerprint, lease_s=lease_s)
 
     def workers(self) -> list[str]:
-        return list(self._records.beating())
+        """Returns the names of the live workers."""
+        return list(self._database.live_workers())
 
     def depth(self) -> int:
-        return self._records.waiting()
+        """Returns the number of tasks that wait for a worker: the number a scaler looks at."""
+        return self._database.waiting()
 
-    def census(self) -> Census:
-        return Census(
-            self._records.count(), self._records.waiting(), self._records.oldest_queued_s()
+    def stats(self) -> QueueStats:
+        """Returns the numbers of jobs and waiting tasks."""
+        return QueueStats(
+            self._database.count(), self._database.waiting(), self._database.oldest_queued_s()
         )
 
     def close(self) -> None:
-        self._records.close()
+        """Closes the database."""
+        self._database.close()
 
-    def _read(self, job_id: str) -> Record:
-        return _found(self._records.read(job_id) if _is_id(job_id) else None)
+    def _read(self, job_id: str) -> StoredJob:
+        return _found(self._database.read(job_id) if _is_id(job_id) else None)
 
-    def _give(self, job_id: str, worker: str, *, lease_s: float) -> Work | None:
+    def _lease(self, job_id: str, worker: str, *, lease_s: float) -> Work | None:
         def step(transaction: Transaction) -> Work | None:
             if (record := transaction.record(job_id)) is None:
                 return None
-            after, work = transitions.give(
+            after, work = transitions.lease_task(
                 record,
                 worker,
                 lease=secrets.token_hex(_LEASE_BYTES),
@@ -265,7 +360,7 @@ class Queue:
             self._keep(transaction, record, after)
             return work
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     def _forget(self, ended: Ended) -> bool:
         def step(transaction: Transaction) -> bool:
@@ -280,12 +375,12 @@ class Queue:
             return True
 
         try:
-            return self._records.transact(step)
+            return self._database.transact(step)
         except RecordDamaged:
             self._pass_over(ended.job_id)
             return False
 
-    def _report(self, work: Work, change: Callable[[Record, float], Record]) -> None:
+    def _report(self, work: Work, change: Callable[[StoredJob, float], StoredJob]) -> None:
         def step(transaction: Transaction) -> bool:
             if (record := transaction.record(work.job_id)) is None:
                 return False
@@ -295,13 +390,13 @@ class Queue:
         self._hear(work, step)
 
     def _hear(self, work: Work, step: Callable[[Transaction], bool]) -> None:
-        """What a worker tells of a job that cannot be read any more, or is not there, has no effect."""
+        """Runs a report of a worker; it has no effect where the job is gone or cannot be read."""
         try:
-            is_there = self._records.transact(step)
+            is_there = self._database.transact(step)
         except RecordDamaged:
             self._pass_over(work.job_id)
             return
-        if not is_there:  # who learns it by `renew` gives the piece back: it is said once
+        if not is_there:  # who learns it by `renew` releases the task: it is logged once
             draft = printable(str(draft_path(Path(work.spec.output))))
             message = "job %s is not in the queue any more; what it has written so far stays at %s"
             _log.warning(message, work.job_id, draft)
@@ -312,11 +407,11 @@ class Queue:
                 after = transitions.note_served(record, served=served, now_s=transaction.now_s)
                 self._keep(transaction, record, after)
 
-        self._records.transact(step)
+        self._database.transact(step)
 
     @property
     def _passed_over(self) -> set[str]:
-        """Damaged jobs at which it is not time to look again."""
+        """The damaged jobs that are not looked at now."""
         since_s = time.monotonic() - DAMAGED_REST_S
         return {job_id for job_id, found_s in list(self._damaged.items()) if found_s > since_s}
 
@@ -327,23 +422,25 @@ class Queue:
             )
         self._damaged[job_id] = time.monotonic()
 
-    def _change(self, job_id: str, change: Callable[[Record, float], Record]) -> Job:
+    def _change(self, job_id: str, change: Callable[[StoredJob, float], StoredJob]) -> Job:
         def step(transaction: Transaction) -> Job:
             record = _found(transaction.record(job_id) if _is_id(job_id) else None)
             return self._keep(transaction, record, change(record, transaction.now_s))
 
-        return self._records.transact(step)
+        return self._database.transact(step)
 
     @staticmethod
-    def _keep(transaction: Transaction, before: Record | None, after: Record) -> Job:
-        """Nothing is written where nothing has changed."""
+    def _keep(transaction: Transaction, before: StoredJob | None, after: StoredJob) -> Job:
+        """Stores a changed job, its event, its hold of the output and its failures; does nothing
+        where nothing has changed.
+        """
         if after == before:
             return after.job
         if before is not None and _looks_other(before.job, after.job):
             after = replace(after, version=before.version + 1)
         transaction.save(after)
         if before is None or before.version != after.version:
-            transaction.tell(Event(after.version, after.job))
+            transaction.publish_event(Event(after.version, after.job))
         if before is None or (before.state, before.stage) != (after.state, after.stage):
             hold_output(transaction, after)
         if after.stage == "shard":
@@ -352,18 +449,18 @@ class Queue:
 
 
 def _looks_other(before: Job, after: Job) -> bool:
-    """Worth an event: a pace alone is not."""
+    """Tells whether users see a difference that is worth an event: a changed pace alone is not."""
     return replace(before, images_per_s=None) != replace(after, images_per_s=None)
 
 
-def _found(record: Record | None) -> Record:
+def _found(record: StoredJob | None) -> StoredJob:
     if record is None:
         raise NotFound("there is no such job", remedy="GET /v1/jobs lists them")
     return record
 
 
-def _keep_failures(transaction: Transaction, before: Record | None, after: Record) -> None:
-    """Of one change: all that have failed by it have done so for the same reason."""
+def _keep_failures(transaction: Transaction, before: StoredJob | None, after: StoredJob) -> None:
+    """Stores the shards that have failed by this change; all of them failed for the same reason."""
     for shard in set(after.failed).difference(() if before is None else before.failed):
         assert after.problem is not None
         transaction.set_failure(
@@ -372,7 +469,7 @@ def _keep_failures(transaction: Transaction, before: Record | None, after: Recor
 
 
 def _next_id(newest: str | None, now_s: float) -> str:
-    """Greater than any before, whatever the clock does, and not to be guessed."""
+    """Returns an id greater than any before, whatever the clock does, that cannot be guessed."""
     moment = int(now_s * 1e6)
     if newest is not None:
         moment = max(moment, int(newest[:_ID_DIGITS], 16) + 1)

@@ -1,9 +1,11 @@
-"""The queue's database in Redis: several machines share one queue. Its clock alone decides on leases.
+"""The queue's database in Redis: several machines share one queue. Its clock alone decides on
+leases.
 
 What it holds: `redis_keys`.
 
-A transaction reads records and names, decides, and then writes by one script, which does nothing where any of what was
-read is another by then: it is run again. What Redis has answered is as durable as its settings say.
+A transaction reads records and names, decides, and then writes by one script, which does nothing
+where any of what was read is another by then: it is run again. What Redis has answered is as
+durable as its settings say.
 """
 
 import json
@@ -25,21 +27,22 @@ from service.jobs.job import (
     Event,
     Failure,
     JobState,
-    Record,
+    StoredJob,
     failure_from_json,
     failure_to_json,
     job_from_json,
     job_to_json,
-    record_from_json,
-    record_to_json,
+    stored_job_from_json,
+    stored_job_to_json,
 )
 from service.jobs.redis_keys import Keys
 from service.timings import QUEUE_CONNECT_S, QUEUE_REDIS_S
 
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
 _SCHEMA: Final = "1"
-_ARGUMENTS: Final = 1000
-"""Of one command in the script: Lua unpacks a few thousand at most."""
+_ARGUMENTS: Final = 1000  # Values of one command in the script: Lua unpacks a few thousand at most.
+# KEYS: the keys that were read. ARGV: the commands as JSON, then the value of each key, empty where
+# there was none.
 _COMMIT: Final = """
 for place, key in ipairs(KEYS) do
   if (redis.call('GET', key) or '') ~= ARGV[place + 1] then return 0 end
@@ -47,13 +50,14 @@ end
 for _, command in ipairs(cjson.decode(ARGV[1])) do redis.call(unpack(command)) end
 return 1
 """
-"""KEYS: what was read; ARGV: the commands as JSON, then what each key held, empty where there was none."""
 
 _log = logging.getLogger("mlcd.service")
 
 
-def open_redis_records(url: str, prefix: str) -> "RedisRecords":
-    """Connects when it is used first. Raises ConfigInvalid for a URL that is none of Redis."""
+def open_redis_database(url: str, prefix: str) -> "RedisDatabase":
+    """Opens the database; it connects when it is first used. Raises ConfigInvalid for a URL that
+    Redis cannot use.
+    """
     try:
         client = Redis.from_url(
             url,
@@ -66,19 +70,18 @@ def open_redis_records(url: str, prefix: str) -> "RedisRecords":
         raise ConfigInvalid(
             "MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database"
         ) from None
-    return RedisRecords(client, Keys(prefix))
+    return RedisDatabase(client, Keys(prefix))
 
 
-class RedisRecords:
-    """See `Records`. Threads and processes may share one Redis."""
+class RedisDatabase:
+    """A `JobDatabase` in Redis. Threads and processes may share one Redis."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client: Any = client  # its types do not know that answers are decoded
         self._keys = keys
         self._clock = Clock(self._told_s)
         self._commit = client.register_script(_COMMIT)
-        self._keeps = False
-        """Whether it is known that jobs can be kept there."""
+        self._keeps = False  # True once it is known that jobs can be kept there.
 
     def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
         with _translated():
@@ -95,41 +98,42 @@ class RedisRecords:
                     if self._ends(transaction):
                         return result
 
-    def read(self, job_id: str) -> Record | None:
+    def read(self, job_id: str) -> StoredJob | None:
         with _translated():
             found = self._client.get(self._keys.record(job_id))
-        return None if found is None else record_from_json(found)
+        return None if found is None else stored_job_from_json(found)
 
     def due(
-        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> list[str]:
-        num = CANDIDATES + len(leaving)
+        num = CANDIDATES + len(exclude)
         with _translated():
             found: set[str] = set()
             far: set[str] = set()
             now_s = self._clock.now_s()
             for key in map(self._keys.due, fingerprints):
-                # Pieces that wait are due from 0 on, the oldest job first; leases and pauses end at their own moments.
+                # Waiting tasks are due from 0 on, the oldest job first.
+                # Leases and pauses end at their own times.
                 found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
                 found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
                 far |= set(
                     self._client.zrangebyscore(
-                        key, far_s(now_s, lease_s), "+inf", 0, FAR + len(leaving)
+                        key, far_s(now_s, lease_s), "+inf", 0, FAR + len(exclude)
                     )
                 )
         return (
-            sorted(found.difference(leaving))[:CANDIDATES] + sorted(far.difference(leaving))[:FAR]
+            sorted(found.difference(exclude))[:CANDIDATES] + sorted(far.difference(exclude))[:FAR]
         )
 
     def pending(
-        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
         with _translated():
             found = (
-                self._client.zrange(key, 0, len(leaving))
+                self._client.zrange(key, 0, len(exclude))
                 for key in map(self._keys.due, fingerprints)
             )
-            return any(set(ids).difference(leaving) for ids in found)
+            return any(set(ids).difference(exclude) for ids in found)
 
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         key = self._keys.all if state is None else self._keys.state(state)
@@ -186,7 +190,7 @@ class RedisRecords:
             queued = Listed.of(oldest[0], found).job if oldest else None
             return 0.0 if queued is None else max(0.0, self._clock.now_s() - queued.created_s)
 
-    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+    def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         with _translated():
             now_s = self._clock.now_s()
             self._client.hset(
@@ -196,7 +200,7 @@ class RedisRecords:
             if over := [name for name, beat in beats.items() if not _lives(beat, now_s)]:
                 self._client.hdel(self._keys.beats, *over)
 
-    def beating(self) -> dict[str, Fingerprint]:
+    def live_workers(self) -> dict[str, Fingerprint]:
         with _translated():
             now_s = self._clock.now_s()
             beats = self._client.hgetall(self._keys.beats)
@@ -220,12 +224,14 @@ class RedisRecords:
         policy = str(self._client.info("memory").get("maxmemory_policy", ""))
         if policy.startswith("allkeys"):
             raise ConfigInvalid(
-                f"the Redis of the jobs throws any key away when it is full (maxmemory-policy {policy})",
+                "the Redis of the jobs throws any key away when it is full"
+                f" (maxmemory-policy {policy})",
                 remedy="set noeviction or volatile-lru there, or name another Redis",
             )
         if not self._client.info("persistence").get("aof_enabled"):
             _log.warning(
-                "the Redis of the jobs keeps nothing over a restart: set appendonly yes, appendfsync always"
+                "the Redis of the jobs keeps nothing over a restart:"
+                " set appendonly yes, appendfsync always"
             )
         self._client.set(self._keys.schema, _SCHEMA, nx=True)
         if self._client.get(self._keys.schema) != _SCHEMA:
@@ -241,7 +247,9 @@ class RedisRecords:
 
 
 class _Transaction:
-    """See `Transaction`. read: what its decision rests on, key by key; commands: what is to be done."""
+    """A `Transaction`. read: the values that its decision depends on, by key. commands: what it
+    will write.
+    """
 
     def __init__(self, client: Any, keys: Keys, clock: Clock) -> None:
         self._client, self._keys, self._clock = client, keys, clock
@@ -252,19 +260,19 @@ class _Transaction:
     def leapt(self, *, within_s: float) -> bool:
         return self._clock.leapt(within_s=within_s)
 
-    def record(self, job_id: str) -> Record | None:
+    def record(self, job_id: str) -> StoredJob | None:
         found = self._get(self._keys.record(job_id))
-        return None if found is None else record_from_json(found)
+        return None if found is None else stored_job_from_json(found)
 
     def newest_id(self) -> str | None:
         return self._get(self._keys.newest)
 
-    def save(self, record: Record) -> None:
+    def save(self, record: StoredJob) -> None:
         key, due = self._keys.record(record.id), self._keys.due(record.spec.fingerprint)
         if key not in self.read:
             self._do("SET", self._keys.newest, record.id)
             self._do("ZADD", self._keys.all, 0, record.id)
-        self._do("SET", key, record_to_json(record).decode())
+        self._do("SET", key, stored_job_to_json(record).decode())
         for state in _STATES:
             if state != record.state:
                 self._do("ZREM", self._keys.state(state), record.id)
@@ -282,7 +290,7 @@ class _Transaction:
         else:
             self._do("HDEL", self._keys.waiting, record.id)
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: StoredJob) -> None:
         for key_of in (self._keys.record, self._keys.events, self._keys.sizes, self._keys.failures):
             self._do("DEL", key_of(record.id))
         for key in (
@@ -308,7 +316,7 @@ class _Transaction:
             if self._client.get(key) == job_id:
                 self._do("DEL", key)
 
-    def tell(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         key = self._keys.events(event.job.id)
         self._do("RPUSH", key, f"{event.id} {job_to_json(event.job).decode()}")
         self._do("LTRIM", key, -KEPT_EVENTS, -1)

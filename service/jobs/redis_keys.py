@@ -9,11 +9,11 @@ PREFIX (mlcd:jobs:):
   all, state:STATE   sorted sets of ids, all of one score: by id
   due:FINGERPRINT    sorted set of ids by the moment from which they are due
   ended              sorted set of ids with nothing left to be done, by the moment of their end
-  waiting            hash of ids and the pieces that wait
+  waiting            hash of ids and the tasks that wait
   name:NAME          the id of the job that holds it
   newest             the greatest id
-  beats              hash of workers and "WHEN UNTIL MODEL": when one last told that it lives, and until when it is
-                     taken to
+  beats              hash of workers and "WHEN UNTIL MODEL": the last heartbeat, and the time until
+                     which the worker counts as live
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from service.jobs.job import JobState
 
 @dataclass(frozen=True)
 class Keys:
-    """Queues with different prefixes share one database and nothing else."""
+    """The keys of one queue. Queues with different prefixes share one database and nothing else."""
 
     prefix: str
 

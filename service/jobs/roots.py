@@ -1,4 +1,6 @@
-"""The folders that jobs may read and write, and nothing beside them: neither by `..`, nor by links, nor by a URL."""
+"""The folders that jobs may read and write. Nothing outside them can be reached by `..`, by links
+or by a URL.
+"""
 
 import os
 import re
@@ -20,12 +22,13 @@ from service.errors import BadRequest, OutsideRoots
 Param = Literal["input", "output"]
 _WILDCARDS: Final = "*?["
 _DRAFT: Final = draft_path(Path("name")).suffix
+# The longest name of an output, in bytes. Drafts, and the names they get when they are removed, are
+# longer; 255 is the limit.
 _NAME_BYTES: Final = 200
-"""Of an output: drafts, and what they are renamed to when they are removed, have longer names; 255 is the most."""
 
 
 class OtherRoots(ConfigInvalid):
-    """Whoever accepted a job may use other folders than who is to do it."""
+    """The server that accepted a job may use other folders than the worker."""
 
     name = "other-roots"
 
@@ -49,7 +52,7 @@ class PlaceMoved(Conflict):
 
 
 class Roots:
-    """Absolute folders. What lies outside is refused alike, whether it is there or not."""
+    """Absolute folders. Paths outside are refused alike, whether they exist or not."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         """Raises ConfigInvalid for a folder that is not there."""
@@ -62,22 +65,25 @@ class Roots:
         self._named = [*map(Path, folders), *self._real]
 
     def resolve_input(self, location: str) -> str:
-        """`location` with its links followed; the part with wildcards is left.
+        """Returns `location` with its links followed; the part with wildcards stays as it is.
 
-        Raises BadRequest for what is no plain path, OutsideRoots.
+        Raises BadRequest for a text that is no plain path, OutsideRoots.
         """
         fixed, pattern = _divided(self._named_path(location, "input"))
         return str(self._real_path(fixed, "input").joinpath(*pattern))
 
     def resolve_output(self, location: str) -> str:
-        """As `resolve_input`; the last part is to be made, whatever is there."""
+        """Returns `location` with the links of its parent followed, as `resolve_input`; the last
+        part need not exist.
+        """
         named = self._named_path(location, "output")
         return str(self._real_path(named.parent, "output") / named.name)
 
     def check_input(self, real: str) -> None:
-        """A resolved input: a folder, a file, a list or a glob of some, with something to read in it.
+        """Checks a resolved input: a folder, a file, a list or a glob of some, with something to
+        read in it.
 
-        Raises OutsideRoots where a wildcard leads elsewhere, InvalidInput.
+        Raises OutsideRoots where a wildcard leads outside, InvalidInput.
         """
         try:
             source = open_source(real)
@@ -95,9 +101,10 @@ class Roots:
             raise InvalidInput("nothing of the input can be read as images", remedy=remedy)
 
     def check_output(self, real: str, *, input_of_job: str) -> None:
-        """A resolved output: nothing is there yet, and a folder can be made, elsewhere than in the resolved input.
+        """Checks a resolved output: nothing is there yet, and a folder can be made, outside the
+        resolved input.
 
-        Raises InvalidInput, Conflict where something is there.
+        Raises InvalidInput, and Conflict where something is there.
         """
         out = Path(real)
         folder, draft = out.parent, draft_path(out)
@@ -108,7 +115,7 @@ class Roots:
         if os.path.lexists(draft):
             raise Conflict(
                 f"unfinished work stands at the output, as {draft.name}",
-                remedy="name another; what is left of a canceled job goes as soon as a worker is there;"
+                remedy="name another; what is left of a canceled job goes once a worker is there;"
                 f" otherwise finish it with `mlcd label` or `mlcd embed`, or remove {draft.name}",
             )
         if out.suffix == _DRAFT:
@@ -139,22 +146,25 @@ class Roots:
             )
 
     def check_places(self, source: str, out: str) -> None:
-        """The resolved input and output of a job that was accepted before: they still are where they were.
+        """Checks that the input and output of an accepted job are still where they were.
 
-        Raises OtherRoots where they were never in these folders, OutsideRoots where a link leads out of them by now,
-        and PlaceMoved where it leads elsewhere in them.
+        Raises OtherRoots where they were never in these folders, OutsideRoots where a link leads
+        out of them now, and PlaceMoved where it leads elsewhere inside them.
         """
         self._check_place(_divided(Path(source))[0], "input")
         self._check_place(draft_path(Path(out)), "output")
 
     def check_archives(self, real: str) -> None:
-        """Before a resolved input is listed. Raises OutsideRoots where one of the files that it names leads elsewhere,
-        and what `open_source` raises.
+        """Checks the files that a resolved input names, before it is listed.
+
+        Raises OutsideRoots where one of them leads outside, and what `open_source` raises.
         """
         self.check_files(open_source(real).paths)
 
     def check_files(self, paths: Sequence[str]) -> None:
-        """Raises OutsideRoots where one of an input's files is, or leads, elsewhere: a wildcard finds links, too."""
+        """Raises OutsideRoots where a file of an input is, or leads, outside: a wildcard finds
+        links, too.
+        """
         for path in paths:
             self._real_path(Path(path), "input")
 
@@ -189,7 +199,9 @@ class Roots:
 
 
 def _mode(path: Path) -> int:
-    """Of what is there, links followed; 0 where nothing is, or nothing can be seen: `exists` raises there."""
+    """Returns the mode of a file, links followed; 0 where there is none or it cannot be seen, where
+    `exists` raises.
+    """
     try:
         return path.stat().st_mode
     except OSError:
@@ -197,7 +209,7 @@ def _mode(path: Path) -> int:
 
 
 def _divided(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """The part without wildcards, and the others."""
+    """Returns the part without wildcards, and the other parts."""
     parts = path.parts
     if os.path.lexists(path):  # whatever its name looks like
         return path, ()
@@ -216,7 +228,7 @@ def _finds(pattern: str, path: Path) -> bool:
 
 
 def _readable(files: Iterable[str]) -> Iterator[str]:
-    """Those that can be opened and hold something."""
+    """Yields the files that can be opened and are not empty."""
     for path in files:
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - names need not be valid UTF-8
@@ -229,7 +241,7 @@ def _readable(files: Iterable[str]) -> Iterator[str]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Files that are taken for images."""
+    """Yields the files that count as images."""
     for parent, _, names in os.walk(folder):
         below = Path(parent).relative_to(folder)
         # Names need not be valid UTF-8, as above.

@@ -1,4 +1,6 @@
-"""Where requests meet the queue: its store, the folders it may use, and threads, as a store makes its callers wait."""
+"""The job service of a server: the queue, the folders that jobs may use, and threads for the
+queue's blocking calls.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,11 +11,10 @@ from pathlib import Path
 from typing import Final, TypeVar, get_args
 
 from mlcd.errors import ConfigInvalid, DeadlineExceeded, MlcdError
-from service.jobs.job import Census, JobState
+from service.jobs.job import JobState, QueueStats
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
-from service.jobs.sqlite import EmbeddedRecords
-from service.jobs.store import JobStore
+from service.jobs.sqlite import SqliteDatabase
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.timings import DAY_S, JOBS_COUNT_S
@@ -24,17 +25,19 @@ _FILE: Final = Path("jobs") / "queue.sqlite"
 
 
 @dataclass(frozen=True)
-class JobDesk:
-    """Use from one event loop."""
+class JobService:
+    """The parts that the routes of jobs use. Use it from one event loop."""
 
-    store: JobStore
+    queue: Queue
     roots: Roots
     threads: ThreadPoolExecutor
     keep_s: float
     keep_jobs: int
 
     async def ask(self, call: Callable[[], _Result], *, deadline: float) -> _Result:
-        """What `call` returns, made in a thread; DeadlineExceeded once the loop's clock passes `deadline`."""
+        """Returns what `call` returns, from a thread. Raises DeadlineExceeded once the loop's clock
+        passes `deadline`.
+        """
         try:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.get_running_loop().run_in_executor(self.threads, call)
@@ -44,13 +47,13 @@ class JobDesk:
             ) from error
 
     async def count(self, metrics: Metrics) -> None:
-        """Forget what has ended long ago and tell the queue's numbers, until cancelled.
+        """Removes jobs that ended long ago and publishes the queue's numbers, until cancelled.
 
-        While it does not answer the last ones stand.
+        While the queue does not answer, the last numbers stand.
         """
         while True:
             try:
-                census, workers = await asyncio.get_running_loop().run_in_executor(
+                stats, workers = await asyncio.get_running_loop().run_in_executor(
                     self.threads, self._count
                 )
             except MlcdError:
@@ -58,47 +61,51 @@ class JobDesk:
             else:
                 metrics.job_queue_up(up=True)
                 metrics.jobs(
-                    {state: census.jobs.get(state, 0) for state in get_args(JobState)},
-                    depth=census.depth,
-                    oldest_wait_s=census.oldest_wait_s,
+                    {state: stats.jobs.get(state, 0) for state in get_args(JobState)},
+                    depth=stats.depth,
+                    oldest_wait_s=stats.oldest_wait_s,
                     num_workers=len(workers),
                 )
             await asyncio.sleep(JOBS_COUNT_S)
 
-    def _count(self) -> tuple[Census, list[str]]:
-        self.store.sweep(longer_than_s=self.keep_s, more_than=self.keep_jobs)
-        self.store.note_served()
-        return self.store.census(), self.store.workers()
+    def _count(self) -> tuple[QueueStats, list[str]]:
+        self.queue.sweep(longer_than_s=self.keep_s, more_than=self.keep_jobs)
+        self.queue.note_served()
+        return self.queue.stats(), self.queue.workers()
 
 
 @asynccontextmanager
-async def open_desk(settings: Settings) -> AsyncIterator[JobDesk | None]:
-    """None where no folders are named: then there are no jobs. Raises ConfigInvalid."""
+async def open_job_service(settings: Settings) -> AsyncIterator[JobService | None]:
+    """Opens the job service; None where no folders are named, as jobs are off then. Raises
+    ConfigInvalid.
+    """
     if not settings.jobs.roots:
         yield None
         return
     roots = Roots(settings.jobs.roots)
-    store = open_queue(settings)
+    queue = open_queue(settings)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
     try:
-        yield JobDesk(
-            store, roots, threads, settings.jobs.keep_days * DAY_S, settings.jobs.keep_jobs
+        yield JobService(
+            queue, roots, threads, settings.jobs.keep_days * DAY_S, settings.jobs.keep_jobs
         )
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-        store.close()
+        queue.close()
 
 
 def open_queue(settings: Settings) -> Queue:
-    """In Redis where there is one, else in the state directory. Raises ConfigInvalid where there is neither."""
+    """Opens the queue in Redis, or else in the state directory. Raises ConfigInvalid where neither
+    is set.
+    """
     if settings.redis_url is not None:
-        from service.jobs.redis import open_redis_records
+        from service.jobs.redis import open_redis_database
 
         return Queue(
-            open_redis_records(settings.redis_url.get_secret_value(), settings.jobs.redis_prefix)
+            open_redis_database(settings.redis_url.get_secret_value(), settings.jobs.redis_prefix)
         )
     if settings.state_dir is None:
         raise ConfigInvalid(
             "jobs have no place to be kept", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL"
         )
-    return Queue(EmbeddedRecords(Path(settings.state_dir) / _FILE))
+    return Queue(SqliteDatabase(Path(settings.state_dir) / _FILE))

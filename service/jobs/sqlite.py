@@ -1,14 +1,16 @@
-"""The queue's database on one machine: SQLite, shared by the processes of servers and workers there.
+"""The queue's database on one machine: SQLite, shared by the processes of servers and workers
+there.
 
-jobs      id, what finds them (state, fingerprint, from when due, pieces that wait), record (JSON)
+jobs      id, what finds them (state, fingerprint, from when due, tasks that wait), record (JSON)
 events    job, id, view (JSON)
 names     idempotency keys and outputs, and the jobs that hold them
 sizes     job, shard, images
 failures  job, shard, why it has failed (JSON)
 beats     worker, its model, when it last told that it lives, until when it is taken to
 
-One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who reads never waits
-for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT returns.
+One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who
+reads never waits for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT
+returns.
 """
 
 import logging
@@ -28,37 +30,44 @@ from service.jobs.job import (
     Event,
     Failure,
     JobState,
-    Record,
+    StoredJob,
     failure_from_json,
     failure_to_json,
     job_from_json,
     job_to_json,
-    record_from_json,
-    record_to_json,
+    stored_job_from_json,
+    stored_job_to_json,
 )
 from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
 
+# Version 1 had no failures and no index of ended jobs, version 2 no models of workers; both are
+# upgraded.
 SCHEMA: Final = 3
-"""1 knew no failures, and no jobs by their end; 2 knew no models of workers: they are brought up."""
-_APPLICATION: Final = 0x4D4C434A
-"""`MLCJ`: what the file says of itself."""
+_APPLICATION: Final = 0x4D4C434A  # `MLCJ`, the application id of the file
 _ENDED_AT: Final = "json_extract(record, '$.ended_s')"
 _OVER: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
 _TABLES: Final = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
-                                 waiting INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+  id TEXT PRIMARY KEY, state TEXT NOT NULL, fingerprint TEXT NOT NULL, due_s REAL,
+  waiting INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, id);
 CREATE INDEX IF NOT EXISTS jobs_due ON jobs (fingerprint, id) WHERE due_s IS NOT NULL;
-CREATE TABLE IF NOT EXISTS events (job TEXT, id INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+  job TEXT, id INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, id)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, job TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS sizes (job TEXT, shard INTEGER, images INTEGER NOT NULL, PRIMARY KEY (job, shard))
-                                  WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS failures (job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard))
-                                     WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sizes (
+  job TEXT, shard INTEGER, images INTEGER NOT NULL, PRIMARY KEY (job, shard)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failures (
+  job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard)
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_AT}) WHERE {_OVER};
-CREATE TABLE IF NOT EXISTS beats (worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL,
-                                  until_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS beats (
+  worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL, until_s REAL NOT NULL
+) WITHOUT ROWID;
 DROP TABLE IF EXISTS workers;
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {SCHEMA};
@@ -70,50 +79,53 @@ _Answer = TypeVar("_Answer")
 _log = logging.getLogger("mlcd.jobs")
 
 
-class EmbeddedRecords:
-    """See `Records`. Processes share the file, threads share this."""
+class SqliteDatabase:
+    """A `JobDatabase` in an SQLite file. Processes share the file, threads share this object."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours, Unavailable."""
+        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours,
+        Unavailable.
+        """
         self._path = path
         self._clock = Clock(_wall_s)
-        self._file = EmbeddedFile(path, self._prepare)
+        self._file = SqliteFile(path, self._prepare)
 
     def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
         with self._file.writing() as connection:
             return step(_Transaction(connection, self._clock))
 
-    def read(self, job_id: str) -> Record | None:
+    def read(self, job_id: str) -> StoredJob | None:
         found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
-        return record_from_json(found[0][0]) if found else None
+        return stored_job_from_json(found[0][0]) if found else None
 
     def due(
-        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> list[str]:
         now_s = self._clock.now_s()
-        due = self._live(fingerprints, leaving, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
+        due = self._live(fingerprints, exclude, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
         return due + self._live(
-            fingerprints, leaving, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s)
+            fingerprints, exclude, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s)
         )
 
     def pending(
-        self, fingerprints: Sequence[Fingerprint], *, leaving: Collection[str] = ()
+        self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        return bool(self._live(fingerprints, leaving, "1 LIMIT 1"))
+        return bool(self._live(fingerprints, exclude, "1 LIMIT 1"))
 
     def _live(
         self,
         fingerprints: Sequence[Fingerprint],
-        leaving: Collection[str],
+        exclude: Collection[str],
         rest: str,
         *values: float,
     ) -> list[str]:
-        """Ids of jobs with something left to be done."""
+        """Returns ids of jobs with something left to do."""
         found = self._file.rows(
-            f"SELECT id FROM jobs WHERE fingerprint IN ({_marks(fingerprints)}) AND due_s IS NOT NULL"  # noqa: S608
-            f" AND id NOT IN ({_marks(leaving)}) AND {rest}",
+            "SELECT id FROM jobs WHERE due_s IS NOT NULL"  # noqa: S608
+            f" AND fingerprint IN ({_marks(fingerprints)})"
+            f" AND id NOT IN ({_marks(exclude)}) AND {rest}",
             *fingerprints,
-            *leaving,
+            *exclude,
             *values,
         )
         return [job_id for (job_id,) in found]
@@ -121,7 +133,8 @@ class EmbeddedRecords:
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
         found = self._file.rows(
-            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?",  # noqa: S608
+            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)}"  # noqa: S608
+            " ORDER BY id DESC LIMIT ?",
             *(value for value in (below, state) if value is not None),
             limit,
         )
@@ -135,7 +148,8 @@ class EmbeddedRecords:
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
         found = self._file.rows(
-            f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)}) ORDER BY shard",  # noqa: S608
+            f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)})"  # noqa: S608
+            " ORDER BY shard",
             job_id,
             *shards,
         )
@@ -161,14 +175,14 @@ class EmbeddedRecords:
         ((created_s,),) = self._file.rows("SELECT min(created_s) FROM jobs WHERE state = 'queued'")
         return 0.0 if created_s is None else max(0.0, self._clock.now_s() - created_s)
 
-    def beat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
+    def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         with self._file.writing() as connection:
             now_s = self._clock.now_s()
             row = (worker, fingerprint, now_s, now_s + lease_s)
             connection.execute("INSERT OR REPLACE INTO beats VALUES (?, ?, ?, ?)", row)
             connection.execute("DELETE FROM beats WHERE until_s <= ? OR at_s > ?", (now_s, now_s))
 
-    def beating(self) -> dict[str, Fingerprint]:
+    def live_workers(self) -> dict[str, Fingerprint]:
         now_s = self._clock.now_s()
         living = (
             "SELECT worker, fingerprint FROM beats WHERE until_s > ? AND at_s <= ? ORDER BY worker"
@@ -203,15 +217,15 @@ class _Transaction:
     def leapt(self, *, within_s: float) -> bool:
         return self._clock.leapt(within_s=within_s)
 
-    def record(self, job_id: str) -> Record | None:
+    def record(self, job_id: str) -> StoredJob | None:
         found = self._value("SELECT record FROM jobs WHERE id = ?", job_id)
-        return None if found is None else record_from_json(found)
+        return None if found is None else stored_job_from_json(found)
 
     def newest_id(self) -> str | None:
         found: str | None = self._value("SELECT max(id) FROM jobs")
         return found
 
-    def save(self, record: Record) -> None:
+    def save(self, record: StoredJob) -> None:
         self._connection.execute(
             "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
@@ -221,11 +235,11 @@ class _Transaction:
                 record.due_s,
                 record.waiting,
                 record.created_s,
-                record_to_json(record).decode(),
+                stored_job_to_json(record).decode(),
             ),
         )
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: StoredJob) -> None:
         self._connection.execute("DELETE FROM jobs WHERE id = ?", (record.id,))
         for table in ("events", "sizes", "failures"):
             self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.id,))  # noqa: S608
@@ -235,7 +249,7 @@ class _Transaction:
         for table in ("events", "sizes", "failures", "names"):
             self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608
 
-    def tell(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         job_id = event.job.id
         view = job_to_json(event.job).decode()
         self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (job_id, event.id, view))
@@ -285,11 +299,13 @@ def _marks(values: Collection[object]) -> str:
     return ",".join("?" * len(values))
 
 
-class EmbeddedFile:
-    """Threads may share it. Raises Unavailable, and ArtifactInvalid for a file that is damaged."""
+class SqliteFile:
+    """An SQLite file. Threads may share it. Raises Unavailable, and ArtifactInvalid for a damaged
+    file.
+    """
 
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
-        """prepare: makes or checks what is in the file, as often as it is asked to."""
+        """prepare: creates or checks what is in the file; it may run more than once."""
         self._path = path
         self._told_s: float | None = None
         with self._translated():
@@ -303,7 +319,7 @@ class EmbeddedFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, of which nothing is kept where it raises."""
+        """Runs a transaction; nothing is written where it raises."""
         with self._translated(), self._writer.opened() as writer:
             _patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
             try:
@@ -326,7 +342,8 @@ class EmbeddedFile:
             self._tell(error)
             raise Unavailable(
                 "the job queue was removed",
-                remedy="put it back; or end all servers and workers and start them with an empty one",
+                remedy="put it back;"
+                " or end all servers and workers and start them with an empty one",
             ) from None
         except (sqlite3.Error, OSError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
@@ -340,7 +357,7 @@ class EmbeddedFile:
             ) from error
 
     def _tell(self, error: Exception) -> None:
-        """Now and then."""
+        """Logs an error now and then."""
         if self._told_s is None or time.monotonic() - self._told_s >= SQLITE_LOG_S:
             self._told_s = time.monotonic()
             fault = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -348,7 +365,7 @@ class EmbeddedFile:
 
 
 class _Connection:
-    """For one thread at a time, and always to the file that is at the path now."""
+    """One connection, used by one thread at a time, always to the file that is at the path now."""
 
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path, self._prepare = path, prepare
@@ -382,9 +399,9 @@ class _Connection:
         self._connection = connection
 
     def _follow(self) -> None:
-        """Where the file was replaced, as by a copy that was kept.
+        """Opens the file at the path again where it was replaced, as by a restored backup.
 
-        Raises FileNotFoundError where it was removed: nobody else would see a word.
+        Raises FileNotFoundError where it was removed: no other process would see what is written.
         """
         if _identity(self._path) != self._file:
             before = self._connection
@@ -398,7 +415,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _patiently(call: Callable[[], _Answer]) -> _Answer:
-    """Asked again while another process writes; between two times signals are heard."""
+    """Repeats a call while another process writes; signals are handled between two calls."""
     until_s = time.monotonic() + SQLITE_TURN_S
     while True:
         try:

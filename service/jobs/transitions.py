@@ -1,7 +1,8 @@
-"""How a job goes on: pure functions from one record and a moment to the next record. No store, no clock.
+"""The transitions of a job: pure functions from one stored job and a time to the next. No database,
+no clock.
 
 plan ──▶ n shards ──▶ publish ──▶ succeeded           cancel ──▶ discard ──▶ canceled
-  └─ a piece that fails for good: failed, and retry goes on with the stage ─┘   └─ retry: plan again
+  └─ a task fails for good: failed; a retry goes on with the stage ─┘   └─ retry: plan again
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +15,15 @@ from service.jobs.job import (
     PAUSE_GROWTH,
     Lease,
     Problem,
-    Record,
     Stage,
+    StoredJob,
     Work,
 )
 from service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
 
 _LOST = Problem(
     "worker-lost",
-    f"a piece of the work was given out {MAX_ATTEMPTS} times and no worker came to an end with it",
+    f"a task was leased {MAX_ATTEMPTS} times and no worker finished it",
     "the log of the workers says how they ended; then retry",
 )
 
@@ -34,8 +35,8 @@ UNSERVED = Problem(
 )
 
 
-def give(
-    record: Record,
+def lease_task(
+    record: StoredJob,
     worker: str,
     *,
     lease: str,
@@ -43,14 +44,15 @@ def give(
     lease_s: float,
     images_of: Callable[[int], int],
     leapt: bool = False,
-) -> tuple[Record, Work | None]:
-    """A piece for this worker; None where nothing can be given out now, though the record may be another.
+) -> tuple[StoredJob, Work | None]:
+    """Leases a task to this worker; None where no task can be leased now, though the stored job may
+    change.
 
-    lease: an id that was never used. images_of: of a shard. leapt: the clock was set of late: who holds a lease that
-    has ended has not been slow.
+    lease: an id that was never used. images_of: the number of images of a shard. leapt: the clock
+    was set lately, so a worker whose lease has ended was not slow.
     """
     record = _expired(_cut_back(record, now_s, lease_s), now_s, counted=not leapt)
-    piece = record.given_next(now_s)
+    piece = record.next_task(now_s)
     if piece is None or record.stage is None:
         return record, None
     is_fresh = piece == record.fresh
@@ -80,9 +82,9 @@ def give(
 
 
 def extend(
-    record: Record, work: Work, *, now_s: float, lease_s: float, done: int
-) -> tuple[Record, bool]:
-    """For another lease_s from now; False: the worker has to stop."""
+    record: StoredJob, work: Work, *, now_s: float, lease_s: float, done: int
+) -> tuple[StoredJob, bool]:
+    """Extends the lease by lease_s from now; False: the worker must stop."""
     lease = record.leases.get(work.lease)
     if lease is None or lease.stage != record.stage or record.state == "failed":
         return record, False
@@ -95,8 +97,10 @@ def extend(
     return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
 
 
-def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> Record:
-    """As if it had not been given out. refusal: why this worker, and others like it, cannot do it."""
+def release_task(record: StoredJob, work: Work, *, refusal: Problem | None = None) -> StoredJob:
+    """Ends a lease as if it had never begun. refusal: why this worker, and others like it, cannot
+    do the task.
+    """
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -106,9 +110,11 @@ def give_back(record: Record, work: Work, *, refusal: Problem | None = None) -> 
 
 
 def cut(
-    record: Record, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0
-) -> Record:
-    """The plan is made: shards of so many images, and so many files that could not be listed to their end."""
+    record: StoredJob, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0
+) -> StoredJob:
+    """Ends the plan: shards of so many images, and so many files that could not be listed to their
+    end.
+    """
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -119,7 +125,7 @@ def cut(
     return _advanced(_entered(record, "shard", len(sizes)), now_s)
 
 
-def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0) -> Record:
+def complete(record: StoredJob, work: Work, *, now_s: float, failed_items: int = 0) -> StoredJob:
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -139,8 +145,8 @@ def complete(record: Record, work: Work, *, now_s: float, failed_items: int = 0)
 
 
 def fail(
-    record: Record, work: Work, problem: Problem, *, now_s: float, fatal: bool = False
-) -> Record:
+    record: StoredJob, work: Work, problem: Problem, *, now_s: float, fatal: bool = False
+) -> StoredJob:
     record, lease = _ended(record, work)
     if lease is None:
         return record
@@ -158,8 +164,8 @@ def fail(
     return _advanced(_struck(record, lease, problem, rest_until_s=now_s + pause_s), now_s)
 
 
-def cancel(record: Record, *, now_s: float) -> Record:
-    """Raises Conflict where it has ended another way."""
+def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
+    """Cancels a job. Raises Conflict where it has ended another way."""
     if record.state == "canceled":
         return record
     if record.state in FINISHED:
@@ -174,8 +180,8 @@ def cancel(record: Record, *, now_s: float) -> Record:
     return replace(record, stage=None) if untouched else _entered(record, "discard", 1)
 
 
-def retry(record: Record, *, now_s: float) -> Record:
-    """Raises Conflict where there is nothing to do again."""
+def retry(record: StoredJob, *, now_s: float) -> StoredJob:
+    """Begins failed or canceled work again. Raises Conflict where there is none."""
     if record.state not in ("failed", "canceled"):
         raise Conflict(
             f"the job has not failed: it is {record.state}", remedy="only failed and canceled ones"
@@ -192,8 +198,8 @@ def retry(record: Record, *, now_s: float) -> Record:
     return _advanced(record, now_s)
 
 
-def note_served(record: Record, *, served: bool, now_s: float) -> Record:
-    """Whether a worker that lives has its model; what workers have said of it themselves goes first."""
+def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
+    """Sets or clears the refusal `no-worker`; a refusal by a worker itself goes first."""
     if served and record.refusal == UNSERVED:
         return replace(record, refusal=None)
     is_new = now_s - record.created_s < WORKER_START_S
@@ -202,15 +208,17 @@ def note_served(record: Record, *, served: bool, now_s: float) -> Record:
     return record
 
 
-def is_over(record: Record, *, now_s: float, ended_s: float) -> bool:
-    """Whether it may be forgotten: it has ended at that moment, nothing is left to be done, nobody is at it."""
+def is_over(record: StoredJob, *, now_s: float, ended_s: float) -> bool:
+    """Tells whether a job may be removed: it ended at that time, nothing is left to do and nobody
+    holds a lease.
+    """
     if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
         return False
     return all(lease.until_s <= now_s for lease in record.leases.values())
 
 
-def _cut_back(record: Record, now_s: float, lease_s: float) -> Record:
-    """Nothing ends later than from now on: the clock may have been set back."""
+def _cut_back(record: StoredJob, now_s: float, lease_s: float) -> StoredJob:
+    """Shortens leases and pauses to their length from now: the clock may have been set back."""
     leases = {
         name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
         for name, lease in record.leases.items()
@@ -221,8 +229,8 @@ def _cut_back(record: Record, now_s: float, lease_s: float) -> Record:
     return replace(record, leases=leases, rests=rests)
 
 
-def _expired(record: Record, now_s: float, *, counted: bool) -> Record:
-    """Without the leases whose time has passed."""
+def _expired(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
+    """Ends the leases whose time has passed."""
     for name, lease in record.leases.items():
         if lease.until_s <= now_s:
             left = {other: kept for other, kept in record.leases.items() if other != name}
@@ -236,8 +244,10 @@ def _expired(record: Record, now_s: float, *, counted: bool) -> Record:
     return _advanced(record, now_s)
 
 
-def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
-    """Without this lease; None where there is none, or its stage is over: then what the worker says has no effect."""
+def _ended(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
+    """Removes a lease; returns None for it where it is unknown or its stage is over, and then the
+    report has no effect.
+    """
     lease = record.leases.get(work.lease)
     if lease is None:
         return record, None
@@ -246,9 +256,11 @@ def _ended(record: Record, work: Work) -> tuple[Record, Lease | None]:
 
 
 def _struck(
-    record: Record, lease: Lease, problem: Problem, *, rest_until_s: float | None
-) -> Record:
-    """An attempt came to nothing. To clear away what a canceled job has left is tried as often as it takes."""
+    record: StoredJob, lease: Lease, problem: Problem, *, rest_until_s: float | None
+) -> StoredJob:
+    """Counts a failed attempt. The removal of a canceled job's output is tried as often as it
+    takes.
+    """
     if lease.attempt < MAX_ATTEMPTS or lease.stage == "discard":
         rests = (
             record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
@@ -257,13 +269,13 @@ def _struck(
     return replace(record, failed=(*record.failed, lease.piece), problem=problem)
 
 
-def _uncounted(record: Record, lease: Lease) -> Record:
+def _uncounted(record: StoredJob, lease: Lease) -> StoredJob:
     attempts = {**record.attempts, lease.piece: lease.attempt - 1}
     return replace(record, again=(lease.piece, *record.again), attempts=attempts)
 
 
-def _advanced(record: Record, now_s: float) -> Record:
-    """In the next stage, or at its end, where nothing of this one is left."""
+def _advanced(record: StoredJob, now_s: float) -> StoredJob:
+    """Enters the next stage, or the end, where no task of this stage is left."""
     if record.stage is None or record.fresh < record.pieces or record.again:
         return record
     if any(lease.stage == record.stage for lease in record.leases.values()):
@@ -279,14 +291,14 @@ def _advanced(record: Record, now_s: float) -> Record:
     return replace(record, state="succeeded", stage=None, ended_s=now_s)
 
 
-def _entered(record: Record, stage: Stage, pieces: int) -> Record:
+def _entered(record: StoredJob, stage: Stage, pieces: int) -> StoredJob:
     return replace(
         record, stage=stage, pieces=pieces, fresh=0, again=(), rests={}, attempts={}, failed=()
     )
 
 
-def _anew(record: Record) -> Record:
-    """From the plan on, as if nothing had been done."""
+def _anew(record: StoredJob) -> StoredJob:
+    """Begins with the plan again, as if nothing had been done."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
     record = replace(
         record, shards=None, shards_done=0, images=None, done=0, failed_items=0, damaged_files=0
@@ -294,7 +306,7 @@ def _anew(record: Record) -> Record:
     return _entered(record, "plan", 1)
 
 
-def _paced(record: Record, now_s: float) -> Record:
+def _paced(record: StoredJob, now_s: float) -> StoredJob:
     if record.stage != "shard":
         return replace(record, heard_s=now_s)
     busy_s, done = now_s - record.busy_since_s, record.images_done

@@ -16,7 +16,7 @@ from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
 from service.worker.engine import open_equipment
 from service.worker.loop import Worker
-from service.worker.task import Pieces
+from service.worker.task import TaskRunner
 
 _LONGEST_NAME = 128
 
@@ -35,7 +35,10 @@ _LONGEST_NAME = 128
     "--config", type=click.Path(), help="File of lines as `mlcd serve --print-config` writes them."
 )
 def worker(config: str | None, name: str | None, drain: bool, **options: object) -> None:
-    """Do the jobs that servers with the same model and queue accept. Settings as for `mlcd serve`."""
+    """Do the jobs that servers with the same model and queue accept.
+
+    Settings as for `mlcd serve`.
+    """
     settings = read_settings(options, file=config)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     if not name.isprintable() or len(name) > _LONGEST_NAME:
@@ -53,15 +56,15 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
 
 def _open_worker(stack: ExitStack, settings: Settings, name: str) -> Worker:
     roots = Roots(settings.jobs.roots)
-    store = open_queue(settings)
-    stack.callback(store.close)
+    queue = open_queue(settings)
+    stack.callback(queue.close)
     computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
     opening = open_equipment(settings, lambda line: click.echo(f"mlcd: {line}", err=True))
     equipment = computing.submit(opening.__enter__).result()
     stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
-    pieces = Pieces(equipment, roots, shard_images=settings.jobs.shard_images)
+    runner = TaskRunner(equipment, roots, shard_images=settings.jobs.shard_images)
     num_centers = 0 if equipment.centers is None else len(equipment.centers.centers.vectors)
     encoder = equipment.encoder
     click.echo(f"worker {name}: {encoder.name} ({encoder.engine}, {num_centers} centers)")
     jobs = settings.jobs
-    return Worker(store, pieces, computing, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s)
+    return Worker(queue, runner, computing, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s)

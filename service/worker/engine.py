@@ -1,6 +1,7 @@
-"""Settings to what a worker opens once, for all pieces that it does: the engine and the centers.
+"""Opens, from the settings, what a worker uses for all tasks: the engine and the centers.
 
-The engine is in this process; or Triton's asynchronous encoder, in an event loop of its own, as the `Encoder` protocol.
+The engine is in this process; or it is Triton's asynchronous encoder, in an event loop of its own,
+as the `Encoder` protocol.
 """
 
 import asyncio
@@ -28,16 +29,18 @@ from service.timings import TRITON_BUSY_PAUSE_S
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.triton import TritonEncoder
 
-IN_FLIGHT: Final = 3
-"""Batches: one that runs, one that waits there, one on its way."""
+IN_FLIGHT: Final = 3  # batches: one that runs, one that waits there, one on its way
+# The share of MLCD_JOBS__STALL_S for which a batch gives way to the requests that fill Triton's
+# queue. That is no hang.
 _BUSY_SHARE: Final = 0.5
-"""Of MLCD_JOBS__STALL_S: for so long a batch gives way to the requests that fill Triton's queue. That is no hang."""
 
 
 @contextmanager
 def open_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator[Equipment]:
-    """announce: told when weights are exported first, which takes a while. Raises what opening the model raises, and
-    ConfigInvalid for centers of another one.
+    """Opens the engine and the centers. announce: called when weights are exported first, which
+    takes a while.
+
+    Raises what opening the model raises, and ConfigInvalid for centers of another model.
     """
     threads = ThreadBudget.of(settings)
     limit_blas(threads.blas)
@@ -73,7 +76,7 @@ def _open_centers(settings: Settings, folder: str, encoder: Encoder) -> CenterSe
 
 @contextmanager
 def opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
-    """Raises as `open_triton_engine`."""
+    """Opens Triton's encoder in an event loop of its own. Raises as `open_triton_engine`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="triton", daemon=True)
     thread.start()
@@ -95,7 +98,7 @@ def opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
 
 
 class TritonBatches:
-    """The `Encoder` protocol over a model in Triton. Several threads may each have a batch there."""
+    """The `Encoder` protocol over a model in Triton. Several threads may each have a batch."""
 
     engine = "triton"
 
@@ -117,7 +120,7 @@ class TritonBatches:
         self._busy_s = busy_s
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        """As `TritonEncoder.encode`; where Triton's queue is full, this waits for its turn."""
+        """Encodes as `TritonEncoder.encode`; waits for its turn where Triton's queue is full."""
         until_s = time.monotonic() + self._busy_s
         while True:
             request = self._encoder.encode(images, timeout_s=self._timeout_s)

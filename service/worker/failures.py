@@ -1,4 +1,4 @@
-"""What can end a piece early, and what of it the job tells: safe to show."""
+"""The errors that end a task early, and what the job shows of them: it is safe to show."""
 
 import sys
 from typing import Final
@@ -16,11 +16,11 @@ _PLACES: Final = 6
 
 
 class Stopped(Exception):
-    """The piece is to be left as it is."""
+    """The task stops as it is."""
 
 
 class EngineDown(Exception):
-    """The engine fails on a blank image, too, or is busy with others' work: the piece is not at fault."""
+    """The engine fails on a blank image, too, or is busy: the task is not at fault."""
 
 
 class OtherCenters(ConfigInvalid):
@@ -41,9 +41,9 @@ _ABOUT_THE_JOB: Final = (
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Paths of the job's own input and output are known to who asked for it; the rest is for the log.
+    """Returns what a job shows of an error, printable whatever the files are called.
 
-    Printable, whatever the files are called.
+    Paths of the job's own input and output are known to its owner; the rest is for the log.
     """
     problem = _problem_of(error)
     return Problem(
@@ -52,7 +52,7 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def reason_of(error: BaseException) -> str:
-    """For the log: what an error of ours says, and of any other its kind alone."""
+    """Returns the reason for the log: the text of our own errors, and the type of any other."""
     return printable(str(error)) if isinstance(error, MlcdError) else kinds(error)
 
 
@@ -67,11 +67,11 @@ def _problem_of(error: BaseException) -> Problem:
         )
     if isinstance(error, MlcdError):
         return Problem(error.name, error.message, error.remedy or _AGAIN)
-    return Problem("internal-error", "a worker failed on this piece; its log says where", _AGAIN)
+    return Problem("internal-error", "a worker failed on this task; its log says where", _AGAIN)
 
 
 def stalled(seconds: float) -> Problem:
-    """A worker has got no further for so long."""
+    """Returns the problem of a worker that has made no progress for so many seconds."""
     return Problem(
         "stalled",
         f"a worker hung on this shard for {seconds:g} s and ended; its log says where",
@@ -80,19 +80,19 @@ def stalled(seconds: float) -> Problem:
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Whether it is this worker alone that cannot do the job."""
+    """Tells whether this worker alone cannot do the job."""
     return isinstance(error, OtherCenters | OtherRoots | OtherSettings)
 
 
 def is_fatal(error: BaseException, stage: Stage) -> bool:
-    """Whether all other pieces of the job would fail alike."""
+    """Tells whether all other tasks of the job would fail alike."""
     if isinstance(error, DiskFull | InputChanged | OutputGone | PlaceMoved | ConfigInvalid):
         return True
     return stage != "shard" and isinstance(error, InvalidInput | NotFound | OutsideRoots)
 
 
 def place_of(thread: int | None) -> str:
-    """Modules and lines of our own that it is in now, outermost first."""
+    """Returns the modules and lines of our own code that a thread is in, outermost first."""
     found, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "?"))

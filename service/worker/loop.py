@@ -1,9 +1,10 @@
-"""`mlcd worker`: does pieces of jobs, one at a time, until it is told to end.
+"""`mlcd worker`: does tasks of jobs, one at a time, until it is told to end.
 
-Two threads. The one that computes does the piece and stops between images when it is told to. The main thread talks to
-the queue and hears signals: it renews the lease every second and learns by that of cancels. What does not stop in time,
-as the engine is at a batch, is left where it is: the process ends or begins anew, and no half part is ever visible.
-What hangs ends the process, too.
+Two threads work together. One computes: it does the task, and stops between two images when it is
+told to. The main thread talks to the queue and handles signals: it renews the lease every second
+and so learns of cancels. A task that does not stop in time, as the engine is at a batch, is
+abandoned: the process ends or starts again, and no half-written part is ever visible. A task that
+hangs ends the process, too.
 """
 
 import logging
@@ -20,7 +21,7 @@ from typing import Final, TypeVar
 from mlcd.errors import NotFound, Unavailable
 from service.host.signals import STOPS, StopSignals
 from service.jobs.job import MAX_ATTEMPTS, Stage, Work
-from service.jobs.store import JobStore
+from service.jobs.queue import Queue
 from service.telemetry.logs import places
 from service.timings import (
     AFTER_FAILURE_S,
@@ -47,64 +48,63 @@ from service.worker.failures import (
     reason_of,
     stalled,
 )
-from service.worker.task import Outcome, Pieces, Watch
+from service.worker.task import Outcome, TaskRunner, Watch
 
-_OTHERS: Final = 100
-"""That it looks at."""
-_STALLED: Final = 1
-"""The exit status."""
+_OTHERS: Final = 100  # foreign jobs that it counts at most
+_STALLED: Final = 1  # exit status after a task that hangs
 _log = logging.getLogger("mlcd.jobs")
 _Answer = TypeVar("_Answer")
 
 
 class Worker:
-    """`run` is for the main thread."""
+    """A worker of one queue. `run` must be called from the main thread."""
 
     def __init__(
         self,
-        store: JobStore,
-        pieces: Pieces,
+        queue: Queue,
+        runner: TaskRunner,
         computing: ThreadPoolExecutor,
         *,
         name: str,
         lease_s: float,
         stall_s: float,
     ) -> None:
-        """computing: has a single thread, in which the equipment of `pieces` was opened."""
-        self._store, self._pieces, self._computing = store, pieces, computing
+        """computing: a single thread, in which the equipment of `runner` was opened."""
+        self._queue, self._runner, self._computing = queue, runner, computing
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
         self._signals = StopSignals()
+        # Ends the process after a signal, whatever hangs. A caller that goes on after `run` cancels
+        # it.
         self.last_resort = threading.Timer(WORKER_END_S, os._exit, (1,))
-        """Ends the process after a signal, whatever hangs; to be cancelled by who goes on after `run`."""
         self.last_resort.daemon = True
-        self._link = Link()
+        self._retrying = RetryingQueue()
         self._engine_up = True
         self._beat_due_s = 0.0
+        # jobs that are left to other workers, and the stage of each
         self._left: dict[str, Stage] = {}
-        """Jobs for other workers, and at what each was left."""
         self._look_due_s = 0.0
         self._others_due_s = 0.0
         self._told_of_others = False
 
     def run(self, *, drain: bool) -> None:
-        """Until a signal; with `drain` until no job of this model is left, but for what cannot be cleared away."""
+        """Works until a signal; with `drain` until no job of this model can be done."""
         self._drains = drain
         for number in STOPS:
             signal.signal(number, self._told_to_stop)
         while not self._stopping:
             self._beat()
-            work = self._link.once(self._claim)
+            work = self._retrying.once(self._claim)
             if work is not None:
                 self._do(work)
-            elif drain and self._link.up and self._link.once(self._nothing_left):
+            elif drain and self._retrying.up and self._retrying.once(self._nothing_left):
                 return
             else:
                 self._tell_of_others()
-                self._pause(max(WORKER_IDLE_S, self._link.wait_s))
+                self._pause(max(WORKER_IDLE_S, self._retrying.wait_s))
 
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
-        """By a signal; a second one ends the process at once."""
+        """Handles a signal; a second one ends the process at once."""
         del frame
         if not self._signals.begins(number):
             return
@@ -113,12 +113,14 @@ class Worker:
 
     def _claim(self) -> Work | None:
         self._look_at_left()
-        return self._store.claim(
-            self._name, [self._pieces.fingerprint], lease_s=self._lease_s, leaving=self._left
+        return self._queue.claim(
+            self._name, [self._runner.fingerprint], lease_s=self._lease_s, exclude=self._left
         )
 
     def _look_at_left(self) -> None:
-        """One that was canceled is for everybody to clear away who can; and then it may begin anew."""
+        """Takes up left jobs that were canceled: every worker may remove their output, and they may
+        begin again.
+        """
         if self._left and time.monotonic() >= self._look_due_s:
             self._look_due_s = time.monotonic() + LEFT_JOBS_POLL_S
             self._left = {
@@ -129,37 +131,37 @@ class Worker:
 
     def _stays_left(self, job_id: str, stage: Stage) -> bool:
         try:
-            job = self._store.get(job_id)
+            job = self._queue.get(job_id)
         except NotFound:
             return False
         return job.state == "running" or stage == job.stage == "discard"
 
     def _nothing_left(self) -> bool:
-        return not self._store.pending([self._pieces.fingerprint], leaving=self._left)
+        return not self._queue.pending([self._runner.fingerprint], exclude=self._left)
 
     def _tell_of_others(self) -> None:
-        """Once, as long as jobs wait that are for workers with other models."""
+        """Warns once while jobs wait that need workers with other models."""
         if time.monotonic() < self._others_due_s:
             return
         self._others_due_s = time.monotonic() + FOREIGN_JOBS_POLL_S
         if (
-            page := self._link.once(lambda: self._store.page(limit=_OTHERS, state="queued"))
+            page := self._retrying.once(lambda: self._queue.page(limit=_OTHERS, state="queued"))
         ) is None:
             return
-        num = sum(job.spec.fingerprint != self._pieces.fingerprint for job in page.jobs)
+        num = sum(job.spec.fingerprint != self._runner.fingerprint for job in page.jobs)
         if num and not self._told_of_others:
             more = "" if page.cursor is None else "at least "
             _log.warning("%s%d jobs wait for workers with other models", more, num)
         self._told_of_others = num > 0
 
     def _beat(self) -> None:
-        """Tell that this worker lives, now and then."""
+        """Reports now and then that this worker is alive."""
         if self._stopping or time.monotonic() < self._beat_due_s:
             return
         self._beat_due_s = time.monotonic() + self._lease_s / 3
-        self._link.once(
-            lambda: self._store.heartbeat(
-                self._name, self._pieces.fingerprint, lease_s=self._lease_s
+        self._retrying.once(
+            lambda: self._queue.heartbeat(
+                self._name, self._runner.fingerprint, lease_s=self._lease_s
             )
         )
 
@@ -171,7 +173,7 @@ class Worker:
     def _do(self, work: Work) -> None:
         started_s = time.monotonic()
         watch = Watch(until_s=started_s + self._lease_s)
-        future = self._computing.submit(self._pieces.perform, work, watch)
+        future = self._computing.submit(self._runner.perform, work, watch)
         self._attend(work, watch, future)
         error = future.exception()
         if error is None:
@@ -180,12 +182,12 @@ class Worker:
             facts = {"images": watch.done, "seconds": round(time.monotonic() - started_s, 3)}
             _log.info("%s done", _name(work), extra={"fields": {"job": work.job_id, **facts}})
         elif isinstance(error, Stopped):
-            self._report(lambda: self._store.release(work))
+            self._report(lambda: self._queue.release(work))
         elif isinstance(error, EngineDown):
             if self._engine_up:
                 _log.warning("the engine cannot be used now; trying again")
             self._engine_up = False
-            self._report(lambda: self._store.release(work))
+            self._report(lambda: self._queue.release(work))
             self._pause(ENGINE_AWAY_S)
         elif is_misfit(error):
             self._leave(work, error)
@@ -194,14 +196,16 @@ class Worker:
             self._tell_failed(work, error)
 
     def _attend(self, work: Work, watch: Watch, future: "Future[Outcome]") -> None:
-        """Keep the lease until the piece has ended; where it has to stop and does not, this does not return."""
+        """Keeps the lease until the task has ended. Does not return where the task must stop and
+        does not.
+        """
         renewal_due_s = time.monotonic() + RENEWAL_S
         stopped_s: float | None = None
         while not future.done():
             time.sleep(WORKER_POLL_S)
             now_s = time.monotonic()
             if now_s >= renewal_due_s and not watch.stop and not self._stopping:
-                renewal_due_s = now_s + max(RENEWAL_S, self._link.wait_s)
+                renewal_due_s = now_s + max(RENEWAL_S, self._retrying.wait_s)
                 self._renew(work, watch)
                 self._beat()
             watch.stop |= self._stopping or time.monotonic() > watch.until_s
@@ -216,8 +220,8 @@ class Worker:
 
     def _renew(self, work: Work, watch: Watch) -> None:
         asked_s = time.monotonic()
-        goes_on = self._link.once(
-            lambda: self._store.renew(work, lease_s=self._lease_s, done=watch.done)
+        goes_on = self._retrying.once(
+            lambda: self._queue.renew(work, lease_s=self._lease_s, done=watch.done)
         )
         if goes_on:
             watch.until_s = asked_s + self._lease_s
@@ -225,8 +229,10 @@ class Worker:
             watch.stop = True
 
     def _abandon(self, work: Work) -> None:
-        """The piece does not stop: end the process, or begin it anew where it was not meant to end."""
-        self._link.once(lambda: self._store.release(work))
+        """Ends the process, as the task does not stop; starts it again where it was not meant to
+        end.
+        """
+        self._retrying.once(lambda: self._queue.release(work))
         logging.shutdown()
         if self._stopping:
             os._exit(0)
@@ -237,7 +243,7 @@ class Worker:
         place = place_of(watch.thread)
         message = "%s hangs: no image was done for %g s (%s); the worker ends, start it again"
         _log.error(message, _name(work), self._stall_s, place, extra={"fields": facts})
-        self._link.once(lambda: self._store.failed(work, stalled(self._stall_s)))
+        self._retrying.once(lambda: self._queue.failed(work, stalled(self._stall_s)))
         logging.shutdown()
         os._exit(_STALLED)
 
@@ -251,20 +257,20 @@ class Worker:
             extra={"fields": facts},
         )
         self._left[work.job_id] = work.stage
-        self._report(lambda: self._store.refused(work, problem))
+        self._report(lambda: self._queue.refused(work, problem))
 
     def _report(self, tell: Callable[[], None]) -> None:
-        """As often as it takes: what is not told is done again."""
-        self._link.once(tell)
-        while not self._link.up and not self._stopping:
-            self._pause(self._link.wait_s)
-            self._link.once(tell)
+        """Reports to the queue as often as it takes: a task without a report is done again."""
+        self._retrying.once(tell)
+        while not self._retrying.up and not self._stopping:
+            self._pause(self._retrying.wait_s)
+            self._retrying.once(tell)
 
     def _tell_done(self, work: Work, outcome: Outcome) -> None:
         if outcome.sizes is None:
-            self._store.completed(work, failed_items=outcome.failed_items)
+            self._queue.completed(work, failed_items=outcome.failed_items)
         else:
-            self._store.planned(work, outcome.sizes, damaged_files=outcome.damaged_files)
+            self._queue.planned(work, outcome.sizes, damaged_files=outcome.damaged_files)
 
     def _tell_failed(self, work: Work, error: Exception) -> None:
         problem = problem_of(error)
@@ -279,30 +285,27 @@ class Worker:
         fatal = is_fatal(error, work.stage)
         if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
             self._left[work.job_id] = work.stage  # there is no end to it
-        self._report(lambda: self._store.failed(work, problem, fatal=fatal))
+        self._report(lambda: self._queue.failed(work, problem, fatal=fatal))
         self._pause(AFTER_FAILURE_S)
 
 
 def _name(work: Work) -> str:
-    """Of the piece, for people."""
+    """Returns the name of the task for people."""
     return work.stage if work.shard is None else f"shard {work.shard}"
 
 
-class Link:
-    """Says once that the queue is away, and once that it is back."""
+class RetryingQueue:
+    """Calls of the queue that may be away; logs once that it is, and once that it is back."""
 
     def __init__(self) -> None:
         self.up = True
-        self.wait_s = 0.0
-        """Before the next question: ever longer while it is away."""
+        self.wait_s = 0.0  # seconds before the next call, longer each time while the queue is away
 
-        self._pause_s = 0.0
-        """The last of these."""
-        self._away_s: float | None = None
-        """When it last did not answer; None once it is back."""
+        self._pause_s = 0.0  # the last of these pauses
+        self._away_s: float | None = None  # when it last did not answer; None once it is back
 
     def once(self, call: Callable[[], _Answer]) -> _Answer | None:
-        """The answer, None where there was none."""
+        """Calls the queue; returns None where it did not answer."""
         try:
             answer = call()
         except Unavailable as error:

@@ -1,4 +1,4 @@
-"""One piece of a job, done: in a thread of its own, which stops between images when it is told to."""
+"""One task of a job, done in a thread of its own that stops between images when told to."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlcd.errors import Overloaded, Unavailable
-from mlcd.pipelines.shard import Equipment, Recipe, Shards, discard, open_shards
+from mlcd.pipelines.shard import Equipment, Shards, discard, open_shards
 from mlcd.types import Fingerprint
 from service.jobs.job import MAX_ATTEMPTS, Work
 from service.jobs.roots import Roots
@@ -18,10 +18,11 @@ from service.worker.failures import EngineDown, OtherCenters, Stopped
 
 @dataclass
 class Watch:
-    """Between the thread that computes and the one that talks to the queue.
+    """The state that the computing thread shares with the thread that talks to the queue.
 
-    until_s: of the lease, by the monotonic clock. done: images of the piece so far. moved_s: when the last of them was
-    done; None while there are none to come: listing and publishing take their time. thread: the one that computes.
+    until_s: the end of the lease by the monotonic clock. done: images of the task so far. moved_s:
+    when the last of them was done; None while there are none to do, as listing and publishing take
+    their time. thread: the one that computes.
     """
 
     until_s: float
@@ -33,7 +34,7 @@ class Watch:
 
     @contextmanager
     def images(self, num: int) -> Iterator[None]:
-        """So many are to be done now."""
+        """Expects so many images to be done now."""
         self.moved_s, self._num = time.monotonic(), num
         try:
             yield
@@ -41,12 +42,14 @@ class Watch:
             self.moved_s = None
 
     def stalls(self, limit_s: float) -> bool:
-        """Whether no image was done for so long, though there are some to be done."""
+        """Tells whether no image was done for limit_s seconds, though there are some to do."""
         moved_s = self.moved_s
         return moved_s is not None and time.monotonic() - moved_s > limit_s
 
     def told(self, done: int, errors: int) -> None:
-        """Of every image. Raises Stopped, too, where the lease could not be renewed in time."""
+        """Counts every image done. Raises Stopped, also where the lease could not be renewed in
+        time.
+        """
         del errors
         self.done = max(self.done, done)
         if self.moved_s is not None:
@@ -57,15 +60,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """sizes: of the shards that were planned, damaged_files: of the input. failed_items: of the shard that was made."""
+    """The result of a task. sizes, damaged_files: of a plan. failed_items: of a shard."""
 
     sizes: list[int] | None = None
     damaged_files: int = 0
     failed_items: int = 0
 
 
-class Pieces:
-    """Does them with what this process has opened. For one thread."""
+class TaskRunner:
+    """Runs tasks with what this process has opened. For one thread."""
 
     def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int) -> None:
         self._equipment, self._roots, self._shard_images = equipment, roots, shard_images
@@ -76,7 +79,11 @@ class Pieces:
         return self._equipment.encoder.fingerprint
 
     def perform(self, work: Work, watch: Watch) -> Outcome:
-        """Raises Stopped, EngineDown where the piece is not at fault, and what `mlcd.pipelines.shard` raises."""
+        """Does a task.
+
+        Raises Stopped, EngineDown where the task is not at fault, and what `mlcd.pipelines.shard`
+        raises.
+        """
         watch.thread = threading.get_ident()
         try:
             return self._performed(work, watch)
@@ -88,13 +95,12 @@ class Pieces:
             raise
 
     def _performed(self, work: Work, watch: Watch) -> Outcome:
-        recipe = self._recipe(work)
-        self._roots.check_places(recipe.source, recipe.out)
+        self._roots.check_places(work.spec.input, work.spec.output)
         if work.stage == "discard":
             self._opened = None
-            discard(recipe)
+            discard(work.spec, owner=work.job_id)
             return Outcome()
-        shards = self._shards(work, recipe)
+        shards = self._shards(work)
         watch.told(0, 0)
         if work.stage == "plan":
             shards.plan()
@@ -109,26 +115,19 @@ class Pieces:
                 failed_items=shards.make(work.shard, watch.told, is_last_try=is_last_try)
             )
 
-    def _recipe(self, work: Work) -> Recipe:
-        spec = work.spec
-        return Recipe(
-            spec.kind,
-            spec.input,
-            spec.output,
-            work.job_id,
-            top=spec.top,
-            threshold=spec.threshold,
-            embeddings=spec.embeddings,
-            part_entries=self._shard_images,
-        )
-
-    def _shards(self, work: Work, recipe: Recipe) -> Shards:
-        """Listed once for a job, as long as nothing goes wrong; one listing in memory."""
+    def _shards(self, work: Work) -> Shards:
+        """Returns the shards of a job; lists its input once, as long as nothing goes wrong."""
         if self._opened is None or self._opened[0] != work.job_id or work.stage == "plan":
             self._opened = None
             self._check_centers(work)
-            self._roots.check_archives(recipe.source)
-            shards = open_shards(recipe, self._equipment, check_files=self._roots.check_files)
+            self._roots.check_archives(work.spec.input)
+            shards = open_shards(
+                work.spec,
+                self._equipment,
+                owner=work.job_id,
+                part_entries=self._shard_images,
+                check_files=self._roots.check_files,
+            )
             if work.stage != "plan":
                 shards.check()
             self._opened = work.job_id, shards

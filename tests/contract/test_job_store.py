@@ -386,8 +386,8 @@ def test_a_worker_that_cannot_do_a_job_leaves_it_to_others_uncounted_and_the_job
     job = store.get(job_id)
     assert (job.state, job.problem, store.events(job_id)[-1].job) == ("running", misfit, job)
     later = submitted(store, 1)
-    assert store.claim("w", [MODEL], lease_s=LONG_S, leaving={job_id}).job_id == later
-    assert store.claim("w", [MODEL], lease_s=LONG_S, leaving={job_id}) is None
+    assert store.claim("w", [MODEL], lease_s=LONG_S, exclude={job_id}).job_id == later
+    assert store.claim("w", [MODEL], lease_s=LONG_S, exclude={job_id}) is None
     work = claim(store)
     assert store.get(job_id).problem == misfit  # it may be the next one that cannot
     store.completed(work)
@@ -399,4 +399,4 @@ def test_a_worker_that_cannot_do_a_job_leaves_it_to_others_uncounted_and_the_job
 def test_however_many_jobs_are_left_the_next_one_is_found(store):
     left = {submitted(store, number) for number in range(40)}
     last = submitted(store, 40)
-    assert store.claim("w", [MODEL], lease_s=LONG_S, leaving=left).job_id == last
+    assert store.claim("w", [MODEL], lease_s=LONG_S, exclude=left).job_id == last

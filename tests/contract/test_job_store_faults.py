@@ -74,7 +74,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
     assert len(pages) == 3
     store.planned(work, [10])
     assert finish(store, ids[1]) == [("shard", 0), ("publish", None)]
-    store.census()
+    store.stats()
     assert store.sweep(longer_than_s=0, more_than=0) == 1
     assert not store.pending([MODEL])
     told = [record.message for record in caplog.records]
@@ -87,7 +87,7 @@ def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_onc
 ):
     monkeypatch.setattr("service.jobs.queue.DAMAGED_REST_S", SHORT_S)
     job_id, other = submitted(store), submitted(store, 1)
-    kept = {each: store._records.read(each) for each in (job_id, other)}
+    kept = {each: store._database.read(each) for each in (job_id, other)}
     for each in kept:
         damage["record"](each)
     assert claim(store) is None
@@ -95,7 +95,7 @@ def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_onc
     pass_away()
     assert claim(store) is None
     assert len(caplog.records) == 2
-    store._records.transact(lambda transaction: transaction.save(kept[job_id]))
+    store._database.transact(lambda transaction: transaction.save(kept[job_id]))
     assert claim(store) is None  # it is not looked at with every claim
     pass_away()
     assert claim(store).job_id == job_id
@@ -126,7 +126,7 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
         assert line.endswith("stays at /out/0.partial")
     submitted(store)
     plan = claim(store)
-    store._records.transact(lambda transaction: transaction.wipe(plan.job_id))
+    store._database.transact(lambda transaction: transaction.wipe(plan.job_id))
     store.planned(plan, [10])
     assert len(caplog.records) == 3
 
@@ -183,7 +183,7 @@ def test_what_is_left_to_be_done_is_pending_be_it_to_clear_away(store):
     job_id = submitted(store)
     assert store.pending([OTHER, MODEL])
     assert not store.pending([OTHER])
-    assert not store.pending([MODEL], leaving={job_id})
+    assert not store.pending([MODEL], exclude={job_id})
     plan = claim(store)
     store.cancel(job_id)
     assert store.pending([MODEL])  # though nothing can be claimed while the lease lasts
@@ -230,7 +230,7 @@ class Offset:
     """Sets the clock of a store's database."""
 
     def __init__(self, store):
-        self.seconds, clock = 0.0, store._records._clock
+        self.seconds, clock = 0.0, store._database._clock
         read, clock._read = clock._read, lambda: read() + self.seconds
 
 
@@ -294,7 +294,7 @@ def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
         writing.start()
         time.sleep(0.2)
         assert [job.id for job in store.page(limit=5).jobs] == [job_id]
-        assert store.census().depth == 1
+        assert store.stats().depth == 1
         assert writing.is_alive()  # it still waits
         writing.join()
     assert store.cancel(job_id).state == "canceled"

@@ -97,11 +97,11 @@ def test_a_thousand_jobs_are_listed_counted_and_claimed(store):
         if (cursor := page.cursor) is None:
             break
     assert seen == ids[::-1]
-    census = store.census()
-    assert (census.jobs, census.depth) == ({"queued": 1000}, 1000)
-    assert 0 < census.oldest_wait_s < 300
+    stats = store.stats()
+    assert (stats.jobs, stats.depth) == ({"queued": 1000}, 1000)
+    assert 0 < stats.oldest_wait_s < 300
     assert claim(store).job_id == ids[0]
-    assert store.census().jobs == {"queued": 999, "running": 1}
+    assert store.stats().jobs == {"queued": 999, "running": 1}
 
 
 def test_events_are_every_change_in_order_and_resume_by_id(store):
@@ -260,7 +260,7 @@ def test_jobs_that_ended_long_ago_are_forgotten_with_their_keys_and_the_others_s
             with pytest.raises(NotFound):
                 act(job_id)
     assert [job.id for job in store.page(limit=10).jobs] == [live, new]
-    assert store.census().jobs == {"succeeded": 1, "running": 1}
+    assert store.stats().jobs == {"succeeded": 1, "running": 1}
     assert store.submitted("new").id == new
     assert store.submitted("old") is None
     again, is_new = store.submit(spec(4), key="old")
@@ -274,7 +274,7 @@ def test_of_too_many_ended_jobs_those_that_ended_first_are_forgotten(store):
     ids = []
     for number in range(1, 6):
         job_id = submitted(store, number)
-        store.failed(store.claim("w", [MODEL], lease_s=LONG_S, leaving={slow}), BROKEN, fatal=True)
+        store.failed(store.claim("w", [MODEL], lease_s=LONG_S, exclude={slow}), BROKEN, fatal=True)
         ids.append(job_id)
     finish(store, slow)  # the first to begin and the last to end
     assert store.sweep(longer_than_s=LONG_S, more_than=2) == 4

@@ -79,14 +79,21 @@ class Setting:
     def spec(self, images, name, kind="label"):
         if self.model.startswith("fake:"):
             return JobSpec(
-                "embed", str(images), str(self.folder / name), FakeEncoder(self.model).fingerprint
+                "embed",
+                str(images),
+                str(self.folder / name),
+                fingerprint=FakeEncoder(self.model).fingerprint,
             )
         model, centers = (
             open_artifact(path) for path in (Path(self.model), Path(self.model) / "centers")
         )
         assert model.fingerprint is not None
         return JobSpec(
-            kind, str(images), str(self.folder / name), model.fingerprint, centers.digest
+            kind,
+            str(images),
+            str(self.folder / name),
+            fingerprint=model.fingerprint,
+            centers=centers.digest,
         )
 
     def parts(self, name):

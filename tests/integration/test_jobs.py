@@ -361,7 +361,7 @@ def test_a_stream_goes_on_after_the_last_event_that_was_seen(place):
 
 def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
     job_id = place.submitted()
-    with contextlib.closing(sqlite3.connect(place.store._records._path)) as database:
+    with contextlib.closing(sqlite3.connect(place.store._database._path)) as database:
         database.execute("UPDATE jobs SET record = '{}' WHERE id = ?", (job_id,))
         database.commit()
     for method, path in (("GET", ""), ("GET", "/failures"), ("POST", "/retry"), ("GET", "/events")):
@@ -438,8 +438,8 @@ def test_the_queue_is_in_the_metrics(place):
         return jobs, server.metric("mlcd_job_depth"), server.metric("mlcd_job_workers")
 
     def counted():
-        census = place.store.census()
-        return {state: census.jobs.get(state, 0) for state in get_args(JobState)}, census.depth, 1
+        stats = place.store.stats()
+        return {state: stats.jobs.get(state, 0) for state in get_args(JobState)}, stats.depth, 1
 
     assert counted()[0]["queued"] > 0
     until(lambda: told() == counted(), 10)

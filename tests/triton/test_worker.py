@@ -36,7 +36,7 @@ def test_a_job_outlives_triton(own_server, weights, repository, tmp_path):
         open_queue(read_settings({"model": "hog", "state_dir": str(tmp_path)}))
     ) as queue:
         job = queue.submit(
-            JobSpec("embed", str(images), str(tmp_path / "out"), model.fingerprint())
+            JobSpec("embed", str(images), str(tmp_path / "out"), fingerprint=model.fingerprint())
         )[0]
         given = {
             "MLCD_ENGINE": "triton",

@@ -12,10 +12,11 @@ from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import Conflict
 from mlcd.images.sources import open_source
+from mlcd.parts.label_job import LabelJob
 from mlcd.parts.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.embed import embed
-from mlcd.pipelines.shard import Equipment, Recipe, open_shards
-from mlcd.pipelines.shard import discard as discard_recipe
+from mlcd.pipelines.shard import Equipment, open_shards
+from mlcd.pipelines.shard import discard as discard_job
 from mlcd.progress import Reporter
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody
@@ -58,14 +59,14 @@ def test_discarding_begins_nothing_where_nothing_is(tmp_path):
 def test_who_goes_on_with_the_work_of_a_job_has_it_from_then_on(tmp_path, monkeypatch):
     """`mlcd embed` on the input of a failed job, which is meanwhile retried and canceled."""
     images, encoder, out = write_digits(tmp_path / "images", 60), PixelsEncoder(), tmp_path / "out"
-    recipe = Recipe("embed", str(images), str(out), "job")
-    shards = open_shards(recipe, Equipment(encoder, None, num_threads=1))
+    job = LabelJob("embed", str(images), str(out))
+    shards = open_shards(job, Equipment(encoder, None, num_threads=1), owner="job")
     shards.plan()
     encode, batches = encoder.encode, []
 
     def discarded_meanwhile(pixels):
         batches.append(len(pixels))
-        discard_recipe(recipe)
+        discard_job(job, owner="job")
         assert draft_path(out).is_dir()
         return encode(pixels)
 

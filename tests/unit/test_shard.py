@@ -7,7 +7,7 @@ import resource
 import tarfile
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,11 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.images.sources import open_source
+from mlcd.parts.label_job import LabelJob
 from mlcd.parts.ownership import claim
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
-from mlcd.pipelines.shard import CenterSet, Equipment, InputChanged, Recipe, discard, open_shards
+from mlcd.pipelines.shard import CenterSet, Equipment, InputChanged, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
@@ -66,10 +67,12 @@ def archive(tmp_path, images) -> Path:
     return path
 
 
-def recipe(kind, images, tmp_path, **changes) -> Recipe:
-    return replace(
-        Recipe(kind, str(images), str(tmp_path / "out"), "job", part_entries=24), **changes
-    )
+def wanted_job(kind, images, tmp_path, **options) -> LabelJob:
+    return LabelJob(kind, str(images), str(tmp_path / "out"), **options)
+
+
+def opened(job, equipment, *, owner="job", part_entries=24, **more):
+    return open_shards(job, equipment, owner=owner, part_entries=part_entries, **more)
 
 
 def nothing(done, errors):
@@ -94,29 +97,29 @@ def finishing(other, out):
     return told
 
 
-def by_command(wanted: Recipe, equipment, out) -> str:
+def by_command(wanted: LabelJob, equipment, out, part_entries=24) -> str:
     """The digest of what the commands make of the same."""
     if wanted.kind == "label":
         options = LabelOptions(
-            wanted.source,
+            wanted.input,
             str(equipment.centers.artifact.path),
             model="pixels",
-            part_entries=wanted.part_entries,
+            part_entries=part_entries,
         )
         return label(options, out, reporter=SILENT).digest
-    return embed(open_source(wanted.source), equipment.encoder, out, SILENT).digest
+    return embed(open_source(wanted.input), equipment.encoder, out, SILENT).digest
 
 
 def test_labels_made_in_any_order_by_anybody_are_those_of_the_command(images, equipment, tmp_path):
-    wanted = recipe("label", images, tmp_path)
-    planner, worker = (open_shards(wanted, equipment) for _ in range(2))
+    wanted = wanted_job("label", images, tmp_path)
+    planner, worker = (opened(wanted, equipment) for _ in range(2))
     assert planner.sizes == SIZES
     planner.plan()
     assert [worker.make(shard, nothing) for shard in (2, 0)] == [0, 1]
-    assert not Path(wanted.out).exists()
+    assert not Path(wanted.output).exists()
     assert planner.make(1, nothing) == 0
     worker.publish(nothing)
-    made = open_artifact(Path(wanted.out))
+    made = open_artifact(Path(wanted.output))
     assert made.digest == by_command(wanted, equipment, tmp_path / "undisturbed")
     assert all(finding.checked for finding in verify(made.path))
     assert '"3/0003.png"' in made.file("errors.jsonl").read_text()
@@ -130,14 +133,14 @@ def test_labels_made_in_any_order_by_anybody_are_those_of_the_command(images, eq
 
 
 def test_embeddings_are_those_of_the_command(images, equipment, tmp_path):
-    wanted = recipe("embed", images, tmp_path, part_entries=2048)
-    finish(open_shards(wanted, equipment), order=(0,))
+    wanted = wanted_job("embed", images, tmp_path)
+    finish(open_shards(wanted, equipment, owner="job", part_entries=2048), order=(0,))
     digest = by_command(wanted, equipment, tmp_path / "undisturbed")
-    assert EmbeddingsArtifact.open(Path(wanted.out)).artifact.digest == digest
+    assert EmbeddingsArtifact.open(Path(wanted.output)).artifact.digest == digest
 
 
 def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_path):
-    shards = open_shards(recipe("index", images, tmp_path), equipment)
+    shards = opened(wanted_job("index", images, tmp_path), equipment)
     shards.plan()
     for shard in (2, 0, 1):
         shards.make(shard, nothing)
@@ -171,28 +174,29 @@ def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_p
 
 
 def test_two_indexes_and_whatever_has_a_name_like_theirs_do_not_meet(images, equipment, tmp_path):
-    """At one path the second one gets an error. Beside it only the name of the draft is taken."""
-    first, second = (recipe("index", images, tmp_path, owner=owner) for owner in ("one", "two"))
+    """Of one place: who comes second is told. Beside it only the name of the draft is taken."""
+    wanted = wanted_job("index", images, tmp_path)
+    first, second = (partial(opened, wanted, equipment, owner=owner) for owner in ("one", "two"))
     (tmp_path / "out.embeddings").mkdir()
     (tmp_path / "out.embeddings" / "mine").write_text("a user's")
-    shards = open_shards(first, equipment)
+    shards = first()
     shards.plan()
     with pytest.raises(Conflict, match="holds something else"):
-        open_shards(second, equipment).plan()
+        second().plan()
     with pytest.raises(Conflict, match="does not hold this work"):
-        open_shards(second, equipment).make(0, nothing)
-    discard(second)
+        second().make(0, nothing)
+    discard(wanted, owner="two")
     finish(shards)
     with pytest.raises(Conflict, match="exists"):
-        open_shards(second, equipment).plan()
-    discard(second)
-    discard(first)
+        second().plan()
+    discard(wanted, owner="two")
+    discard(wanted, owner="one")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "out.embeddings"]
     assert [path.name for path in (tmp_path / "out.embeddings").iterdir()] == ["mine"]
 
 
 def test_an_index_tells_what_it_holds_and_then_what_is_indexed(images, equipment, tmp_path):
-    shards = open_shards(recipe("index", images, tmp_path), equipment)
+    shards = opened(wanted_job("index", images, tmp_path), equipment)
     shards.plan()
     shards.make(1, nothing)
     told = []
@@ -208,8 +212,8 @@ def test_an_index_tells_what_it_holds_and_then_what_is_indexed(images, equipment
 def test_an_index_that_is_stopped_while_it_is_built_leaves_no_half_and_goes_on(
     images, equipment, tmp_path, stop_at
 ):
-    wanted = recipe("index", images, tmp_path)
-    shards = open_shards(wanted, equipment)
+    wanted = wanted_job("index", images, tmp_path)
+    shards = opened(wanted, equipment)
 
     def stop(done, errors):
         if done >= stop_at:
@@ -222,18 +226,18 @@ def test_an_index_that_is_stopped_while_it_is_built_leaves_no_half_and_goes_on(
         assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out.partial"]
 
     stopped()
-    discard(wanted)
+    discard(wanted, owner="job")
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
     stopped()
-    open_shards(wanted, equipment).publish(nothing)
+    opened(wanted, equipment).publish(nothing)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
     with Collection.open(tmp_path / "out", background=False) as collection:
         assert (len(collection), collection.describe().indexed) == (59, 59)
 
 
 def test_who_makes_a_shard_after_the_end_of_an_index_leaves_nothing(images, equipment, tmp_path):
-    wanted = recipe("index", images, tmp_path)
-    late, other = (open_shards(wanted, equipment) for _ in range(2))
+    wanted = wanted_job("index", images, tmp_path)
+    late, other = (opened(wanted, equipment) for _ in range(2))
     late.plan()
 
     with pytest.raises(Conflict, match="was published or removed meanwhile"):
@@ -245,8 +249,8 @@ def test_who_makes_a_shard_after_the_end_of_an_index_leaves_nothing(images, equi
 def test_who_begins_at_the_very_end_of_an_index_leaves_nothing(
     images, equipment, tmp_path, monkeypatch
 ):
-    wanted = recipe("index", images, tmp_path)
-    late, other = (open_shards(wanted, equipment) for _ in range(2))
+    wanted = wanted_job("index", images, tmp_path)
+    late, other = (opened(wanted, equipment) for _ in range(2))
 
     def claim_after_the_end(path, owner):
         monkeypatch.setattr("mlcd.pipelines.shard_collection.claim", claim)
@@ -260,7 +264,7 @@ def test_who_begins_at_the_very_end_of_an_index_leaves_nothing(
 
 
 def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipment, tmp_path):
-    finish(open_shards(recipe("label", archive, tmp_path, embeddings=True), equipment))
+    finish(opened(wanted_job("label", archive, tmp_path, embeddings=True), equipment))
     table = LabelTable.open(tmp_path / "out")
     rows = np.concatenate(
         [
@@ -276,8 +280,8 @@ def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipm
 
 
 def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path):
-    """This happens when a lease has ended unnoticed: each begins before the other has written."""
-    wanted = recipe("label", images, tmp_path)
+    """As when a lease has ended and its holder does not know: each has begun before the other has written."""
+    wanted = wanted_job("label", images, tmp_path)
     both = threading.Barrier(2, timeout=30)
     failures = []
 
@@ -291,7 +295,7 @@ def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path)
         except Exception as error:  # noqa: BLE001
             failures.append(error)
 
-    shards = [open_shards(wanted, equipment) for _ in range(2)]
+    shards = [opened(wanted, equipment) for _ in range(2)]
     shards[0].plan()
     threads = [threading.Thread(target=late, args=(each,)) for each in shards]
     for thread in threads:
@@ -308,8 +312,8 @@ def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path)
 
 
 def test_who_writes_after_the_end_leaves_nothing(images, equipment, tmp_path):
-    wanted = recipe("label", images, tmp_path)
-    late, other = (open_shards(wanted, equipment) for _ in range(2))
+    wanted = wanted_job("label", images, tmp_path)
+    late, other = (opened(wanted, equipment) for _ in range(2))
     late.plan()
 
     with pytest.raises(Conflict, match="was published or removed meanwhile"):
@@ -335,7 +339,7 @@ def test_a_draft_that_is_removed_while_a_file_is_written_is_told(tmp_path):
 
 
 def test_what_is_stopped_leaves_no_part(images, equipment, tmp_path):
-    shards = open_shards(recipe("label", images, tmp_path), equipment)
+    shards = opened(wanted_job("label", images, tmp_path), equipment)
     shards.plan()
 
     def stop(done, errors):
@@ -353,8 +357,8 @@ def test_what_is_stopped_leaves_no_part(images, equipment, tmp_path):
 
 
 def test_publishing_makes_what_is_missing(images, equipment, tmp_path):
-    wanted = recipe("embed", images, tmp_path)
-    shards = open_shards(wanted, equipment)
+    wanted = wanted_job("embed", images, tmp_path)
+    shards = opened(wanted, equipment)
     shards.plan()
     shards.make(1, nothing)
     shards.publish(nothing)
@@ -362,8 +366,8 @@ def test_publishing_makes_what_is_missing(images, equipment, tmp_path):
 
 
 def test_a_changed_input_is_told_and_not_labeled(images, archive, equipment, tmp_path):
-    wanted = recipe("label", archive, tmp_path)
-    shards = open_shards(wanted, equipment)
+    wanted = wanted_job("label", archive, tmp_path)
+    shards = opened(wanted, equipment)
     shards.plan()
     content = archive.read_bytes()
 
@@ -375,18 +379,18 @@ def test_a_changed_input_is_told_and_not_labeled(images, archive, equipment, tmp
         shards.make(0, replace_meanwhile)
     assert not list(draft_path(tmp_path / "out").glob("part-*"))
     archive.write_bytes(content)
-    assert open_shards(wanted, equipment).make(0, nothing) == 1  # restored: the same listing
+    assert opened(wanted, equipment).make(0, nothing) == 1  # restored: the same listing
     with tarfile.open(archive, "a") as tar:
         member = tarfile.TarInfo("more.png")
         member.size = 3
         tar.addfile(member, io.BytesIO(b"???"))
     with pytest.raises(InputChanged, match="the input has changed since the work was planned"):
-        open_shards(wanted, equipment).make(1, nothing)
+        opened(wanted, equipment).make(1, nothing)
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"another")])
 def test_a_changed_file_of_a_folder_is_told(images, equipment, tmp_path, change):
-    shards = open_shards(recipe("embed", images, tmp_path), equipment)
+    shards = opened(wanted_job("embed", images, tmp_path), equipment)
     shards.plan()
     change(images / "0" / "0000.png")
     with pytest.raises(Conflict, match=r"0/0000\.png .*has changed since it was listed"):
@@ -401,7 +405,7 @@ def test_files_of_a_shard_are_shown_before_they_are_read(images, equipment, tmp_
         shown.extend(files)
         raise ConfigInvalid("not these")
 
-    shards = open_shards(recipe("embed", images, tmp_path), equipment, check_files=refuse)
+    shards = opened(wanted_job("embed", images, tmp_path), equipment, check_files=refuse)
     shards.plan()
     with pytest.raises(ConfigInvalid, match="not these"):
         shards.make(0, nothing)
@@ -410,35 +414,35 @@ def test_files_of_a_shard_are_shown_before_they_are_read(images, equipment, tmp_
 
 
 def test_other_settings_are_told_from_another_input(images, equipment, tmp_path):
-    wanted = recipe("embed", images, tmp_path)
-    open_shards(wanted, equipment).plan()
+    wanted = wanted_job("embed", images, tmp_path)
+    opened(wanted, equipment).plan()
     with pytest.raises(
         ConfigInvalid, match=r"it was begun with .*part_entries 24.*, and this is .*part_entries 7"
     ):
-        open_shards(replace(wanted, part_entries=7), equipment).make(0, nothing)
+        opened(wanted, equipment, part_entries=7).make(0, nothing)
     with pytest.raises(Conflict, match="holds unfinished work on other input or settings"):
-        open_shards(replace(wanted, owner="another", part_entries=7), equipment).plan()
+        opened(wanted, equipment, owner="another", part_entries=7).plan()
 
 
 def test_discarding_takes_one_s_own_unfinished_work_only(images, equipment, tmp_path):
-    wanted = recipe("index", images, tmp_path)
-    shards = open_shards(wanted, equipment)
+    wanted = wanted_job("index", images, tmp_path)
+    shards = opened(wanted, equipment)
     shards.plan()
     shards.make(0, nothing)
-    discard(replace(wanted, owner="another"))
+    discard(wanted, owner="another")
     assert draft_path(tmp_path / "out").exists()
-    discard(wanted)
-    discard(wanted)
+    discard(wanted, owner="job")
+    discard(wanted, owner="job")
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
     finish(shards)
-    discard(wanted)
+    discard(wanted, owner="job")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out"]
 
 
 def test_images_that_cannot_be_used_leave_no_draft(equipment, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.png").write_bytes(b"no image")
-    shards = open_shards(recipe("label", tmp_path / "images", tmp_path), equipment)
+    shards = opened(wanted_job("label", tmp_path / "images", tmp_path), equipment)
     shards.plan()
     assert shards.make(0, nothing) == 1
     with pytest.raises(InvalidInput, match="none of the 1 files"):
@@ -459,8 +463,8 @@ def files_of_at_most(num_bytes):
 
 @pytest.mark.parametrize("num_bytes", [0, 2000])
 def test_a_full_disk_is_told_and_the_work_goes_on_later(images, equipment, tmp_path, num_bytes):
-    wanted = recipe("embed", images, tmp_path)
-    shards = open_shards(wanted, equipment)
+    wanted = wanted_job("embed", images, tmp_path)
+    shards = opened(wanted, equipment)
     with (
         files_of_at_most(num_bytes),
         pytest.raises(DiskFull, match="the disk is full while writing"),
@@ -475,7 +479,7 @@ def test_a_full_disk_is_told_and_the_work_goes_on_later(images, equipment, tmp_p
 def test_a_full_disk_is_told_while_a_collection_is_built_and_it_goes_on_later(
     images, equipment, tmp_path, num_bytes
 ):
-    shards = open_shards(recipe("index", images, tmp_path), equipment)
+    shards = opened(wanted_job("index", images, tmp_path), equipment)
     shards.plan()
     for shard in range(3):
         shards.make(shard, nothing)
@@ -488,8 +492,8 @@ def test_a_full_disk_is_told_while_a_collection_is_built_and_it_goes_on_later(
 
 
 def test_a_command_and_a_job_do_not_write_the_same_output(images, equipment, tmp_path):
-    wanted = recipe("embed", images, tmp_path)
-    shards = open_shards(wanted, equipment)
+    wanted = wanted_job("embed", images, tmp_path)
+    shards = opened(wanted, equipment)
     shards.plan()
 
     def ask_meanwhile(done, errors):

@@ -15,11 +15,16 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 from mlcd.parts.attempt import Attempt
-from mlcd.pipelines.shard import Equipment, Recipe, discard, open_shards
+from mlcd.parts.label_job import LabelJob
+from mlcd.pipelines.shard import Equipment, discard, open_shards
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder
 
 NUM_IMAGES = 40
+
+
+def opened(job, equipment, part_entries=20):
+    return open_shards(job, equipment, owner="job", part_entries=part_entries)
 
 
 @pytest.fixture
@@ -36,14 +41,14 @@ def folder():
 
 
 @pytest.fixture
-def recipe(folder):
+def job(folder):
     images = write_digits(folder / "images", NUM_IMAGES)
-    return Recipe("index", str(images), str(folder / "outs" / "out"), "job", part_entries=20)
+    return LabelJob("index", str(images), str(folder / "outs" / "out"))
 
 
 @pytest.fixture
-def planned(recipe, equipment):
-    shards = open_shards(recipe, equipment)
+def planned(job, equipment):
+    shards = opened(job, equipment)
     shards.plan()
     return shards
 
@@ -68,15 +73,15 @@ def assert_complete(out):
     ]
 
 
-def test_embeddings_stay_when_the_collection_cannot_be_put_in_its_place(recipe, equipment, folder):
+def test_embeddings_stay_when_the_collection_cannot_be_put_in_its_place(job, equipment, folder):
     with nobody():
-        shards = open_shards(recipe, equipment)
+        shards = opened(job, equipment)
         shards.plan()
     (folder / "outs").chmod(0o555)
     with nobody(), pytest.raises(InvalidInput, match="out cannot be written: no permission"):
         shards.publish(nothing)
     assert names(folder) == ["out.partial"]
-    assert sorted(path.name for path in draft_path(Path(recipe.out)).iterdir()) == [
+    assert sorted(path.name for path in draft_path(Path(job.output)).iterdir()) == [
         ".owner.json",
         "embeddings",
     ]
@@ -84,21 +89,21 @@ def test_embeddings_stay_when_the_collection_cannot_be_put_in_its_place(recipe, 
     (folder / "images" / "0" / "0000.png").write_bytes(b"it is not read again")
     with nobody():
         shards.publish(nothing)
-    assert_complete(Path(recipe.out))
+    assert_complete(Path(job.output))
     assert names(folder) == ["out"]
 
 
-def test_embeddings_go_where_no_image_could_be_used(recipe, equipment, folder):
+def test_embeddings_go_where_no_image_could_be_used(job, equipment, folder):
     for path in (folder / "images").rglob("*.png"):
         path.write_bytes(b"no image")
-    shards = open_shards(recipe, equipment)
+    shards = opened(job, equipment)
     shards.plan()
     with pytest.raises(InvalidInput, match="none of the 40 files"):
         shards.publish(nothing)
     assert names(folder) == []
 
 
-def test_a_key_that_no_item_can_have_is_told_before_there_is_any_work(recipe, equipment, folder):
+def test_a_key_that_no_item_can_have_is_told_before_there_is_any_work(job, equipment, folder):
     deep = folder / "images" / Path(*("a" * 200,) * 6)
     deep.mkdir(parents=True)
     (deep / "last.png").touch()
@@ -106,35 +111,35 @@ def test_a_key_that_no_item_can_have_is_told_before_there_is_any_work(recipe, eq
         InvalidInput,
         match=r"cannot hold a{40}…a{31}/last\.png of .*: shorten its name .*1024 bytes",
     ):
-        open_shards(recipe, equipment).plan()
+        opened(job, equipment).plan()
     assert names(folder) == []
-    open_shards(replace(recipe, kind="embed"), equipment).plan()
+    opened(replace(job, kind="embed"), equipment).plan()
 
 
-def test_a_class_that_no_item_can_have_is_told_before_there_is_any_work(recipe, equipment, folder):
+def test_a_class_that_no_item_can_have_is_told_before_there_is_any_work(job, equipment, folder):
     data = next((folder / "images").rglob("*.png")).read_bytes()
     table = pa.table({"key": ["a", "b"], "image": [data, data], "label": ["short", "long" * 5000]})
     pq.write_table(table, folder / "images.parquet")
     with pytest.raises(
         InvalidInput, match=r"cannot hold b of .*images\.parquet: shorten its name or class"
     ):
-        open_shards(replace(recipe, source=str(folder / "images.parquet")), equipment).plan()
+        opened(replace(job, input=str(folder / "images.parquet")), equipment).plan()
     assert names(folder) == []
 
 
-def finish(recipe, equipment):
-    open_shards(recipe, equipment).publish(nothing)
+def finish(job, equipment):
+    opened(job, equipment).publish(nothing)
 
 
-def discard_all(recipe, equipment):
+def discard_all(job, equipment):
     del equipment
-    discard(recipe)
+    discard(job, owner="job")
 
 
-def begin_anew(recipe, equipment):
-    """Begins anew, as a canceled job does when it is retried: with the same owner and path."""
-    discard(recipe)
-    open_shards(recipe, equipment).plan()
+def begin_anew(job, equipment):
+    """As a job that was canceled and retried: of the same owner, at the same place."""
+    discard(job, owner="job")
+    opened(job, equipment).plan()
 
 
 LEFT = {finish: ["out"], discard_all: [], begin_anew: ["out.partial"]}
@@ -158,7 +163,7 @@ def frozen(shards, folder, meanwhile, on_done=nothing):
 
 @pytest.mark.parametrize("meanwhile", LEFT)
 @pytest.mark.parametrize("call", [1, 25, 44, 46, 48, 49])
-def test_who_is_frozen_and_wakes_does_no_harm(planned, recipe, equipment, folder, meanwhile, call):
+def test_who_is_frozen_and_wakes_does_no_harm(planned, job, equipment, folder, meanwhile, call):
     """At images, and at each step after them, when it tells of it."""
     calls = 0
 
@@ -166,7 +171,7 @@ def test_who_is_frozen_and_wakes_does_no_harm(planned, recipe, equipment, folder
         nonlocal calls
         calls += 1
         if calls == call:
-            meanwhile(recipe, equipment)
+            meanwhile(job, equipment)
 
     frozen(planned, folder, meanwhile, told)
     assert calls >= call
@@ -187,7 +192,7 @@ def test_who_is_frozen_and_wakes_does_no_harm(planned, recipe, equipment, folder
     ],
 )
 def test_who_is_frozen_between_two_steps_and_wakes_does_no_harm(
-    planned, recipe, equipment, folder, meanwhile, place, monkeypatch
+    planned, job, equipment, folder, meanwhile, place, monkeypatch
 ):
     owner, name = place.rsplit(".", 1)
     found = Attempt if owner.endswith(".Attempt") else __import__(owner, fromlist=[name])
@@ -197,7 +202,7 @@ def test_who_is_frozen_between_two_steps_and_wakes_does_no_harm(
     def first_others(*arguments, **options):
         steps.append(place)
         if len(steps) == 1:
-            meanwhile(recipe, equipment)
+            meanwhile(job, equipment)
         return step(*arguments, **options)
 
     monkeypatch.setattr(place, first_others)
@@ -205,8 +210,8 @@ def test_who_is_frozen_between_two_steps_and_wakes_does_no_harm(
     assert steps
 
 
-def test_what_a_killed_attempt_left_goes_when_the_next_one_begins(planned, recipe, folder):
-    partial = draft_path(Path(recipe.out))
+def test_what_a_killed_attempt_left_goes_when_the_next_one_begins(planned, job, folder):
+    partial = draft_path(Path(job.output))
     (partial / "attempt-0123" / "collection").mkdir(parents=True)
 
     def stop(done, errors):
@@ -218,5 +223,5 @@ def test_what_a_killed_attempt_left_goes_when_the_next_one_begins(planned, recip
         planned.publish(stop)
     assert list(partial.glob("attempt-*")) == []
     planned.publish(nothing)
-    assert_complete(Path(recipe.out))
+    assert_complete(Path(job.output))
     assert names(folder) == ["out"]

@@ -12,16 +12,14 @@ import pytest
 from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import InvalidInput, Unavailable
-from mlcd.pipelines.shard import (
-    Equipment,
-    InputChanged,
-    OtherSettings,
-    OutputGone,
-    Recipe,
-    open_shards,
-)
+from mlcd.parts.label_job import LabelJob
+from mlcd.pipelines.shard import Equipment, InputChanged, OtherSettings, OutputGone, open_shards
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder
+
+
+def opened(job, equipment, part_entries=10):
+    return open_shards(job, equipment, owner="job", part_entries=part_entries)
 
 
 @pytest.fixture
@@ -36,27 +34,23 @@ def folder():
 
 
 @pytest.fixture
-def recipe(folder):
+def job(folder):
     write_digits(folder / "images", 20)
     (folder / "outs").mkdir(mode=0o777)
     (folder / "outs").chmod(0o777)
-    return Recipe(
-        "embed", str(folder / "images"), str(folder / "outs" / "out"), "job", part_entries=10
-    )
+    return LabelJob("embed", str(folder / "images"), str(folder / "outs" / "out"))
 
 
 def nothing(done, errors):
     del done, errors
 
 
-def test_images_that_cannot_be_read_are_tried_again_before_they_are_listed(
-    recipe, equipment, folder
-):
+def test_images_that_cannot_be_read_are_tried_again_before_they_are_listed(job, equipment, folder):
     closed = sorted((folder / "images").rglob("*.png"))[:2]
     for path in closed:
         path.chmod(0)
     with nobody():
-        shards = open_shards(recipe, equipment)
+        shards = opened(job, equipment)
         shards.plan()
         with pytest.raises(Unavailable, match=r"2 images could not be read, the first \d/\d+\.png"):
             shards.make(0, nothing, is_last_try=False)
@@ -66,10 +60,10 @@ def test_images_that_cannot_be_read_are_tried_again_before_they_are_listed(
         assert shards.make(0, nothing, is_last_try=False) == 0
 
 
-def test_what_cannot_be_read_for_good_is_listed_by_the_last_try(recipe, equipment, folder):
+def test_what_cannot_be_read_for_good_is_listed_by_the_last_try(job, equipment, folder):
     min((folder / "images").rglob("*.png")).chmod(0)
     with nobody():
-        shards = open_shards(recipe, equipment)
+        shards = opened(job, equipment)
         shards.plan()
         assert shards.make(0, nothing, is_last_try=True) == 1
         assert shards.make(1, nothing, is_last_try=False) == 0
@@ -77,10 +71,10 @@ def test_what_cannot_be_read_for_good_is_listed_by_the_last_try(recipe, equipmen
 
 @pytest.mark.parametrize("kind", ["embed", "index"])
 @pytest.mark.parametrize("gone", ["parent", "draft"])
-def test_an_output_whose_disk_went_away_is_not_begun_anew_elsewhere(recipe, equipment, kind, gone):
-    recipe = replace(recipe, kind=kind)
-    out = Path(recipe.out)
-    shards = open_shards(recipe, equipment)
+def test_an_output_whose_disk_went_away_is_not_begun_anew_elsewhere(job, equipment, kind, gone):
+    job = replace(job, kind=kind)
+    out = Path(job.output)
+    shards = opened(job, equipment)
     shards.plan()
     shards.make(0, nothing)
     away = out.parent if gone == "parent" else draft_path(out)
@@ -95,15 +89,15 @@ def test_an_output_whose_disk_went_away_is_not_begun_anew_elsewhere(recipe, equi
     assert out.is_dir()
 
 
-def test_what_another_user_made_does_not_keep_from_publishing_and_nothing_of_it_is_lost(recipe):
+def test_what_another_user_made_does_not_keep_from_publishing_and_nothing_of_it_is_lost(job):
     with nobody():
-        shards = open_shards(recipe, equipment=Equipment(PixelsEncoder(), None, num_threads=2))
+        shards = opened(job, equipment=Equipment(PixelsEncoder(), None, num_threads=2))
         shards.plan()
         for shard in (0, 1):
             shards.make(shard, nothing)
     if os.geteuid() != 0:
         pytest.skip("only root may give files away")
-    part = draft_path(Path(recipe.out)) / "part-00000.npy"
+    part = draft_path(Path(job.output)) / "part-00000.npy"
     os.chown(part, 0, 0)
     part.chmod(0o640)
     os.chown(part, 0, 65534)
@@ -113,32 +107,32 @@ def test_what_another_user_made_does_not_keep_from_publishing_and_nothing_of_it_
     part.chmod(0o644)  # as the manifest: nothing is to be changed
     with nobody():
         shards.publish(nothing)
-    assert open_artifact(Path(recipe.out)).files["part-00000.npy"].size_bytes > 0
+    assert open_artifact(Path(job.output)).files["part-00000.npy"].size_bytes > 0
 
 
-def test_who_lists_other_shards_is_told_before_any_is_made(recipe, equipment, folder):
-    open_shards(recipe, equipment).plan()
-    open_shards(recipe, equipment).check()
+def test_who_lists_other_shards_is_told_before_any_is_made(job, equipment, folder):
+    opened(job, equipment).plan()
+    opened(job, equipment).check()
     with pytest.raises(OtherSettings):
-        open_shards(replace(recipe, part_entries=20), equipment).check()
+        opened(job, equipment, part_entries=20).check()
     shutil.rmtree(folder / "images" / "0")
     with pytest.raises(InputChanged):
-        open_shards(recipe, equipment).check()
-    shutil.rmtree(draft_path(Path(recipe.out)))
+        opened(job, equipment).check()
+    shutil.rmtree(draft_path(Path(job.output)))
     with pytest.raises(OutputGone):
-        open_shards(recipe, equipment).check()
+        opened(job, equipment).check()
 
 
 @pytest.mark.parametrize("kind", ["embed", "index"])
 def test_images_without_a_result_are_counted_when_the_output_is_there_already(
-    recipe, equipment, folder, kind
+    job, equipment, folder, kind
 ):
     (folder / "images" / "0" / "0000.png").write_bytes(b"no image")
-    wanted = replace(recipe, kind=kind)
-    shards = open_shards(wanted, equipment)
+    wanted = replace(job, kind=kind)
+    shards = opened(wanted, equipment)
     shards.plan()
     found = [shards.make(shard, nothing) for shard in (0, 1)]
     shards.publish(nothing)
-    again = open_shards(wanted, equipment)
+    again = opened(wanted, equipment)
     again.check()
     assert [again.make(shard, nothing) for shard in (0, 1)] == found == [1, 0]

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
@@ -16,25 +16,32 @@ from starlette.types import Receive, Scope, Send
 
 from mlcd.collections.items import check_name
 from mlcd.errors import Conflict, MlcdError
-from service.errors import BadRequest
+from mlcd.parts.label_job import LabelJob
 from service.http.access import Opened
 from service.http.answers import JSON
 from service.http.auth import needs
 from service.http.bodies import read_json, validated
-from service.http.dialects.own.job_wire import FailedShard, FailureList, Job, JobList, JobRequest
+from service.http.dialects.own.job_wire import (
+    FailedShard,
+    FailureList,
+    Job,
+    JobList,
+    JobRequest,
+    requested_job,
+)
 from service.http.openapi import json_body, reference
 from service.http.queries import check_top
 from service.jobs import job as jobs
 from service.jobs.job import FINISHED, Event, JobSpec, JobState
-from service.jobs.service import JobDesk
+from service.jobs.service import JobService
 from service.resources import Resources
 from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 
 router = APIRouter(tags=["jobs"])
 
 _EVENTS: Final = "text/event-stream"
+# The greatest number of an event or a shard: every reader of JSON takes it exactly.
 _MAX_NUMBER: Final = 2**53
-"""Of an event or a shard: what every reader of JSON takes for itself."""
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (409, 503, 504)}
 _ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Job}, 404: {}, **_REFUSALS}
 _LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": JobList}, 422: {}, **_REFUSALS}
@@ -57,6 +64,7 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
     404: {},
     **_REFUSALS,
 }
+# One event, as OpenAPI 3.2 has it under `itemSchema`, which 3.1 does not know.
 _EVENT: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["data"],
@@ -67,7 +75,6 @@ _EVENT: Final[dict[str, Any]] = {
         "data": {"type": "string", "contentMediaType": JSON, "contentSchema": reference(Job)},
     },
 }
-"""One event, as OpenAPI 3.2 has it under `itemSchema`, which 3.1 does not know."""
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     429: {},
     200: {
@@ -93,16 +100,17 @@ async def submit(
     resources: Opened,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
-    """Label, embed or index all images of an input that workers can read, with the model served now.
+    """Label, embed or index all images of an input that workers can read, with the model served
+    now.
 
     A second request with one Idempotency-Key gets the job of the first.
     """
-    desk = _desk(resources)
-    asked = validated(JobRequest, await read_json(request, resources))
+    service = _job_service(resources)
+    wanted = requested_job(validated(JobRequest, await read_json(request, resources)))
     accept = partial(
-        _accepted, desk, _checked(asked, resources), _key_of_client(request, idempotency_key)
+        _accepted, service, _spec(wanted, resources), _key_of_client(request, idempotency_key)
     )
-    job, new = await desk.ask(accept, deadline=request.state.deadline)
+    job, new = await service.ask(accept, deadline=request.state.deadline)
     return _answer(Job.of(job), 202 if new else 200, {"Location": f"/v1/jobs/{job.id}"})
 
 
@@ -115,9 +123,9 @@ async def list_jobs(
     state: JobState | None = None,
 ) -> Response:
     """All jobs, newest first, page by page."""
-    desk = _desk(resources)
-    look = partial(desk.store.page, limit=limit, cursor=cursor, state=state)
-    page = await desk.ask(look, deadline=request.state.deadline)
+    service = _job_service(resources)
+    look = partial(service.queue.page, limit=limit, cursor=cursor, state=state)
+    page = await service.ask(look, deadline=request.state.deadline)
     return _answer(JobList(jobs=[Job.of(job) for job in page.jobs], cursor=page.cursor))
 
 
@@ -126,9 +134,11 @@ async def list_jobs(
 )
 async def describe(job_id: str, request: Request, resources: Opened) -> Response:
     """How it stands."""
-    desk = _desk(resources)
+    service = _job_service(resources)
     return _answer(
-        Job.of(await desk.ask(partial(desk.store.get, job_id), deadline=request.state.deadline))
+        Job.of(
+            await service.ask(partial(service.queue.get, job_id), deadline=request.state.deadline)
+        )
     )
 
 
@@ -145,10 +155,12 @@ async def list_failures(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
 ) -> Response:
-    """Its shards that were left aside, with reasons, page by page; none after a retry, which tries them again."""
-    desk = _desk(resources)
-    look = partial(desk.store.failures, job_id, limit=limit, after=cursor)
-    page = await desk.ask(look, deadline=request.state.deadline)
+    """Its shards that were left aside, with reasons, page by page; none after a retry, which tries
+    them again.
+    """
+    service = _job_service(resources)
+    look = partial(service.queue.failures, job_id, limit=limit, after=cursor)
+    page = await service.ask(look, deadline=request.state.deadline)
     failures = [FailedShard.of(failure) for failure in page.failures]
     return _answer(FailureList(failures=failures, cursor=page.cursor))
 
@@ -158,9 +170,13 @@ async def list_failures(
 )
 async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
     """Cancel it: workers stop within seconds, and what they have written is removed."""
-    desk = _desk(resources)
+    service = _job_service(resources)
     return _answer(
-        Job.of(await desk.ask(partial(desk.store.cancel, job_id), deadline=request.state.deadline))
+        Job.of(
+            await service.ask(
+                partial(service.queue.cancel, job_id), deadline=request.state.deadline
+            )
+        )
     )
 
 
@@ -169,9 +185,11 @@ async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
 )
 async def retry(job_id: str, request: Request, resources: Opened) -> Response:
     """Do again what has failed; of a canceled job, everything."""
-    desk = _desk(resources)
+    service = _job_service(resources)
     return _answer(
-        Job.of(await desk.ask(partial(desk.store.retry, job_id), deadline=request.state.deadline))
+        Job.of(
+            await service.ask(partial(service.queue.retry, job_id), deadline=request.state.deadline)
+        )
     )
 
 
@@ -187,27 +205,30 @@ async def watch(
     resources: Opened,
     last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_NUMBER)] = None,
 ) -> Response:
-    """Every change of it as server-sent events: those after Last-Event-ID, else from now on, how it stands first.
+    """Every change of it as server-sent events: those after Last-Event-ID, else from now on, how it
+    stands first.
 
-    A stream ends with its job, or within a request's deadline: then come back with Last-Event-ID, as browsers do by
-    themselves.
+    A stream ends with its job, or within a request's deadline: then come back with Last-Event-ID,
+    as browsers do by themselves.
     """
-    desk = _desk(resources)
+    service = _job_service(resources)
     deadline: float = request.state.deadline
     after = last_event_id or 0
-    events = await desk.ask(partial(desk.store.events, job_id, after), deadline=deadline)
+    events = await service.ask(partial(service.queue.events, job_id, after), deadline=deadline)
     if not events:
-        job = await desk.ask(partial(desk.store.get, job_id), deadline=deadline)
+        job = await service.ask(partial(service.queue.get, job_id), deadline=deadline)
         if job.state in FINISHED:
             return Response(status_code=204)
     if last_event_id is None:
         events = events[-1:]
-    stream = _stream(desk, resources, job_id, events, after=after, deadline=deadline)
+    stream = _stream(service, resources, job_id, events, after=after, deadline=deadline)
     return _EventStream(stream, resources)
 
 
 class _EventStream(StreamingResponse):
-    """Holds one of the places for streams as long as it is sent. Raises Overloaded before it begins."""
+    """A stream of events, which holds one of the places for streams while it is sent. Raises
+    Overloaded before it begins.
+    """
 
     def __init__(self, events: AsyncIterator[bytes], resources: Resources) -> None:
         # nginx holds answers back until it has enough of them.
@@ -220,7 +241,7 @@ class _EventStream(StreamingResponse):
 
 
 async def _stream(
-    desk: JobDesk,
+    service: JobService,
     resources: Resources,
     job_id: str,
     events: Sequence[Event],
@@ -233,7 +254,8 @@ async def _stream(
     spoken = now()
     while True:
         for event in events:
-            # In ASCII: names of files may hold U+2028 and its like, at which formatters and clients break lines.
+            # In ASCII: names of files may hold U+2028 and its like, at which formatters and
+            # clients break lines.
             data = json.dumps(Job.of(event.job).model_dump(mode="json"))
             yield format_sse_event(data_str=data, event="job", id=str(event.id))
             after, spoken = event.id, now()
@@ -246,12 +268,14 @@ async def _stream(
             yield format_sse_event(comment="")
             spoken = now()
         try:
-            events = await desk.ask(partial(desk.store.events, job_id, after), deadline=deadline)
+            events = await service.ask(
+                partial(service.queue.events, job_id, after), deadline=deadline
+            )
         except MlcdError:  # the answer has begun: the client comes back and is told
             return
 
 
-def _desk(resources: Resources) -> JobDesk:
+def _job_service(resources: Resources) -> JobService:
     if resources.jobs is None:
         raise Conflict(
             "this server takes no jobs",
@@ -260,51 +284,39 @@ def _desk(resources: Resources) -> JobDesk:
     return resources.jobs
 
 
-def _checked(asked: JobRequest, resources: Resources) -> JobSpec:
-    """As it was asked for, its paths not looked at yet, for the model and centers that are served."""
-    if asked.kind != "label":
-        for name in ("top", "threshold", "embeddings"):
-            if getattr(asked, name) is not None:
-                raise BadRequest(f"{name} is of label jobs only", param=name)
-        if asked.kind == "index":
-            check_name(
-                PurePosixPath(asked.output).name
-            )  # whatever lies among a server's collections has to be one
-        return JobSpec(asked.kind, asked.input, asked.output, resources.encoder.fingerprint)
-    top = JobSpec.top if asked.top is None else asked.top
-    check_top(top, resources)
-    return JobSpec(
-        asked.kind,
-        asked.input,
-        asked.output,
-        resources.encoder.fingerprint,
-        centers=resources.model.space.opened_lookup().centers.digest,
-        top=top,
-        threshold=asked.threshold,
-        embeddings=bool(asked.embeddings),
-    )
+def _spec(job: LabelJob, resources: Resources) -> JobSpec:
+    """Returns the job for the served model and centers; its paths are not looked at yet."""
+    centers = None
+    if job.kind == "label":
+        check_top(job.top, resources)
+        centers = resources.model.space.opened_lookup().centers.digest
+    if job.kind == "index":
+        check_name(
+            PurePosixPath(job.output).name
+        )  # whatever lies among a server's collections has to be one
+    return JobSpec(**asdict(job), fingerprint=resources.encoder.fingerprint, centers=centers)
 
 
-def _accepted(desk: JobDesk, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:
+def _accepted(service: JobService, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:
     spec = replace(
         spec,
-        input=desk.roots.resolve_input(spec.input),
-        output=desk.roots.resolve_output(spec.output),
+        input=service.roots.resolve_input(spec.input),
+        output=service.roots.resolve_output(spec.output),
     )
-    if key is not None and (known := desk.store.submitted(key)) is not None:
+    if key is not None and (known := service.queue.submitted(key)) is not None:
         # Its output may be there by now, and another model may be served.
         if known.spec != replace(
             spec, fingerprint=known.spec.fingerprint, centers=known.spec.centers
         ):
             raise Conflict("this idempotency key is of another job", remedy="use a new key")
         return known, False
-    desk.roots.check_input(spec.input)
-    desk.roots.check_output(spec.output, input_of_job=spec.input)
-    return desk.store.submit(spec, key=key)
+    service.roots.check_input(spec.input)
+    service.roots.check_output(spec.output, input_of_job=spec.input)
+    return service.queue.submit(spec, key=key)
 
 
 def _key_of_client(request: Request, key: str | None) -> str | None:
-    """Two clients may have the same idea of a key."""
+    """Returns the key as this client's own: two clients may choose the same one."""
     client = request.state.key
     return key if key is None or client is None else f"{client.id} {key}"
 

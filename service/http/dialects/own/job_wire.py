@@ -1,22 +1,22 @@
 """Wire models of batch jobs."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from mlcd.parts.label_job import OPTIONS, JobKind, LabelJob
+from service.errors import BadRequest
 from service.jobs import job as jobs
-from service.jobs.job import JobKind, JobState, Stage
+from service.jobs.job import JobState, Stage
 
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
+# An option that is null or missing has the default of `LabelJob`.
+_OPTIONAL: Any = {name: (option | None, None) for name, option in OPTIONS.items()}
 
-
-class JobRequest(BaseModel):
-    """input: a folder, a glob of tar shards or parquet files, or one file, as workers see it; output: a directory that
-    does not exist yet. top, threshold, embeddings (written beside the labels): of `label` only.
-    """
-
-    model_config = ConfigDict(
+JobRequest = create_model(
+    "JobRequest",
+    __config__=ConfigDict(
         extra="forbid",
         strict=True,
         json_schema_extra={
@@ -29,14 +29,27 @@ class JobRequest(BaseModel):
                 }
             ]
         },
-    )
+    ),
+    __doc__="""input: a folder, a glob of tar shards or parquet files, or one file, as workers see
+    it; output: a directory that does not exist yet. top, threshold, embeddings (written beside the
+    labels): of `label` only.
+    """,
+    kind=(JobKind, ...),
+    input=(_Path, ...),
+    output=(_Path, ...),
+    **_OPTIONAL,
+)
 
-    kind: JobKind
-    input: _Path
-    output: _Path
-    top: Annotated[int, Field(ge=1)] | None = None
-    threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
-    embeddings: bool | None = None
+
+def requested_job(request: BaseModel) -> LabelJob:
+    """Returns the job that a `JobRequest` asks for. Raises BadRequest for an option that its kind
+    does not have.
+    """
+    given = request.model_dump(exclude_none=True)
+    for name in OPTIONS:
+        if name in given and given["kind"] != "label":
+            raise BadRequest(f"{name} is of label jobs only", param=name)
+    return LabelJob(**given)
 
 
 class JobFailure(BaseModel):
@@ -52,11 +65,12 @@ class JobFailure(BaseModel):
 
 
 class JobProgress(BaseModel):
-    """shards, images: null until the input has been listed. done: images, failed ones included. failed_items: images
-    that errors.jsonl names. damaged_files: archives of the input that could not be listed to their end. stage: null
-    when nothing is left to do. collected, indexed: of `index` alone, images in the collection, and of those in its
-    index, when all are done. images_per_s: of all workers, while there was one. eta_s: until all images are done;
-    null where it cannot be told, and after that.
+    """shards, images: null until the input has been listed. done: images, failed ones included.
+    failed_items: images that errors.jsonl names. damaged_files: archives of the input that could
+    not be listed to their end. stage: null when nothing is left to do. collected, indexed: of
+    `index` alone, images in the collection, and of those in its index, when all are done.
+    images_per_s: of all workers, while there was one. eta_s: until all images are done; null where
+    it cannot be told, and after that.
     """
 
     shards: int | None
@@ -99,8 +113,9 @@ class JobProgress(BaseModel):
 
 
 class Job(BaseModel):
-    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why it has failed;
-    before it has ended, why a shard has, why a worker has left it to others, or that there is none that could do it.
+    """fingerprint, centers: of the model and the center set that it was accepted for. problem: why
+    it has failed; before it has ended, why a shard has, why a worker has left it to others, or that
+    there is none that could do it.
     """
 
     id: str
@@ -122,7 +137,7 @@ class Job(BaseModel):
     @classmethod
     def of(cls, job: jobs.Job) -> Self:
         spec, problem = job.spec, job.problem
-        labels = spec.kind == "label"
+        options = spec.options if spec.kind == "label" else dict.fromkeys(OPTIONS)
         return cls(
             id=job.id,
             kind=spec.kind,
@@ -131,9 +146,7 @@ class Job(BaseModel):
             output=spec.output,
             fingerprint=spec.fingerprint,
             centers=spec.centers,
-            top=spec.top if labels else None,
-            threshold=spec.threshold,
-            embeddings=spec.embeddings if labels else None,
+            **options,
             created=_moment(job.created_s),
             started=None if job.started_s is None else _moment(job.started_s),
             ended=None if job.ended_s is None else _moment(job.ended_s),

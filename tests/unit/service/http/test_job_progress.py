@@ -3,13 +3,13 @@
 import pytest
 
 from service.http.dialects.own.job_wire import JobProgress
-from service.jobs.job import JobSpec, Record
-from service.jobs.transitions import cancel, complete, cut, extend, give
+from service.jobs.job import JobSpec, StoredJob
+from service.jobs.transitions import cancel, complete, cut, extend, lease_task
 
 
 def with_all_images_done(kind):
     """A job of 5 and 3 images at 100 s, and its last piece, given out."""
-    record = Record("1", JobSpec(kind, "/in", "/out", "f" * 64), "queued", 0.0)
+    record = StoredJob("1", JobSpec(kind, "/in", "/out", fingerprint="f" * 64), "queued", 0.0)
     record, work = given(record)
     record = cut(record, work, [5, 3], now_s=10)
     for shard in range(2):
@@ -20,7 +20,7 @@ def with_all_images_done(kind):
 
 
 def given(record, now_s=0.0):
-    return give(
+    return lease_task(
         record,
         "worker",
         lease=f"{now_s}",

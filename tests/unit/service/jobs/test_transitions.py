@@ -13,9 +13,9 @@ from service.jobs.job import (
     MAX_ATTEMPTS,
     JobSpec,
     Problem,
-    Record,
-    record_from_json,
-    record_to_json,
+    StoredJob,
+    stored_job_from_json,
+    stored_job_to_json,
 )
 from service.jobs.transitions import (
     cancel,
@@ -23,14 +23,14 @@ from service.jobs.transitions import (
     cut,
     extend,
     fail,
-    give,
-    give_back,
     is_over,
+    lease_task,
+    release_task,
     retry,
 )
 from service.timings import LONGEST_PAUSE_S
 
-SPEC = JobSpec("label", "/in", "/out", "f" * 64)
+SPEC = JobSpec("label", "/in", "/out", fingerprint="f" * 64)
 PROBLEM, MISFIT = Problem("broken", "…"), Problem("misfit", "…")
 PAUSES_S = (4.0, 16.0, 60.0)
 """After the first, the second, and every later failure."""
@@ -70,7 +70,7 @@ class Jobs(RuleBasedStateMachine):
     @initialize(sizes=st.lists(st.integers(0, 5), max_size=4))
     def submit(self, sizes):
         self.sizes, self.now_s, self.number = sizes, 1000.0, 0
-        self.record = Record("j", SPEC, "queued", self.now_s)
+        self.record = StoredJob("j", SPEC, "queued", self.now_s)
         self.model, self.held, self.ended = Model(), [], []
 
     @rule(seconds=st.sampled_from([0.0, 1.0, PAUSES_S[0], LEASE_S, 5 * LEASE_S]))
@@ -80,7 +80,7 @@ class Jobs(RuleBasedStateMachine):
     @rule()
     def claim(self):
         self.number += 1
-        record, work = give(
+        record, work = lease_task(
             self.record,
             "w",
             lease=str(self.number),
@@ -273,7 +273,7 @@ class Jobs(RuleBasedStateMachine):
                 self.keep(retry(self.record, now_s=self.now_s))
             self.number += 1
             self.now_s += LONGEST_PAUSE_S
-            record, work = give(
+            record, work = lease_task(
                 self.record,
                 "w",
                 lease=str(self.number),
@@ -293,15 +293,15 @@ class Jobs(RuleBasedStateMachine):
         if how == "completed":
             return complete(record, work, now_s=self.now_s, failed_items=1)
         if how == "released":
-            return give_back(record, work)
+            return release_task(record, work)
         if how == "refused":
-            return give_back(record, work, refusal=MISFIT)
+            return release_task(record, work, refusal=MISFIT)
         if how == "renewed":
             return extend(record, work, now_s=self.now_s, lease_s=LEASE_S, done=1)[0]
         return fail(record, work, PROBLEM, now_s=self.now_s, fatal=how == "fatal")
 
     def keep(self, record):
-        self.record = record_from_json(record_to_json(record))
+        self.record = stored_job_from_json(stored_job_to_json(record))
         assert self.record == record
 
     def strike(self, number, pause_s=0.0):
@@ -337,18 +337,18 @@ TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=
 
 def test_what_a_canceled_job_has_left_is_tried_for_ever():
     record = cancel(
-        give(Record("j", SPEC, "queued", 0.0), "w", lease="", **giving(0.0))[0], now_s=0.0
+        lease_task(StoredJob("j", SPEC, "queued", 0.0), "w", lease="", **giving(0.0))[0], now_s=0.0
     )
     now_s = LEASE_S
     pauses = []
     for number in range(2000):
-        record, work = give(record, "w", lease=str(number), **giving(now_s))
+        record, work = lease_task(record, "w", lease=str(number), **giving(now_s))
         record = fail(record, work, PROBLEM, now_s=now_s)
         assert (record.stage, record.job.problem) == ("discard", PROBLEM)
         pauses.append(record.due_s - now_s)
         now_s = record.due_s
     assert (pauses[:4], set(pauses[4:])) == ([4.0, 16.0, 60.0, 60.0], {LONGEST_PAUSE_S})
-    record, work = give(record, "w", lease="last", **giving(now_s))
+    record, work = lease_task(record, "w", lease="last", **giving(now_s))
     record = complete(record, work, now_s=now_s)
     assert (record.state, record.stage, record.job.problem) == ("canceled", None, None)
 
@@ -359,11 +359,11 @@ def giving(now_s):
 
 def test_the_pace_leaves_out_the_time_without_workers():
     def given(record, number, now_s):
-        return give(
+        return lease_task(
             record, "w", lease=str(number), now_s=now_s, lease_s=LEASE_S, images_of=lambda _: 1000
         )
 
-    record, plan = given(Record("j", SPEC, "queued", 0.0), 0, 5.0)
+    record, plan = given(StoredJob("j", SPEC, "queued", 0.0), 0, 5.0)
     record = cut(record, plan, [1000, 1000], now_s=10.0)
     paces = []
     for number, started_s in enumerate((12.0, 5000.0)):

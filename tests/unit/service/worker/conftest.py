@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from service.jobs.queue import Queue
-from service.jobs.sqlite import EmbeddedRecords
+from service.jobs.sqlite import SqliteDatabase
 from tests.conftest import write_digits
 
 
@@ -20,7 +20,7 @@ def signals_as_they_were():
 
 @pytest.fixture
 def queue(tmp_path):
-    with contextlib.closing(Queue(EmbeddedRecords(tmp_path / "queue.sqlite"))) as opened:
+    with contextlib.closing(Queue(SqliteDatabase(tmp_path / "queue.sqlite"))) as opened:
         yield opened
 
 

@@ -17,7 +17,7 @@ from service.jobs.job import JobSpec
 from service.jobs.roots import Roots
 from service.worker.failures import problem_of
 from service.worker.loop import Worker
-from service.worker.task import Pieces, Watch
+from service.worker.task import TaskRunner, Watch
 from tests.conftest import write_digits
 
 MODEL = "fake:"
@@ -32,20 +32,22 @@ def soon(monkeypatch):
 
 
 @pytest.fixture
-def pieces(tmp_path):
-    return Pieces(
+def runner(tmp_path):
+    return TaskRunner(
         Equipment(FakeEncoder(MODEL), None, num_threads=2), Roots([str(tmp_path)]), shard_images=8
     )
 
 
 @pytest.fixture
-def job(queue, pieces, tmp_path):
+def job(queue, runner, tmp_path):
     """One that was begun and canceled."""
     images = write_digits(tmp_path / "images", 10)
-    spec = JobSpec("embed", str(images), str(tmp_path / "out"), FakeEncoder(MODEL).fingerprint)
+    spec = JobSpec(
+        "embed", str(images), str(tmp_path / "out"), fingerprint=FakeEncoder(MODEL).fingerprint
+    )
     job_id = queue.submit(spec)[0].id
     plan = queue.claim("by hand", [spec.fingerprint], lease_s=60)
-    queue.planned(plan, pieces.perform(plan, Watch(until_s=time.monotonic() + 60)).sizes)
+    queue.planned(plan, runner.perform(plan, Watch(until_s=time.monotonic() + 60)).sizes)
     queue.cancel(job_id)
     return job_id
 
@@ -62,13 +64,13 @@ def somebody_in(path):
 
 
 @contextlib.contextmanager
-def working(queue, pieces):
+def working(queue, runner):
     with ThreadPoolExecutor(1) as computing:
-        yield Worker(queue, pieces, computing, name="worker", lease_s=30.0, stall_s=60.0)
+        yield Worker(queue, runner, computing, name="worker", lease_s=30.0, stall_s=60.0)
 
 
 @pytest.mark.timeout(60)
-def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, pieces, job, tmp_path, caplog):
+def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, runner, job, tmp_path, caplog):
     seen = []
 
     def leave_after_many_failures(worker):
@@ -80,7 +82,7 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, pieces, job, tmp
             time.sleep(0.01)
         worker._told_to_stop(0, None)
 
-    with working(queue, pieces) as worker:
+    with working(queue, runner) as worker:
         leaving = threading.Thread(target=leave_after_many_failures, args=(worker,))
         leaving.start()
         worker.run(drain=False)
@@ -98,25 +100,25 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, pieces, job, tmp
 
 
 @pytest.mark.timeout(60)
-def test_who_drains_leaves_what_cannot_be_cleared_away(queue, pieces, job, tmp_path, caplog):
-    with somebody_in(draft_path(tmp_path / "out")), working(queue, pieces) as worker:
+def test_who_drains_leaves_what_cannot_be_cleared_away(queue, runner, job, tmp_path, caplog):
+    with somebody_in(draft_path(tmp_path / "out")), working(queue, runner) as worker:
         worker.run(drain=True)
     assert len(caplog.records) == 3
     assert queue.get(job).stage == "discard"
     assert draft_path(tmp_path / "out").is_dir()
-    with working(queue, pieces) as worker:
+    with working(queue, runner) as worker:
         worker.run(drain=True)
     assert not draft_path(tmp_path / "out").exists()
 
 
-def test_the_code_says_what_stays(queue, pieces, job, tmp_path, monkeypatch):
+def test_the_code_says_what_stays(queue, runner, job, tmp_path, monkeypatch):
     def refuse(path, *_, **__):
         raise PermissionError(13, "refused", path)
 
     monkeypatch.setattr("mlcd.parts.ownership.lock_directory", refuse)
-    piece = queue.claim("w", [pieces.fingerprint], lease_s=60)
+    piece = queue.claim("w", [runner.fingerprint], lease_s=60)
     with pytest.raises(Exception, match=r"cannot be removed") as raised:
-        pieces.perform(piece, Watch(until_s=time.monotonic() + 60))
+        runner.perform(piece, Watch(until_s=time.monotonic() + 60))
     assert not isinstance(raised.value, Conflict)
     told = problem_of(raised.value)
     assert (told.code, str(draft_path(tmp_path / "out")) in told.message) == ("not-removed", True)

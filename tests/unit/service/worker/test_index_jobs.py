@@ -14,7 +14,7 @@ from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.roots import Roots
 from service.worker.loop import Worker
-from service.worker.task import Pieces
+from service.worker.task import TaskRunner
 from tests.conftest import write_digits
 
 MODEL = "fake:latency_ms=1"
@@ -38,7 +38,9 @@ def slowly_in_small_steps(monkeypatch):
 @pytest.fixture
 def job(queue, tmp_path):
     images = write_digits(tmp_path / "images", NUM_IMAGES)
-    spec = JobSpec("index", str(images), str(tmp_path / "out"), FakeEncoder(MODEL).fingerprint)
+    spec = JobSpec(
+        "index", str(images), str(tmp_path / "out"), fingerprint=FakeEncoder(MODEL).fingerprint
+    )
     return queue.submit(spec)[0].id
 
 
@@ -46,8 +48,8 @@ def job(queue, tmp_path):
 def working(queue, tmp_path):
     with ThreadPoolExecutor(1) as computing:
         equipment = Equipment(FakeEncoder(MODEL), None, num_threads=2)
-        pieces = Pieces(equipment, Roots([str(tmp_path)]), shard_images=16)
-        yield Worker(queue, pieces, computing, name="worker", lease_s=30.0, stall_s=60.0)
+        runner = TaskRunner(equipment, Roots([str(tmp_path)]), shard_images=16)
+        yield Worker(queue, runner, computing, name="worker", lease_s=30.0, stall_s=60.0)
 
 
 def test_a_collection_is_told_while_it_grows(queue, job, tmp_path):

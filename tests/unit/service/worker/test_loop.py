@@ -1,4 +1,4 @@
-"""The worker in this process, on a real queue: what it tells of pieces that go wrong."""
+"""The worker in this process, on a real queue: what it tells of runner that go wrong."""
 
 import json
 import logging
@@ -73,7 +73,7 @@ def test_a_poisoned_shard_fails_alone(queue, images, tmp_path, caplog):
 def test_an_engine_that_is_away_costs_no_attempt(queue, images, tmp_path):
     job = queue.submit(spec(images, tmp_path))[0]
     with working(queue, tmp_path) as worker:
-        encoder = worker._pieces._equipment.encoder
+        encoder = worker._runner._equipment.encoder
         encode, calls = encoder.encode, []
 
         def failing(rows):
@@ -93,7 +93,7 @@ def test_a_full_disk_fails_the_job_at_once_and_retry_completes_it(queue, images,
     with working(queue, tmp_path) as worker:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-        make = worker._pieces.perform
+        make = worker._runner.perform
 
         def perform(piece, watch):
             """With a disk that is full for the third shard: the queue's own database has another
@@ -106,7 +106,7 @@ def test_a_full_disk_fails_the_job_at_once_and_retry_completes_it(queue, images,
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-        worker._pieces.perform = perform
+        worker._runner.perform = perform
         worker.run(drain=True)
     failed = queue.get(job.id)
     assert (failed.state, failed.shards_done) == ("failed", 2)
@@ -207,7 +207,7 @@ def test_a_damaged_archive_is_counted_beside_the_images(queue, images, tmp_path)
 def test_an_engine_that_is_busy_with_others_work_costs_no_attempt(queue, images, tmp_path):
     job = queue.submit(spec(images, tmp_path))[0]
     with working(queue, tmp_path, shard_images=40) as worker:
-        encoder = worker._pieces._equipment.encoder
+        encoder = worker._runner._equipment.encoder
         encode, calls = encoder.encode, []
 
         def busy(rows):

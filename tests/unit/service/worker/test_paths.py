@@ -56,7 +56,7 @@ def test_an_output_whose_folder_was_replaced_by_a_link_is_not_written(
     place.mkdir()
     job = queue.submit(spec(images, tmp_path, output=str(place / "out")))[0]
     with working(queue, tmp_path) as worker:
-        make = worker._pieces.perform
+        make = worker._runner.perform
 
         def perform(piece, watch):
             if piece.stage == stage and not place.is_symlink():
@@ -64,7 +64,7 @@ def test_an_output_whose_folder_was_replaced_by_a_link_is_not_written(
                 perform.before = sorted(elsewhere.rglob("*"))
             return make(piece, watch)
 
-        worker._pieces.perform = perform
+        worker._runner.perform = perform
         worker.run(drain=True)
     failed = queue.get(job.id)
     assert (failed.state, failed.problem.code, failed.stage) == ("failed", "forbidden", stage)

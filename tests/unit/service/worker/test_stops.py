@@ -13,7 +13,7 @@ import pytest
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Unavailable
 from service.inference.engine.fake import FakeEncoder
-from service.worker.loop import Link
+from service.worker.loop import RetryingQueue
 from tests.conftest import write_digits
 from tests.unit.service.worker.working import (
     MODEL,
@@ -59,7 +59,7 @@ def test_a_cancel_stops_a_shard_between_two_batches(queue, tmp_path):
     canceling = threading.Thread(target=cancel)
     canceling.start()
     with working(queue, tmp_path, model=latency, shard_images=160) as worker:
-        encoder = worker._pieces._equipment.encoder
+        encoder = worker._runner._equipment.encoder
         encode = encoder.encode
         encoder.encode = lambda rows: (batches.append(len(rows)), encode(rows))[1]
         worker.run(drain=True)
@@ -108,8 +108,8 @@ class Leaving:
 
 
 def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(caplog, monkeypatch):
-    """A full disk does this: only reads get through."""
-    link, pauses = Link(), []
+    """As with a full disk: what only reads gets through."""
+    link, pauses = RetryingQueue(), []
 
     def write():
         raise Unavailable("the disk is full")
@@ -249,7 +249,7 @@ def test_a_worker_whose_job_is_gone_from_the_queue_says_so_once_and_leaves_its_p
             transaction.wipe(job.id)
         return is_lost
 
-    losing = threading.Thread(target=lambda: until(lambda: queue._records.transact(lose)))
+    losing = threading.Thread(target=lambda: until(lambda: queue._database.transact(lose)))
     losing.start()
     with caplog.at_level(logging.WARNING):
         work(queue, tmp_path, model=SLOW)

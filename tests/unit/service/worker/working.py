@@ -10,7 +10,7 @@ from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.roots import Roots
 from service.worker.loop import Worker
-from service.worker.task import Pieces, Watch
+from service.worker.task import TaskRunner, Watch
 
 MODEL = "fake:sick_s=0.05"
 SLOW = "fake:latency_ms=100"
@@ -20,8 +20,8 @@ SLOW = "fake:latency_ms=100"
 def working(store, tmp_path, model=MODEL, lease_s=30.0, shard_images=8, root=None):
     with ThreadPoolExecutor(1) as computing:
         equipment = Equipment(FakeEncoder(model), None, num_threads=2)
-        pieces = Pieces(equipment, Roots([str(root or tmp_path)]), shard_images=shard_images)
-        yield Worker(store, pieces, computing, name="worker", lease_s=lease_s, stall_s=60.0)
+        runner = TaskRunner(equipment, Roots([str(root or tmp_path)]), shard_images=shard_images)
+        yield Worker(store, runner, computing, name="worker", lease_s=lease_s, stall_s=60.0)
 
 
 def work(store, tmp_path, **options):
@@ -44,12 +44,12 @@ def until(condition):
 def planned_by_hand(queue, tmp_path, shard_images):
     """The piece, and the shards that it was cut into by a worker with this setting."""
     piece = queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60)
-    pieces = Pieces(
+    runner = TaskRunner(
         Equipment(FakeEncoder(MODEL), None, num_threads=2),
         Roots([str(tmp_path)]),
         shard_images=shard_images,
     )
-    return piece, pieces.perform(piece, Watch(until_s=time.monotonic() + 60)).sizes
+    return piece, runner.perform(piece, Watch(until_s=time.monotonic() + 60)).sizes
 
 
 def archived(folder, path):

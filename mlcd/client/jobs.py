@@ -1,0 +1,231 @@
+"""Batch jobs of a server: `Client.jobs` and `AsyncClient.jobs`."""
+
+import asyncio
+import re
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, suppress
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from mlcd.client.answers import FailedShard, Job, JobKind, JobState
+from mlcd.client.connection import Connection, encoded
+from mlcd.client.loop import LoopThread
+from mlcd.client.problems import Refused
+from mlcd.client.reading import read_failures, read_job, read_jobs
+from mlcd.errors import InvalidInput, Unavailable
+
+_ROUTE: Final = "/v1/jobs"
+_PAGE_SIZE: Final = 200  # the most that the server gives
+_KEY: Final = re.compile(r"[!-~]{1,255}")  # what a header can hold
+_SILENCE_S: Final = (
+    60.0  # without a byte on a stream: longer than a server's pauses between two signs of life
+)
+_PAUSE_S: Final = 1.0  # before the next stream of events is opened
+_PATIENCE: Final = 60  # streams in a row that bring nothing at all
+_Value = TypeVar("_Value")
+_Cursor = TypeVar("_Cursor", str, int)
+
+
+async def _paged(
+    connection: Connection,
+    path: str,
+    read: Callable[[httpx.Response], tuple[list[_Value], _Cursor | None]],
+    given: dict[str, str],
+) -> AsyncGenerator[_Value, None]:
+    """Yields what all pages hold, each of them asked for when the one before is used up."""
+    cursor: _Cursor | None = None
+    while True:
+        params: dict[str, Any] = {
+            "limit": _PAGE_SIZE,
+            **given,
+            **({} if cursor is None else {"cursor": cursor}),
+        }
+        values, cursor = read(await connection.ask("GET", path, params=params))
+        for value in values:
+            yield value
+        if cursor is None:
+            return
+
+
+class AsyncJobs:
+    """The methods of `Jobs`, with await and `async for`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def submit(
+        self,
+        input: str,  # noqa: A002 - the word of the field, as in the request
+        output: str,
+        *,
+        kind: JobKind = "label",
+        top: int | None = None,
+        threshold: float | None = None,
+        embeddings: bool | None = None,
+        key: str | None = None,
+    ) -> Job:
+        if key is not None and not _KEY.fullmatch(key):
+            raise InvalidInput(
+                "the idempotency key cannot be sent",
+                remedy="give 1 to 255 printable characters of ASCII, no spaces",
+            )
+        options = {"top": top, "threshold": threshold, "embeddings": embeddings}
+        wanted = {"kind": kind, "input": input, "output": output, **options}
+        response = await self._connection.ask(
+            "POST",
+            _ROUTE,
+            json={name: value for name, value in wanted.items() if value is not None},
+            headers={
+                "Idempotency-Key": uuid.uuid4().hex if key is None else key
+            },  # hence it may be asked again
+        )
+        return read_job(response.text)
+
+    async def get(self, job_id: str) -> Job:
+        return read_job((await self._connection.ask("GET", _path(job_id))).text)
+
+    async def cancel(self, job_id: str) -> Job:
+        return read_job((await self._connection.ask("DELETE", _path(job_id))).text)
+
+    async def retry(self, job_id: str) -> Job:
+        return read_job((await self._connection.ask("POST", f"{_path(job_id)}/retry")).text)
+
+    def list(self, *, state: JobState | None = None) -> AsyncGenerator[Job, None]:
+        return _paged(
+            self._connection, _ROUTE, read_jobs, {} if state is None else {"state": state}
+        )
+
+    def failures(self, job_id: str) -> AsyncGenerator[FailedShard, None]:
+        return _paged(self._connection, f"{_path(job_id)}/failures", read_failures, {})
+
+    async def watch(self, job_id: str) -> AsyncGenerator[Job, None]:
+        last: str | None = None
+        in_vain = 0
+        while True:
+            pause_s = _PAUSE_S
+            try:
+                async with aclosing(self._changes(job_id, last)) as changes:
+                    async for number, job in changes:
+                        last, in_vain = number, 0
+                        yield job
+                        if job.ended is not None:
+                            return
+            except Unavailable as failure:
+                in_vain += 1
+                if in_vain > _PATIENCE:
+                    raise
+                if isinstance(failure, Refused):
+                    pause_s = max(pause_s, failure.problem.retry_after_s or 0.0)
+            await asyncio.sleep(pause_s)
+
+    async def _changes(
+        self, job_id: str, last: str | None
+    ) -> AsyncGenerator[tuple[str | None, Job], None]:
+        """The events of one stream, with their ids; where the server has no more, the job as it
+        stands.
+        """
+        headers = {} if last is None else {"Last-Event-ID": last}
+        async with self._connection.events(
+            f"{_path(job_id)}/events", headers=headers, silence_s=_SILENCE_S
+        ) as source:
+            if source.response.status_code == httpx.codes.NO_CONTENT:
+                yield None, await self.get(job_id)
+                return
+            async with aclosing(source.aiter_sse()) as events:
+                async for event in events:
+                    if event.event == "job":  # not the server's `retry`
+                        yield event.id, read_job(event.data)
+
+
+class Jobs:
+    """The batch jobs of one server: label, embed or index whole archives. `mlcd worker` does them.
+
+    All methods raise the errors of `mlcd.client.problems`; those that name a job raise
+    RefusedNotFound.
+    """
+
+    def __init__(self, jobs: AsyncJobs, loop: LoopThread) -> None:
+        self._jobs, self._loop = jobs, loop
+
+    def submit(
+        self,
+        input: str,  # noqa: A002 - the word of the field, as in the request
+        output: str,
+        *,
+        kind: JobKind = "label",
+        top: int | None = None,
+        threshold: float | None = None,
+        embeddings: bool | None = None,
+        key: str | None = None,
+    ) -> Job:
+        """Submits a job over all images of `input`, into the new directory `output`.
+
+        Both are absolute paths as the server and its workers see them. top, threshold, embeddings:
+        options of label jobs; None gives the server's default. key: an idempotency key; a second
+        submission with it returns the job of the first. Raises RefusedConflict where the output
+        exists.
+        """
+        return self._loop.run(
+            self._jobs.submit(
+                input,
+                output,
+                kind=kind,
+                top=top,
+                threshold=threshold,
+                embeddings=embeddings,
+                key=key,
+            )
+        )
+
+    def get(self, job_id: str) -> Job:
+        """Returns the job as it stands."""
+        return self._loop.run(self._jobs.get(job_id))
+
+    def list(self, *, state: JobState | None = None) -> Generator[Job, None, None]:
+        """Yields all jobs, or those in one state, newest first; asks for a page at a time."""
+        return self._each(self._jobs.list(state=state))
+
+    def failures(self, job_id: str) -> Generator[FailedShard, None, None]:
+        """Yields the shards that were left aside, with reasons."""
+        return self._each(self._jobs.failures(job_id))
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancels the job; workers remove what it has written. Raises RefusedConflict where it has
+        ended otherwise.
+        """
+        return self._loop.run(self._jobs.cancel(job_id))
+
+    def retry(self, job_id: str) -> Job:
+        """Does again what has failed; of a canceled job, everything. Raises RefusedConflict where
+        nothing has.
+        """
+        return self._loop.run(self._jobs.retry(job_id))
+
+    def watch(self, job_id: str) -> Generator[Job, None, None]:
+        """Yields the job as it stands, and after each change, until it has ended.
+
+        A stream that breaks is opened again and goes on where it was. Raises Unavailable after a
+        minute without any.
+        """
+        return self._each(self._jobs.watch(job_id))
+
+    def _each(self, series: AsyncGenerator[_Value, None]) -> Generator[_Value, None, None]:
+        try:
+            while (value := self._loop.run(_next(series))) is not None:
+                yield value
+        except GeneratorExit:
+            with suppress(RuntimeError):  # the client is closed, and the series with it
+                self._loop.start(
+                    series.aclose()
+                )  # not waited for: this may run in the loop's own thread
+            raise
+
+
+async def _next(series: AsyncGenerator[_Value, None]) -> _Value | None:
+    return await anext(series, None)
+
+
+def _path(job_id: str) -> str:
+    return f"{_ROUTE}/{encoded(job_id)}"
