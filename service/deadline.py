@@ -15,4 +15,6 @@ async def within_deadline(awaitable: Awaitable[_Result], deadline: float) -> _Re
         async with asyncio.timeout_at(deadline):
             return await awaitable
     except TimeoutError as error:
-        raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once") from error
+        raise DeadlineExceeded(
+            "the time for a request has passed", remedy="send fewer images at once"
+        ) from error

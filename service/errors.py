@@ -10,7 +10,9 @@ class BadRequest(InvalidInput):
 
     name = "malformed-request"
 
-    def __init__(self, message: str, *, remedy: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, remedy: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message, remedy=remedy)
         self.param = param
 
@@ -67,7 +69,9 @@ class Unauthorized(MlcdError):
     def __init__(self, message: str, *, remedy: str, shown: bool = False) -> None:
         super().__init__(message, remedy=remedy)
         # RFC 6750: which scheme, and what is wrong with what came.
-        self.headers = {"WWW-Authenticate": 'Bearer realm="mlcd"' + (', error="invalid_token"' if shown else "")}
+        self.headers = {
+            "WWW-Authenticate": 'Bearer realm="mlcd"' + (', error="invalid_token"' if shown else "")
+        }
 
 
 class Forbidden(MlcdError):
@@ -77,7 +81,9 @@ class Forbidden(MlcdError):
 
     def __init__(self, scope: str) -> None:
         super().__init__(f"the API key lacks the scope {scope}", remedy="use one that has it")
-        self.headers = {"WWW-Authenticate": f'Bearer realm="mlcd", error="insufficient_scope", scope="{scope}"'}
+        self.headers = {
+            "WWW-Authenticate": f'Bearer realm="mlcd", error="insufficient_scope", scope="{scope}"'
+        }
 
 
 class OutsideRoots(MlcdError):
@@ -87,7 +93,8 @@ class OutsideRoots(MlcdError):
 
     def __init__(self, param: str) -> None:
         super().__init__(
-            f"the {param} is not in a folder that jobs may use", remedy="the server's MLCD_JOBS__ROOTS says which"
+            f"the {param} is not in a folder that jobs may use",
+            remedy="the server's MLCD_JOBS__ROOTS says which",
         )
         self.param = param
 
@@ -98,7 +105,9 @@ class RecordDamaged(ArtifactInvalid):
     name = "job-damaged"
 
     def __init__(self) -> None:
-        super().__init__("the job queue holds something that is no job", remedy="DELETE of that job removes it")
+        super().__init__(
+            "the job queue holds something that is no job", remedy="DELETE of that job removes it"
+        )
 
 
 class RateExceeded(Overloaded):
@@ -108,7 +117,8 @@ class RateExceeded(Overloaded):
 
     def __init__(self, rate: int, *, retry_after_s: int) -> None:
         super().__init__(
-            f"the API key is over its rate of {rate} images a minute", remedy=f"come back in {retry_after_s} s"
+            f"the API key is over its rate of {rate} images a minute",
+            remedy=f"come back in {retry_after_s} s",
         )
         self.headers = {"Retry-After": str(retry_after_s)}
 
@@ -122,7 +132,9 @@ class StrictBatch(InvalidInput):
         self.param = param
 
     @classmethod
-    def first_of(cls, errors: Mapping[int, ImageRejected], *, param: str = "input[{index}]") -> "StrictBatch":
+    def first_of(
+        cls, errors: Mapping[int, ImageRejected], *, param: str = "input[{index}]"
+    ) -> "StrictBatch":
         """param: the field's name in the client's own words."""
         index = min(errors)
         return cls(index, errors[index], param=param.format(index=index))

@@ -6,7 +6,9 @@ from typing import Final
 
 ANY_HOST: Final = "*"
 _BELOW: Final = "*."
-_NAME: Final = re.compile(r"(?=.{1,253}$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?P<last>[a-z0-9_-]{1,63})")
+_NAME: Final = re.compile(
+    r"(?=.{1,253}$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?P<last>[a-z0-9_-]{1,63})"
+)
 # What resolvers take for a number, and so for an address: decimal, octal, hexadecimal.
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
@@ -43,5 +45,6 @@ def canonical_entry(text: str) -> str | None:
 def allows(entries: tuple[str, ...], host: str) -> bool:
     """`*.suffix` means every name below it and not the suffix itself."""
     return any(
-        entry in (ANY_HOST, host) or (entry.startswith(_BELOW) and host.endswith(entry[1:])) for entry in entries
+        entry in (ANY_HOST, host) or (entry.startswith(_BELOW) and host.endswith(entry[1:]))
+        for entry in entries
     )

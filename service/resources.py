@@ -117,7 +117,11 @@ class Resources:
     @property
     def retry_after_s(self) -> int:
         """When a client that is refused now should come back: whole seconds, 1 to 30."""
-        return self.admission.retry_after_s if self.engine.up else bounded_retry_s(self.engine.back_in_s)
+        return (
+            self.admission.retry_after_s
+            if self.engine.up
+            else bounded_retry_s(self.engine.back_in_s)
+        )
 
 
 def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:
@@ -131,7 +135,9 @@ def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: N
 
 
 @asynccontextmanager
-async def open_resources(settings: Settings, folder: str, *, together: Path | None = None) -> AsyncIterator[Resources]:
+async def open_resources(
+    settings: Settings, folder: str, *, together: Path | None = None
+) -> AsyncIterator[Resources]:
     """Open model, centers and collections; refuse centers of another fingerprint.
 
     folder: what `find_model` found. together: where several server processes are counted together, see `Metrics`.
@@ -165,9 +171,15 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
         engine.observe(metrics)
         admission = Admission(
             max_images=limits.max_queued_images,
-            pixels=Capacity("pixels", limits.max_queued_pixels, always=limits.max_pixels, metrics=metrics),
-            bytes_=Capacity("bytes", limits.max_queued_bytes, always=limits.max_body_bytes, metrics=metrics),
-            streams=Capacity("streams", limits.max_streams, always=limits.max_streams, metrics=metrics),
+            pixels=Capacity(
+                "pixels", limits.max_queued_pixels, always=limits.max_pixels, metrics=metrics
+            ),
+            bytes_=Capacity(
+                "bytes", limits.max_queued_bytes, always=limits.max_body_bytes, metrics=metrics
+            ),
+            streams=Capacity(
+                "streams", limits.max_streams, always=limits.max_streams, metrics=metrics
+            ),
             metrics=metrics,
         )
         ground = Ground(
@@ -178,7 +190,9 @@ async def open_resources(settings: Settings, folder: str, *, together: Path | No
             num_decoders=threads.decode,
             admission=admission,
             metrics=metrics,
-            memory=MemoryCache(settings.cache.memory_bytes, metrics) if settings.cache.memory_bytes else None,
+            memory=MemoryCache(settings.cache.memory_bytes, metrics)
+            if settings.cache.memory_bytes
+            else None,
             collections=collections,
         )
         if collections is not None:
@@ -231,13 +245,17 @@ def _opened_engine(
     return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
 
 
-def _open_tracer(stack: AsyncExitStack, settings: Settings, encoder: ServedEncoder) -> "RequestTracer | None":
+def _open_tracer(
+    stack: AsyncExitStack, settings: Settings, encoder: ServedEncoder
+) -> "RequestTracer | None":
     if settings.tracing.endpoint is None:
         return None
     try:
         from service.telemetry.tracing import RequestTracer
     except ModuleNotFoundError as error:
-        raise ConfigInvalid("tracing is not installed", remedy="pip install 'mlcd[tracing]'") from error
+        raise ConfigInvalid(
+            "tracing is not installed", remedy="pip install 'mlcd[tracing]'"
+        ) from error
     tracer = RequestTracer(
         settings.tracing.endpoint,
         sample=settings.tracing.sample,

@@ -73,7 +73,10 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> Self:
-        for whole, part in (("max_queued_bytes", "max_body_bytes"), ("max_queued_pixels", "max_pixels")):
+        for whole, part in (
+            ("max_queued_bytes", "max_body_bytes"),
+            ("max_queued_pixels", "max_pixels"),
+        ):
             if getattr(self, whole) < getattr(self, part):
                 raise ValueError(f"{whole} must not be less than {part}")
         if self.max_queued_images < self.max_images:
@@ -117,7 +120,11 @@ class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
 def _parts(value: object) -> list[str]:
     """Of a list as environment variables hold it, with commas."""
     parts = value.split(",") if isinstance(value, str) else value
-    return [str(part).strip() for part in parts if str(part).strip()] if isinstance(parts, list | tuple) else []
+    return (
+        [str(part).strip() for part in parts if str(part).strip()]
+        if isinstance(parts, list | tuple)
+        else []
+    )
 
 
 def _hosts(value: object) -> list[str]:
@@ -131,7 +138,9 @@ def _networks(value: object) -> list[IPv4Network | IPv6Network]:
     try:
         return [ip_network(part) for part in _parts(value)]
     except ValueError:
-        raise ValueError("networks are written 10.1.0.0/16, with nothing after the bits that count") from None
+        raise ValueError(
+            "networks are written 10.1.0.0/16, with nothing after the bits that count"
+        ) from None
 
 
 def _ports(value: object) -> list[int]:
@@ -147,7 +156,9 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
     """Hosts to fetch from, with commas: example.com, *.example.com (all below it), * (any, at public addresses).
     Default: none, URLs are refused."""
-    networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)] = ()
+    networks: Annotated[
+        tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)
+    ] = ()
     """Networks, with commas, where those hosts may have their addresses though they are not public: 10.1.0.0/16."""
     ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_ports)] = (80, 443)
     """Ports to fetch from, with commas."""
@@ -163,7 +174,9 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     @model_validator(mode="after")
     def _inside_only_by_name(self) -> Self:
         if ANY_HOST in self.allow and self.networks:
-            raise ValueError("allow=* reaches public addresses only: name the hosts that are in networks")
+            raise ValueError(
+                "allow=* reaches public addresses only: name the hosts that are in networks"
+            )
         return self
 
 
@@ -225,7 +238,11 @@ class Settings(BaseSettings):
     """Environment variables MLCD_<NAME>, nested by two underscores: MLCD_LIMITS__MAX_IMAGES."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, use_attribute_docstrings=True
+        env_prefix=_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
     )
 
     model: str
@@ -280,7 +297,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _fake_is_meant(self) -> Self:
         if (self.engine == "fake") != self.model.startswith("fake:"):
-            raise ValueError("engine fake and a model fake:… are for load tests, and go together only")
+            raise ValueError(
+                "engine fake and a model fake:… are for load tests, and go together only"
+            )
         return self
 
     @model_validator(mode="after")
@@ -298,13 +317,18 @@ def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> S
     lines = {} if file is None else _read_lines(file)
     _check_names([*lines, *(name for name in os.environ if name.startswith(_PREFIX))])  # noqa: TID251 - the one place
     try:
-        settings = Settings(**_nested(lines) | {name: value for name, value in overrides.items() if value is not None})
+        settings = Settings(
+            **_nested(lines)
+            | {name: value for name, value in overrides.items() if value is not None}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         name = _PREFIX + ("__".join(str(part).upper() for part in first["loc"]) or "ENGINE")
         if first["type"] == "missing":
             raise ConfigInvalid(f"{name} is not set", remedy="give --model or set it") from error
-        raise ConfigInvalid(f"{name}: {first['msg'].removeprefix('Value error, ').lower()}") from error
+        raise ConfigInvalid(
+            f"{name}: {first['msg'].removeprefix('Value error, ').lower()}"
+        ) from error
     _check_state(settings.state_dir)
     return settings
 
@@ -390,10 +414,14 @@ def _read_lines(file: str) -> dict[str, str]:
     try:
         words = shlex.split(Path(file).read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"the settings file {file} cannot be read", remedy="give lines NAME=value") from error
+        raise ConfigInvalid(
+            f"the settings file {file} cannot be read", remedy="give lines NAME=value"
+        ) from error
     pairs = [word.partition("=") for word in words]
     if not all(separator and name.isidentifier() for name, separator, _ in pairs):
-        raise ConfigInvalid(f"the settings file {file} cannot be read", remedy="give lines NAME=value")
+        raise ConfigInvalid(
+            f"the settings file {file} cannot be read", remedy="give lines NAME=value"
+        )
     return {name: value for name, _, value in pairs}
 
 

@@ -44,7 +44,11 @@ def main() -> None:
 def unusable(bundle: Path) -> str | None:
     """Why the server cannot run here, in one line; None where it can."""
     libc, _, release = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    if platform.machine() != "x86_64" or libc != "glibc" or tuple(map(int, release.split("."))) < MIN_GLIBC:
+    if (
+        platform.machine() != "x86_64"
+        or libc != "glibc"
+        or tuple(map(int, release.split("."))) < MIN_GLIBC
+    ):
         return "the bundled Triton server runs on Linux x86-64 with glibc 2.35 or later"
     if not bundle.is_dir():
         return "the bundled Triton server is not installed: make triton"
@@ -52,19 +56,29 @@ def unusable(bundle: Path) -> str | None:
         return f"the bundled Triton server has no stub for Python {_python()}"
     library = f"libpython{_python()}.so.1.0"
     if not (Path(sysconfig.get_config_var("LIBDIR")) / library).is_file():
-        return f"the bundled Triton server needs {library} (Debian: apt install libpython{_python()})"
+        return (
+            f"the bundled Triton server needs {library} (Debian: apt install libpython{_python()})"
+        )
     return None
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The bundled Triton server, for development and tests only.")
-    parser.add_argument("repository", type=Path, nargs="?", help="of `mlcd export --format triton --backend python`")
-    parser.add_argument("--check", action="store_true", help="only say whether it can run here, by the exit status")
+    parser = argparse.ArgumentParser(
+        description="The bundled Triton server, for development and tests only."
+    )
+    parser.add_argument(
+        "repository", type=Path, nargs="?", help="of `mlcd export --format triton --backend python`"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether it can run here, by the exit status"
+    )
     parser.add_argument("--model", action="append", help="to load at start; default: every one")
     # 8000, Triton's own, is what `mlcd serve` takes.
     for name, port in (("http", 8003), ("grpc", 8001), ("metrics", 8002)):
         parser.add_argument(f"--{name}-port", type=int, default=port)
-    parser.add_argument("--address", default=LOOPBACK, help="another is for a container on a network of its own")
+    parser.add_argument(
+        "--address", default=LOOPBACK, help="another is for a container on a network of its own"
+    )
     return parser.parse_args()
 
 
@@ -94,7 +108,9 @@ def backends(bundle: Path) -> Path:
         draft = Path(tempfile.mkdtemp(dir=sys.prefix))
         draft.chmod(0o755)
         place = draft / "python"
-        shutil.copytree(bundle / "backends" / "python", place, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            bundle / "backends" / "python", place, ignore=shutil.ignore_patterns("__pycache__")
+        )
         shutil.copyfile(_stub(bundle), place / "triton_python_backend_stub")
         (place / "triton_python_backend_stub").chmod(0o755)
         try:

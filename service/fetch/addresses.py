@@ -65,4 +65,8 @@ def may_connect(text: str, networks: tuple[Network, ...]) -> bool:
 def _is_public(address: Address) -> bool:
     if isinstance(address, IPv4Address):
         return address.is_global and not any(address in block for block in _SPECIAL_V4)
-    return address in _UNICAST_V6 and address.is_global and not any(address in block for block in _SPECIAL_V6)
+    return (
+        address in _UNICAST_V6
+        and address.is_global
+        and not any(address in block for block in _SPECIAL_V6)
+    )

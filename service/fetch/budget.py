@@ -26,7 +26,9 @@ class Budget:
 
     def take(self, num: int) -> None:
         if self._num_bytes + num > self._limits.max_queued_bytes:
-            raise Overloaded("the server holds as many fetched bytes as it may", remedy="try again in a moment")
+            raise Overloaded(
+                "the server holds as many fetched bytes as it may", remedy="try again in a moment"
+            )
         self._num_bytes += num
         self._metrics.held("fetched_bytes", self._num_bytes)
 

@@ -26,7 +26,11 @@ _DOMAINS: Final = 4
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _OK: Final = 200
 _BINARY: Final = (b"application/octet-stream", b"binary/octet-stream")
-_REQUEST_HEADERS: Final = ((b"User-Agent", b"mlcd"), (b"Accept", b"image/*"), (b"Accept-Encoding", b"identity"))
+_REQUEST_HEADERS: Final = (
+    (b"User-Agent", b"mlcd"),
+    (b"Accept", b"image/*"),
+    (b"Accept-Encoding", b"identity"),
+)
 
 
 class Fetcher:
@@ -36,7 +40,12 @@ class Fetcher:
     """
 
     def __init__(
-        self, settings: Fetch, limits: Limits, metrics: Metrics, *, look_up: LookUp = system_addresses
+        self,
+        settings: Fetch,
+        limits: Limits,
+        metrics: Metrics,
+        *,
+        look_up: LookUp = system_addresses,
     ) -> None:
         self._settings, self._limits, self._metrics = settings, limits, metrics
         self._num_waiting = 0
@@ -82,7 +91,9 @@ class Fetcher:
 
     def _screen(self, image: ImageUrl) -> Url | ImageRejected:
         if not self._settings.allow:
-            remedy = "send the image itself as a data-URI, or start the server with MLCD_FETCH__ALLOW"
+            remedy = (
+                "send the image itself as a data-URI, or start the server with MLCD_FETCH__ALLOW"
+            )
             return ImageRejected("unreadable", "fetching URLs is off", remedy=remedy)
         try:
             return self._allowed(parse_url(image.text))
@@ -136,13 +147,18 @@ class Fetcher:
             return await self._ask(url, share)
         except MlcdError:
             raise
-        except Exception as error:  # whatever a host sends, and whatever the libraries raise at it: it failed
+        except (
+            Exception
+        ) as error:  # whatever a host sends, and whatever the libraries raise at it: it failed
             raise _failed("the URL's host could not be reached, or broke off") from error
 
     async def _ask(self, url: Url, share: Share) -> bytes | str:
         # In pieces: a text would be parsed a second time, and by another parser.
         target = httpcore.URL(
-            scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
+            scheme=url.scheme.encode(),
+            host=url.host.encode(),
+            port=url.port,
+            target=url.target.encode(),
         )
         headers = [(b"Host", url.authority.encode()), *_REQUEST_HEADERS]
         async with self._pool.stream("GET", target, headers=headers) as answer:
@@ -156,14 +172,18 @@ class Fetcher:
     @asynccontextmanager
     async def _place(self, host: str) -> AsyncIterator[None]:
         """Of the host's first, so that who waits for a slow host takes no place from the others."""
-        of_host = self._places_by_host.setdefault(host, asyncio.Semaphore(self._settings.max_connections_per_host))
+        of_host = self._places_by_host.setdefault(
+            host, asyncio.Semaphore(self._settings.max_connections_per_host)
+        )
         async with of_host, self._places:
             yield
 
     @contextmanager
     def _waiting(self, num: int) -> Iterator[None]:
         if num and self._num_waiting + num > self._limits.max_queued_images:
-            raise Overloaded("the server fetches as many images as it may", remedy="try again in a moment")
+            raise Overloaded(
+                "the server fetches as many images as it may", remedy="try again in a moment"
+            )
         self._num_waiting += num
         try:
             yield
@@ -194,7 +214,12 @@ async def _read(answer: httpcore.Response, share: Share) -> bytes:
     connection = cast(MeteredStream, answer.extensions["network_stream"])
     image = bytearray()
     with share.image() as reach:
-        reach(max((int(value) for name, value in answer.headers if name.lower() == b"content-length"), default=0))
+        reach(
+            max(
+                (int(value) for name, value in answer.headers if name.lower() == b"content-length"),
+                default=0,
+            )
+        )
         async for piece in answer.aiter_stream():
             connection.accounted(len(piece))
             reach(len(image) + len(piece))

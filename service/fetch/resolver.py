@@ -31,7 +31,9 @@ class Resolver:
         """Raises as `LookUp` does."""
         places = self._places.setdefault(_domain(host), asyncio.Semaphore(self._most))
         await places.acquire()
-        looking = asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, host, port)
+        looking = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._look_up, host, port
+        )
         looking.add_done_callback(lambda _: places.release())
         return await asyncio.shield(looking)
 

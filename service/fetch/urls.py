@@ -61,7 +61,9 @@ class Url:
             raise _unreadable()
         try:
             base = f"{self.scheme}://{self.authority}{self.target}"
-            return parse_url(reference if _WITH_SCHEME.match(reference) else urljoin(base, reference))
+            return parse_url(
+                reference if _WITH_SCHEME.match(reference) else urljoin(base, reference)
+            )
         except ValueError as error:
             raise _unreadable() from error
 

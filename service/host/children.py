@@ -17,7 +17,9 @@ from service.host.signals import STOPS
 _PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
 
 
-async def start_child(module: str, *arguments: object, descriptors: Sequence[int]) -> asyncio.subprocess.Process:
+async def start_child(
+    module: str, *arguments: object, descriptors: Sequence[int]
+) -> asyncio.subprocess.Process:
     """`python -m module`, whose last argument is our process id; its standard input and output are pipes.
 
     descriptors: files that it takes over. To be called from the event loop's thread, with which the child ends.

@@ -21,7 +21,9 @@ def end_at_once(number: int) -> NoReturn:
     """As the signal would have without a handler."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-    os._exit(128 + number)  # the first process of a container lives on: without a handler it takes no signal
+    os._exit(
+        128 + number
+    )  # the first process of a container lives on: without a handler it takes no signal
 
 
 class StopSignals:

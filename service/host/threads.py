@@ -28,7 +28,12 @@ class ThreadBudget:
         return cls(settings.engine_threads or share, settings.decode_threads or share, share, share)
 
     def as_dict(self) -> dict[str, int]:
-        return {"engine": self.engine, "decode": self.decode, "compute": self.compute, "blas": self.blas}
+        return {
+            "engine": self.engine,
+            "decode": self.decode,
+            "compute": self.compute,
+            "blas": self.blas,
+        }
 
 
 def limit_blas(num_threads: int) -> None:

@@ -8,7 +8,9 @@ from mlcd.errors import NotFound
 from service.resources import Resources
 
 
-async def _resources(request: Request) -> Resources:  # not async, every request would wait for a thread to say it
+async def _resources(
+    request: Request,
+) -> Resources:  # not async, every request would wait for a thread to say it
     return cast(Resources, request.state.resources)
 
 

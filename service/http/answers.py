@@ -30,7 +30,9 @@ _LARGE_ITEMS: Final = 2048  # entries of an answer: so many are written in about
 _LARGE_BYTES: Final = 2**20
 
 
-def json_answer(content: Any, headers: dict[str, str] | None = None, *, status: int = 200) -> Response:
+def json_answer(
+    content: Any, headers: dict[str, str] | None = None, *, status: int = 200
+) -> Response:
     """JSON by orjson, which reads numpy arrays without making Python floats of them."""
     return Response(to_json(content), status, headers, media_type=JSON)
 
@@ -61,7 +63,11 @@ def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, s
     """
     return {
         "X-Mlcd-Dimension": str(resources.encoder.dimension),
-        **({} if encoded is None or encoded.rounded is None else {"X-Mlcd-Rounded": encoded.rounded}),
+        **(
+            {}
+            if encoded is None or encoded.rounded is None
+            else {"X-Mlcd-Rounded": encoded.rounded}
+        ),
         **({} if encoded is None else {"Server-Timing": encoded.timings.server_timing()}),
     }
 
@@ -79,7 +85,10 @@ def negotiated(request: Request, offered: tuple[str, ...]) -> str:
     preferred = max(offered, key=partial(_preference, ranges))
     weight, _ = _preference(ranges, preferred)
     if weight == 0:
-        raise NotAcceptable("this route cannot answer in that media type", remedy=f"accept one of {', '.join(offered)}")
+        raise NotAcceptable(
+            "this route cannot answer in that media type",
+            remedy=f"accept one of {', '.join(offered)}",
+        )
     return preferred
 
 
@@ -103,7 +112,9 @@ def _media_range(element: str) -> _MediaRange:
     kind, *parameters = (piece.strip().lower() for piece in element.split(";"))
     weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
     if not all(map(_WEIGHT.fullmatch, weights)):
-        return _MediaRange("", has_parameters=False, weight=0.0)  # it holds nothing: its weight cannot be known
+        return _MediaRange(
+            "", has_parameters=False, weight=0.0
+        )  # it holds nothing: its weight cannot be known
     weight = float(weights[0]) if weights else 1.0
     return _MediaRange(kind, has_parameters=len(parameters) > len(weights), weight=weight)
 

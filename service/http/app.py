@@ -32,9 +32,30 @@ from service.http.dialects.own.wire import (
     SearchRequest,
 )
 from service.http.explorer import page
-from service.http.middleware import BodyLimitMiddleware, HeadMiddleware, RequestMiddleware, SecurityHeadersMiddleware
-from service.http.problems import handle_http_error, handle_mlcd_error, handle_unexpected, handle_validation_error
-from service.http.routes import centers, collections, health, images, info, items, jobs, labels, models, search
+from service.http.middleware import (
+    BodyLimitMiddleware,
+    HeadMiddleware,
+    RequestMiddleware,
+    SecurityHeadersMiddleware,
+)
+from service.http.problems import (
+    handle_http_error,
+    handle_mlcd_error,
+    handle_unexpected,
+    handle_validation_error,
+)
+from service.http.routes import (
+    centers,
+    collections,
+    health,
+    images,
+    info,
+    items,
+    jobs,
+    labels,
+    models,
+    search,
+)
 from service.resources import Resources
 
 _DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)
@@ -123,5 +144,7 @@ def _serve_document_once_written(app: FastAPI) -> None:
     async def document(_: Request) -> Response:
         return Response(written(), media_type="application/json")
 
-    app.router.routes = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
+    app.router.routes = [
+        route for route in app.routes if getattr(route, "path", "") != app.openapi_url
+    ]
     app.add_route("/openapi.json", document, include_in_schema=False)

@@ -98,10 +98,13 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
     for route in routes:
         path = getattr(route, "path", "")
         declared = isinstance(route, APIRoute) and any(
-            isinstance(given, Declared) and given.dependency is _GATE for given in route.dependencies
+            isinstance(given, Declared) and given.dependency is _GATE
+            for given in route.dependencies
         )
         if declared == (path in EXEMPT):
-            raise ValueError(f"the route {path} needs either `dependencies=[needs(…)]` or a place in EXEMPT")
+            raise ValueError(
+                f"the route {path} needs either `dependencies=[needs(…)]` or a place in EXEMPT"
+            )
 
 
 def _shown(request: Request) -> str | None:
@@ -176,7 +179,9 @@ def _without_port(host: str) -> str:
 def _is_foreign(request: Request) -> bool:
     """A link from elsewhere may still be followed: nothing changes, and no page reads what it opens."""
     headers = request.headers
-    is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    is_link = (
+        headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    )
     if is_link and request.method in ("GET", "HEAD"):
         return False
     if (site := headers.get("sec-fetch-site")) is not None:

@@ -23,7 +23,12 @@ from service.settings import Limits
 # The body cap bounds their bytes; this bounds the work of parsing them.
 _MAX_FORM_PARTS: Final = 1000
 _MAX_FIELDS: Final = 64  # no route knows half as many, and each unknown one is reported
-MEDIA_TYPES: Final = ("multipart/form-data", "image/*", "application/octet-stream", "application/json")
+MEDIA_TYPES: Final = (
+    "multipart/form-data",
+    "image/*",
+    "application/octet-stream",
+    "application/json",
+)
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -38,7 +43,9 @@ async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRej
         return [*(await read_form(request, limits))[0]]
     if kind.startswith("image/") or kind == "application/octet-stream":
         return [await read_body(request)]
-    raise Unsupported("this route does not take that Content-Type", remedy=f"send one of {', '.join(MEDIA_TYPES)}")
+    raise Unsupported(
+        "this route does not take that Content-Type", remedy=f"send one of {', '.join(MEDIA_TYPES)}"
+    )
 
 
 async def read_body(request: Request) -> bytes:
@@ -52,7 +59,9 @@ async def read_body(request: Request) -> bytes:
 def _check_plain(request: Request) -> None:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", ""):
-        raise Unsupported("compressed bodies are not taken", remedy="send the body without Content-Encoding")
+        raise Unsupported(
+            "compressed bodies are not taken", remedy="send the body without Content-Encoding"
+        )
 
 
 async def read_json(request: Request, resources: Resources) -> dict[str, Any]:
@@ -101,7 +110,10 @@ async def _received(request: Request, limits: Limits) -> bytearray:
         async for part in request.stream():
             body += part
             if max(stated, len(body)) > limits.max_json_bytes:
-                raise TooLarge(f"the JSON body is larger than {limits.max_json_bytes} bytes", limit="max_json_bytes")
+                raise TooLarge(
+                    f"the JSON body is larger than {limits.max_json_bytes} bytes",
+                    limit="max_json_bytes",
+                )
     except ClientDisconnect as error:
         raise BadRequest("the client went away") from error
     return body
@@ -116,7 +128,10 @@ def _object(content: Any) -> dict[str, Any]:
 def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
     """Raises BadRequest naming the first field that is wrong."""
     if len(content) > _MAX_FIELDS:
-        raise BadRequest(f"the body has {len(content)} fields", remedy="the API's document names those that there are")
+        raise BadRequest(
+            f"the body has {len(content)} fields",
+            remedy="the API's document names those that there are",
+        )
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -130,17 +145,31 @@ async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict
     """
     size = limits.max_body_bytes
     parser = MultiPartParser(
-        request.headers, request.stream(), max_files=_MAX_FORM_PARTS, max_fields=_MAX_FORM_PARTS, max_part_size=size
+        request.headers,
+        request.stream(),
+        max_files=_MAX_FORM_PARTS,
+        max_fields=_MAX_FORM_PARTS,
+        max_part_size=size,
     )
     parser.spool_max_size = size
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError, UnicodeError, ClientDisconnect) as error:  # UnicodeError: of its charset
+    except (
+        MultiPartException,
+        KeyError,
+        UnicodeError,
+        ClientDisconnect,
+    ) as error:  # UnicodeError: of its charset
         raise BadRequest(
-            "the multipart form cannot be read", remedy=f"at most {limits.max_images} files, well formed"
+            "the multipart form cannot be read",
+            remedy=f"at most {limits.max_images} files, well formed",
         ) from error
     try:
-        files = [value for name, value in form.multi_items() if name == "files" and isinstance(value, UploadFile)]
+        files = [
+            value
+            for name, value in form.multi_items()
+            if name == "files" and isinstance(value, UploadFile)
+        ]
         _check_files(files, limits)
         texts = {name: value for name, value in form.items() if isinstance(value, str)}
         return [await file.read() for file in files], texts
@@ -150,13 +179,17 @@ async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict
 
 def _check_files(files: list[UploadFile], limits: Limits) -> None:
     if not files:
-        raise BadRequest("the form has no file", remedy="send images in the field `files`", param="files")
+        raise BadRequest(
+            "the form has no file", remedy="send images in the field `files`", param="files"
+        )
     check_count(len(files), limits)
 
 
 def check_count(num: int, limits: Limits) -> None:
     if num > limits.max_images:
-        raise TooLarge(f"{num} items in one request, more than {limits.max_images}", limit="max_images")
+        raise TooLarge(
+            f"{num} items in one request, more than {limits.max_images}", limit="max_images"
+        )
 
 
 def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddings:
@@ -166,7 +199,9 @@ def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddin
     check_count(len(value), limits)
     for index, row in enumerate(value):
         right_length = isinstance(row, list) and len(row) == dimension
-        if not right_length or not all(type(number) in (int, float) and math.isfinite(number) for number in row):
+        if not right_length or not all(
+            type(number) in (int, float) and math.isfinite(number) for number in row
+        ):
             raise BadRequest(
                 f"embedding {index} is not a vector of {dimension} finite numbers",
                 param=f"embeddings[{index}]",

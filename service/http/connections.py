@@ -54,7 +54,9 @@ class Bounds:
         oldest = next(chain(self.answered, self.waiting), None)
         if oldest is None and num <= self.most + PLACES_FOR_PROBES:
             return
-        self.forget(oldest or newest)  # the loop tells it of its end only later, when others may have come
+        self.forget(
+            oldest or newest
+        )  # the loop tells it of its end only later, when others may have come
         self.closed("too-many")
         (oldest or newest).transport.abort()
 
@@ -94,7 +96,10 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         super().data_received(data)
-        if self._received - self._body > MAX_OVERHEAD_BYTES + self._body and not self.transport.is_closing():
+        if (
+            self._received - self._body > MAX_OVERHEAD_BYTES + self._body
+            and not self.transport.is_closing()
+        ):
             self._refuse()
 
     def on_message_begin(self) -> None:
@@ -106,7 +111,9 @@ class Connection(HttpToolsProtocol):
         self._within(self._bounds.exchange_s)
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests at once")  # the parser makes a 400 of it
-        crowded = len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
+        crowded = (
+            len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
+        )
         self.app = _refuse if crowded else self.config.loaded_app
         super().on_headers_complete()
         self.cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses

@@ -18,7 +18,9 @@ def image_from_uri(value: Any) -> GivenImage:
     if is_url(value):
         return ImageUrl(value)
     if not is_data_uri(value):
-        return ImageRejected("unreadable", "this model embeds images, not texts", remedy=f"send {_REMEDY}")
+        return ImageRejected(
+            "unreadable", "this model embeds images, not texts", remedy=f"send {_REMEDY}"
+        )
     head, separator, payload = value.partition(",")
     if not separator or not head.lower().endswith(";base64"):
         return ImageRejected("unreadable", "the data-URI does not say base64", remedy=_REMEDY)

@@ -34,7 +34,11 @@ async def encode(
 
 
 async def encode_strictly(
-    request: Request, resources: Resources, images: Sequence[GivenImage], *, param: str = "input[{index}]"
+    request: Request,
+    resources: Resources,
+    images: Sequence[GivenImage],
+    *,
+    param: str = "input[{index}]",
 ) -> Encoded:
     """All of them, or StrictBatch of the first that failed, before any work where that is known.
 
@@ -52,7 +56,9 @@ async def encode_strictly(
     return encoded
 
 
-async def encode_pixels(request: Request, resources: Resources, pixels: ImageBatch, *, param: str) -> Encoded:
+async def encode_pixels(
+    request: Request, resources: Resources, pixels: ImageBatch, *, param: str
+) -> Encoded:
     """Images that the client has prepared, uint8 [n, 3, S, S]: as `encode_strictly`, without decoding."""
     count_images(len(pixels))
     await resources.rates.take(request.state.key, len(pixels))
@@ -60,14 +66,21 @@ async def encode_pixels(request: Request, resources: Resources, pixels: ImageBat
     refuse_when_down(resources.engine, resources.metrics)
     with (
         resources.admission.images(len(pixels), deadline=deadline),
-        resources.admission.pixels.reserved(pixels[:, 0].size, owner=request.state.key and request.state.key.id),
+        resources.admission.pixels.reserved(
+            pixels[:, 0].size, owner=request.state.key and request.state.key.id
+        ),
     ):
-        together = (resources.dispatcher.encode(image, deadline=deadline, request=request) for image in pixels)
+        together = (
+            resources.dispatcher.encode(image, deadline=deadline, request=request)
+            for image in pixels
+        )
         rows = await within_deadline(asyncio.gather(*together), deadline)
     for row in rows:
         row.tell()
     timings = Timings(0.0, max(row.queue_s for row in rows), max(row.inference_s for row in rows))
-    encoded = Encoded(np.stack([row.embedding for row in rows]), list(range(len(rows))), {}, timings)
+    encoded = Encoded(
+        np.stack([row.embedding for row in rows]), list(range(len(rows))), {}, timings
+    )
     nothing = ImageRejected("no-embedding", "the model finds nothing in this image to describe")
     zero = {int(row): nothing for row in np.flatnonzero(~encoded.embeddings.any(axis=1))}
     resources.metrics.images(embedded=len(rows) - len(zero), rejected=len(zero))
@@ -97,7 +110,10 @@ async def _counted(request: Request, resources: Resources, num: int) -> RequestA
 
 
 async def _encode(
-    request: Request, resources: Resources, images: Sequence[bytes | ImageRejected], account: RequestAccount
+    request: Request,
+    resources: Resources,
+    images: Sequence[bytes | ImageRejected],
+    account: RequestAccount,
 ) -> Encoded:
     deadline: float = request.state.deadline
     work = resources.pipeline.encode(images, deadline=deadline, account=account)
@@ -106,8 +122,12 @@ async def _encode(
     return replace(encoded, timings=replace(encoded.timings, fetch_s=stage_s("fetch")))
 
 
-def _refuse_rejected(resources: Resources, images: Sequence[bytes | ImageRejected | Url], param: str) -> None:
-    if known := {index: image for index, image in enumerate(images) if isinstance(image, ImageRejected)}:
+def _refuse_rejected(
+    resources: Resources, images: Sequence[bytes | ImageRejected | Url], param: str
+) -> None:
+    if known := {
+        index: image for index, image in enumerate(images) if isinstance(image, ImageRejected)
+    }:
         resources.metrics.images(embedded=0, rejected=len(known))
         raise StrictBatch.first_of(known, param=param)
 

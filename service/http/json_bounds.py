@@ -25,11 +25,15 @@ _FIRST_NOT_ASCII: Final = 0x80
 def check_json(body: bytes | bytearray | memoryview, limits: Limits) -> None:
     """Raises TooLarge for JSON that would take long to parse, or much memory."""
     if len(body) > limits.max_json_bytes:
-        raise TooLarge(f"the JSON is larger than {limits.max_json_bytes} bytes", limit="max_json_bytes")
+        raise TooLarge(
+            f"the JSON is larger than {limits.max_json_bytes} bytes", limit="max_json_bytes"
+        )
     octets = np.frombuffer(body, np.uint8)
     if _cost(octets) > limits.max_json_values:
         raise TooLarge("the JSON holds more values than the server parses", limit="max_json_values")
-    if len(octets) > limits.max_json_text_bytes and _holds_more_text(octets, limits.max_json_text_bytes):
+    if len(octets) > limits.max_json_text_bytes and _holds_more_text(
+        octets, limits.max_json_text_bytes
+    ):
         raise TooLarge(
             f"the JSON holds more than {limits.max_json_text_bytes} bytes beside numbers and images in base64",
             limit="max_json_text_bytes",
@@ -60,8 +64,12 @@ def _holds_more_text(octets: NDArray[np.uint8], most: int) -> bool:
     specials = _specials(octets, most)
     if len(specials) > most:
         return True
-    found = [start + np.flatnonzero(block[:_BLOCK_BYTES] == _QUOTE) for start, block in _blocks(octets)]
-    edges = np.concatenate([[-1], *found, [len(octets)]])  # what lies between two of them has no quote
+    found = [
+        start + np.flatnonzero(block[:_BLOCK_BYTES] == _QUOTE) for start, block in _blocks(octets)
+    ]
+    edges = np.concatenate(
+        [[-1], *found, [len(octets)]]
+    )  # what lies between two of them has no quote
     lengths = np.diff(edges) - 1
     plain = np.diff(np.searchsorted(specials, edges)) == 0
     # An escaped quote opens nothing: what follows one may be the rest of a string that is not plain.

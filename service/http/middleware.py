@@ -90,7 +90,9 @@ class _Exchange:
         tracer = self._resources.tracer
         self._span = None if tracer is None or self._probe else tracer.begin(self._record)
         begin_request(self._record)
-        self._deadline = asyncio.get_running_loop().time() + self._resources.settings.limits.deadline_s
+        self._deadline = (
+            asyncio.get_running_loop().time() + self._resources.settings.limits.deadline_s
+        )
         # Kept with the request: another model may be served before it is answered.
         self._state.update(request_id=self._id, deadline=self._deadline, resources=self._resources)
         self._started = time.perf_counter()
@@ -110,7 +112,9 @@ class _Exchange:
                 message = await self._receive()
         except TimeoutError as error:
             self._late = True
-            raise DeadlineExceeded("the request did not come in time", remedy="send fewer images at once") from error
+            raise DeadlineExceeded(
+                "the request did not come in time", remedy="send fewer images at once"
+            ) from error
         if message["type"] == "http.disconnect":
             self.client_gone = True
         elif not message.get("more_body", False):
@@ -140,11 +144,25 @@ class _Exchange:
         tracer = self._resources.tracer
         if tracer is not None and self._span is not None:
             fingerprint = self._resources.encoder.fingerprint
-            tracer.end(self._span, self._record, method=method, route=route, status=status, fingerprint=fingerprint)
-        fields = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+            tracer.end(
+                self._span,
+                self._record,
+                method=method,
+                route=route,
+                status=status,
+                fingerprint=fingerprint,
+            )
+        fields = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": round(1000 * seconds, 1),
+        }
         if self._record.num_images is not None:
             fields["images"] = self._record.num_images
-        _log.log(logging.DEBUG if self._probe else logging.INFO, "request", extra={"fields": fields})
+        _log.log(
+            logging.DEBUG if self._probe else logging.INFO, "request", extra={"fields": fields}
+        )
 
     async def _watch(self) -> None:
         """The server tells of a client's leaving only to who asks."""
@@ -157,9 +175,15 @@ class _Exchange:
         """retry_after: where the refusal knows better than the load does."""
         total_ms = 1000 * (time.perf_counter() - self._started)
         timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
-        headers = [(b"x-request-id", self._id.encode()), (_SERVER_TIMING, timing), *self._resources.stamp]
+        headers = [
+            (b"x-request-id", self._id.encode()),
+            (_SERVER_TIMING, timing),
+            *self._resources.stamp,
+        ]
         if self._status in COMES_BACK:
-            headers.append((_RETRY_AFTER, retry_after or str(self._resources.retry_after_s).encode()))
+            headers.append(
+                (_RETRY_AFTER, retry_after or str(self._resources.retry_after_s).encode())
+            )
         if self._late:
             headers.append((b"connection", b"close"))
         return headers

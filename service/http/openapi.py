@@ -25,22 +25,48 @@ _FORM: Final[dict[str, Any]] = {
     "schema": {
         "type": "object",
         "required": ["files"],
-        "properties": {"files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}},
+        "properties": {
+            "files": {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "string", "format": "binary"},
+            }
+        },
     }
 }
 _HEADERS: Final[dict[str, Any]] = {
-    "X-Request-Id": {"description": "yours, if you sent a harmless one", "schema": {"type": "string"}},
+    "X-Request-Id": {
+        "description": "yours, if you sent a harmless one",
+        "schema": {"type": "string"},
+    },
     "Server-Timing": {"description": "milliseconds, by stage", "schema": {"type": "string"}},
     "X-Mlcd-Model": {"description": "the served model", "schema": {"type": "string"}},
     "X-Mlcd-Fingerprint": {"description": "its fingerprint", "schema": {"type": "string"}},
-    "X-Mlcd-Preprocess-Version": {"description": "of its preprocessing", "schema": {"type": "string"}},
-    "X-Mlcd-Rounded": {"description": "what vectors are rounded to, where they are", "schema": {"type": "string"}},
-    "X-Mlcd-Centers": {"description": "digest of the centers, where there are any", "schema": {"type": "string"}},
+    "X-Mlcd-Preprocess-Version": {
+        "description": "of its preprocessing",
+        "schema": {"type": "string"},
+    },
+    "X-Mlcd-Rounded": {
+        "description": "what vectors are rounded to, where they are",
+        "schema": {"type": "string"},
+    },
+    "X-Mlcd-Centers": {
+        "description": "digest of the centers, where there are any",
+        "schema": {"type": "string"},
+    },
 }
 _CHALLENGE: Final[dict[str, Any]] = {
-    "WWW-Authenticate": {"description": "Bearer, and what is wrong with the key", "schema": {"type": "string"}}
+    "WWW-Authenticate": {
+        "description": "Bearer, and what is wrong with the key",
+        "schema": {"type": "string"},
+    }
 }
-_KEY_IN_HEADER: Final = {"type": "apiKey", "in": "header", "name": HEADER_NAME, "description": "the same key"}
+_KEY_IN_HEADER: Final = {
+    "type": "apiKey",
+    "in": "header",
+    "name": HEADER_NAME,
+    "description": "the same key",
+}
 _RETRY_AFTER: Final[dict[str, Any]] = {
     "Retry-After": {"description": "seconds", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
 }
@@ -52,7 +78,12 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
 
 def json_body(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads JSON; others: further media types with their schemas."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(model)}, **others}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": reference(model)}, **others},
+        }
+    }
 
 
 def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
@@ -68,12 +99,19 @@ def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) 
 
     requests: bodies that routes name by `reference`.
     """
-    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    document = get_openapi(
+        title=app.title, version=app.version, summary=app.summary, routes=app.routes
+    )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody here speaks
+    for unused in (
+        "HTTPValidationError",
+        "ValidationError",
+    ):  # FastAPI's own, which nobody here speaks
         schemas.pop(unused, None)
     named: list[type[BaseModel]] = [*requests, *(dialect.schema for dialect in app.state.dialects)]
-    _, models = models_json_schema([(model, "validation") for model in named], ref_template=_REFERENCE)
+    _, models = models_json_schema(
+        [(model, "validation") for model in named], ref_template=_REFERENCE
+    )
     schemas.update(models["$defs"])
     for path, item in document["paths"].items():
         for method in _METHODS:
@@ -110,7 +148,9 @@ def _complete(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) -> No
         response["headers"] = {**_HEADERS, **_headers_of(int(status))}
         if int(status) >= _FIRST_ERROR:
             response["description"] = TITLES[int(status)]
-            response.setdefault("content", {dialect.media_type: {"schema": reference(dialect.schema)}})
+            response.setdefault(
+                "content", {dialect.media_type: {"schema": reference(dialect.schema)}}
+            )
     operation["responses"] = dict(sorted(responses.items()))
 
 

@@ -104,7 +104,12 @@ def status_of(error: MlcdError) -> int:
 
 def item_error(index: int, error: InvalidInput) -> dict[str, Any]:
     """One entry of `errors` in a batch answer."""
-    return {"index": index, "type": error.name, "title": TITLES[status_of(error)], "detail": str(error)}
+    return {
+        "index": index,
+        "type": error.name,
+        "title": TITLES[status_of(error)],
+        "detail": str(error),
+    }
 
 
 def name_of(status: int) -> str:
@@ -130,7 +135,9 @@ def _is_field(part: str) -> bool:
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlcdError)
     status = status_of(error)
-    if status >= _SERVER_FAULT and not isinstance(error, Unavailable):  # those are counted: load must not fill a log
+    if status >= _SERVER_FAULT and not isinstance(
+        error, Unavailable
+    ):  # those are counted: load must not fill a log
         _log.error("request %s: %s (%s)", _request_id(request), error, places(error))
     # The text of a server fault names files and versions: that is for the log, not for the client.
     is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
@@ -177,15 +184,23 @@ def _methods(request: Request) -> set[str]:
     """Of all routes at this path: the framework names those of one of them alone."""
     routes: list[Route] = request.app.state.routes
     return {
-        method for route in routes if route.matches(request.scope)[0] != Match.NONE for method in route.methods or ()
+        method
+        for route in routes
+        if route.matches(request.scope)[0] != Match.NONE
+        for method in route.methods or ()
     }
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:
     # Where it happened and not what the library said: that text may hold what the client sent.
-    _log.error("request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error))
+    _log.error(
+        "request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error)
+    )
     return _respond(
-        request, _refusal(request, _SERVER_FAULT, "the server failed; its log knows where, under the request id")
+        request,
+        _refusal(
+            request, _SERVER_FAULT, "the server failed; its log knows where, under the request id"
+        ),
     )
 
 
@@ -207,4 +222,9 @@ def _refusal(request: Request, status: int, detail: str) -> Refusal:
 def _respond(request: Request, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
     dialect = dialect_of(request.app, refusal.instance)
     headers = {"X-Request-Id": refusal.request_id, **(headers or {})}
-    return Response(orjson.dumps(dialect.render(refusal)), dialect.status(refusal.status), headers, dialect.media_type)
+    return Response(
+        orjson.dumps(dialect.render(refusal)),
+        dialect.status(refusal.status),
+        headers,
+        dialect.media_type,
+    )

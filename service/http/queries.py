@@ -11,7 +11,13 @@ from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
 from service.errors import BadRequest, TooLarge
 from service.fetch.urls import GivenImage
-from service.http.bodies import check_count, embeddings_from_json, media_type, read_images, read_json
+from service.http.bodies import (
+    check_count,
+    embeddings_from_json,
+    media_type,
+    read_images,
+    read_json,
+)
 from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
 from service.inference.pipeline import Encoded
@@ -44,7 +50,9 @@ async def read_queries(request: Request, resources: Resources) -> Queries:
     return await _encoded(request, images, resources)
 
 
-async def queries_from_json(request: Request, content: dict[str, Any], resources: Resources) -> Queries:
+async def queries_from_json(
+    request: Request, content: dict[str, Any], resources: Resources
+) -> Queries:
     limits = resources.settings.limits
     content = given_fields(content)
     if unknown := content.keys() - {"images", "embeddings"}:
@@ -63,7 +71,9 @@ async def queries_from_json(request: Request, content: dict[str, Any], resources
     if not isinstance(images, list) or not images:
         raise BadRequest("images must be a list of data-URIs or URLs", param="images")
     check_count(len(images), limits)
-    decoded = await loop.run_in_executor(resources.compute, lambda: [image_from_uri(image) for image in images])
+    decoded = await loop.run_in_executor(
+        resources.compute, lambda: [image_from_uri(image) for image in images]
+    )
     return await _encoded(request, decoded, resources)
 
 

@@ -34,7 +34,9 @@ class Capacity:
         if free < 0 or (owner is not None and self._held_by[owner] + num > max(free, self._always)):
             whose = "the server" if free < 0 else "this client"
             self._metrics.rejected("overloaded")
-            raise Overloaded(f"{whose} holds as many {self._of} as it may", remedy="try again in a moment")
+            raise Overloaded(
+                f"{whose} holds as many {self._of} as it may", remedy="try again in a moment"
+            )
 
     def reserve(self, num: int, *, owner: object | None) -> None:
         """Reserves so many until `release`. Raises as `check`."""
@@ -132,12 +134,16 @@ class Admission:
         if self._images + num > self._max_images:
             return False
         now = asyncio.get_running_loop().time()
-        return not self._images or self._rate.seconds_for(self._images + num, now) <= _MARGIN * (deadline - now)
+        return not self._images or self._rate.seconds_for(self._images + num, now) <= _MARGIN * (
+            deadline - now
+        )
 
     @property
     def retry_after_s(self) -> int:
         """When about half of what is held will be done, by the measured rate: whole seconds, 1 to 30."""
-        return bounded_retry_s(self._rate.seconds_for(self._images, asyncio.get_running_loop().time()) / 2)
+        return bounded_retry_s(
+            self._rate.seconds_for(self._images, asyncio.get_running_loop().time()) / 2
+        )
 
     @contextlib.contextmanager
     def images(self, num: int, *, deadline: float) -> Iterator[None]:
@@ -156,7 +162,9 @@ class Admission:
 
     def refusal(self) -> Overloaded:
         self._metrics.rejected("overloaded")
-        return Overloaded("the server holds as many images as it may", remedy="try again in a moment")
+        return Overloaded(
+            "the server holds as many images as it may", remedy="try again in a moment"
+        )
 
 
 def bounded_retry_s(seconds: float) -> int:

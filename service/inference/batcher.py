@@ -37,7 +37,9 @@ class _Waiter:
 class MicroBatcher:
     """A `Dispatcher`. Use as an async context manager."""
 
-    def __init__(self, engine: BatchEngine, *, max_batch: int, max_queued: int, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: BatchEngine, *, max_batch: int, max_queued: int, metrics: Metrics
+    ) -> None:
         self._engine = engine
         self._max_batch, self._max_queued = max_batch, max_queued
         self._metrics = metrics
@@ -73,10 +75,13 @@ class MicroBatcher:
     ) -> Row:
         """See `Dispatcher.encode`."""
         if len(self._waiting) >= self._max_queued:
-            raise Overloaded("the server is at its limit of queued images", remedy="try again in a moment")
+            raise Overloaded(
+                "the server is at its limit of queued images", remedy="try again in a moment"
+            )
         future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._waiting.put(
-            future if request is None else request, _Waiter(pixels, future, deadline, time.perf_counter())
+            future if request is None else request,
+            _Waiter(pixels, future, deadline, time.perf_counter()),
         )
         self._changed.set()
         return await future
@@ -109,7 +114,9 @@ class MicroBatcher:
         """Let what arrives together, or is announced and arrives in time, ride together."""
         deadline = time.perf_counter() + MAX_BATCH_DELAY_S
         await asyncio.sleep(0)
-        while self._coming and len(self._waiting) < self._max_batch and time.perf_counter() < deadline:
+        while (
+            self._coming and len(self._waiting) < self._max_batch and time.perf_counter() < deadline
+        ):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), deadline - time.perf_counter())
@@ -147,7 +154,9 @@ class MicroBatcher:
         self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
         for waiter, embedding in zip(batch, inference.rows, strict=True):
             if not waiter.future.done():
-                waiter.future.set_result(Row(embedding, started - waiter.enqueued, inference.seconds, started))
+                waiter.future.set_result(
+                    Row(embedding, started - waiter.enqueued, inference.seconds, started)
+                )
 
 
 def _fail(waiters: list[_Waiter], error: MlcdError) -> None:

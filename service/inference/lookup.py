@@ -34,7 +34,9 @@ class Approximation:
     audit: dict[str, Any]
 
     @classmethod
-    def build(cls, centers: Centers, exact: CenterScan, collections: Iterable[Collection]) -> "Approximation":
+    def build(
+        cls, centers: Centers, exact: CenterScan, collections: Iterable[Collection]
+    ) -> "Approximation":
         """Cells of the centers, as few probes as recall allows, and the audit on other rows than chose them.
 
         The rows are those shipped with the centers, else indexed ones. Raises ConfigInvalid for too few centers or
@@ -47,7 +49,13 @@ class Approximation:
         true = exact.nearest(rows, top).ids
         probes = fewest_probes(scan, rows[::2], true[::2])
         found = audit(scan, rows[1::2], true[1::2], probes)
-        seen = {"recall": found.recall, "low": found.low, "high": found.high, "rows": found.rows, "source": source}
+        seen = {
+            "recall": found.recall,
+            "low": found.low,
+            "high": found.high,
+            "rows": found.rows,
+            "source": source,
+        }
         return cls(scan, probes, {**seen, "top": top, "cells": scan.num_cells, "probes": probes})
 
 
@@ -73,14 +81,21 @@ class Lookup:
         return ["exact"] if self.approximation is None else ["exact", "approximate"]
 
     def nearest(
-        self, embeddings: Embeddings, top: int, threshold: float | None = None, *, mode: LookupMode = "exact"
+        self,
+        embeddings: Embeddings,
+        top: int,
+        threshold: float | None = None,
+        *,
+        mode: LookupMode = "exact",
     ) -> Neighbors:
         """The `top` nearest centers of unit rows as the model gives them; at most as many as there are."""
         rows, top = self.centers.align(embeddings), min(top, len(self.centers.vectors))
         if mode == "exact":
             return self.scan.nearest(rows, top, threshold)
         assert self.approximation is not None
-        return self.approximation.scan.nearest(rows, top, threshold, probes=self.approximation.probes)
+        return self.approximation.scan.nearest(
+            rows, top, threshold, probes=self.approximation.probes
+        )
 
 
 def _audited_rows(centers: Centers, collections: Iterable[Collection]) -> tuple[str, Embeddings]:

@@ -95,7 +95,9 @@ async def open_model(
 ) -> AsyncIterator[ServedModel]:
     """A model on an open engine, warmed up."""
     async with AsyncExitStack() as stack:
-        dispatcher = await stack.enter_async_context(_dispatching(engine, ground.settings, ground.metrics))
+        dispatcher = await stack.enter_async_context(
+            _dispatching(engine, ground.settings, ground.metrics)
+        )
         pipeline = Pipeline(
             engine,
             dispatcher,
@@ -112,7 +114,14 @@ async def open_model(
         )
         await pipeline.warm_up()
         cached = await stack.enter_async_context(
-            open_cached(pipeline, ground.settings, engine.served, ground.decode_limits, ground.metrics, ground.memory)
+            open_cached(
+                pipeline,
+                ground.settings,
+                engine.served,
+                ground.decode_limits,
+                ground.metrics,
+                ground.memory,
+            )
         )
         yield ServedModel(engine, dispatcher, Readiness(engine, dispatcher), cached, space)
 

@@ -158,16 +158,25 @@ class Pipeline:
         account = account or Anybody()
         loop = asyncio.get_running_loop()
         if loop.time() > deadline:
-            raise DeadlineExceeded("the time for a request has passed", remedy="send fewer images at once")
+            raise DeadlineExceeded(
+                "the time for a request has passed", remedy="send fewer images at once"
+            )
         refuse_when_down(self._engine, self._metrics)
         with self._admission.images(len(images), deadline=deadline):
-            images, pixels = await loop.run_in_executor(self._headers, _read_headers, images, self._limits)
+            images, pixels = await loop.run_in_executor(
+                self._headers, _read_headers, images, self._limits
+            )
             num = sum(pixels)
             if num > self._max_pixels:
-                raise TooLarge(f"{num} pixels in one request, more than {self._max_pixels}", limit="max_queued_pixels")
+                raise TooLarge(
+                    f"{num} pixels in one request, more than {self._max_pixels}",
+                    limit="max_queued_pixels",
+                )
             await account.charge(pixels)
             with self._admission.pixels.reserved(num, owner=account.owner):
-                outcomes = await self._encode_all(list(zip(images, pixels, strict=True)), deadline, each, account.owner)
+                outcomes = await self._encode_all(
+                    list(zip(images, pixels, strict=True)), deadline, each, account.owner
+                )
         return self._joined(outcomes)
 
     async def _encode_all(
@@ -175,7 +184,10 @@ class Pipeline:
     ) -> list[_One | ImageRejected]:
         # A request with many images has a few at the decoders at a time: others come in between.
         turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
-        tasks = [asyncio.ensure_future(self._encode_one(image, turn, deadline, request, owner)) for image in images]
+        tasks = [
+            asyncio.ensure_future(self._encode_one(image, turn, deadline, request, owner))
+            for image in images
+        ]
         if each is not None:
             for index, task in enumerate(tasks):
                 task.add_done_callback(partial(_tell, each, index))
@@ -210,10 +222,14 @@ class Pipeline:
         row = await self._dispatcher.encode(pixels, deadline=deadline, request=request)
         row.tell()
         if not row.embedding.any():
-            return ImageRejected("no-embedding", "the model finds nothing in this image to describe")
+            return ImageRejected(
+                "no-embedding", "the model finds nothing in this image to describe"
+            )
         return _One(row.embedding, Timings(decoded - started, row.queue_s, row.inference_s))
 
-    async def _decode(self, image: bytes, num_pixels: int, turn: asyncio.Semaphore, owner: object) -> NDArray[np.uint8]:
+    async def _decode(
+        self, image: bytes, num_pixels: int, turn: asyncio.Semaphore, owner: object
+    ) -> NDArray[np.uint8]:
         prepare = partial(self._preprocess.prepare, image, self._limits)
         decoders = self._large if num_pixels > _LARGE_PIXELS else self._decoders
         async with turn:
@@ -227,13 +243,23 @@ class Pipeline:
                 self._metrics.decoded(format_of(image), time.perf_counter() - started)
 
     def _joined(self, outcomes: list[_One | ImageRejected]) -> Encoded:
-        errors = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, ImageRejected)}
+        errors = {
+            index: outcome
+            for index, outcome in enumerate(outcomes)
+            if isinstance(outcome, ImageRejected)
+        }
         for error in errors.values():
             self._metrics.rejected(error.reason)
         found = [outcome for outcome in outcomes if isinstance(outcome, _One)]
         rows = [index for index in range(len(outcomes)) if index not in errors]
-        embeddings = np.stack([one.embedding for one in found]) if found else np.zeros((0, self._dimension), np.float32)
-        return Encoded(np.ascontiguousarray(embeddings), rows, errors, slowest([one.timings for one in found]))
+        embeddings = (
+            np.stack([one.embedding for one in found])
+            if found
+            else np.zeros((0, self._dimension), np.float32)
+        )
+        return Encoded(
+            np.ascontiguousarray(embeddings), rows, errors, slowest([one.timings for one in found])
+        )
 
 
 def _tell(each: Each, index: int, task: "asyncio.Task[_One | ImageRejected]") -> None:
@@ -251,7 +277,9 @@ def _read_headers(
     pixels: list[int] = []
     for image in images:
         try:
-            pixels.append(0 if isinstance(image, ImageRejected) else num_pixels(image, limits=limits))
+            pixels.append(
+                0 if isinstance(image, ImageRejected) else num_pixels(image, limits=limits)
+            )
             checked.append(image)
         except ImageRejected as rejection:
             pixels.append(0)

@@ -25,7 +25,11 @@ class Readiness:
             return False
         if self._age > READY_FRESH_S or self._engine.failing:
             await self._try()
-        return not self._engine.failing and self._engine.up and self._age <= READY_FRESH_S + self._engine.overdue_s
+        return (
+            not self._engine.failing
+            and self._engine.up
+            and self._age <= READY_FRESH_S + self._engine.overdue_s
+        )
 
     @property
     def _age(self) -> float:

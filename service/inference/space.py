@@ -32,19 +32,31 @@ class Space:
     @property
     def collections(self) -> dict[str, Collection]:
         """Those of this model, as of now."""
-        return {name: one for name, one in self._all().items() if one.fingerprint == self.fingerprint}
+        return {
+            name: one for name, one in self._all().items() if one.fingerprint == self.fingerprint
+        }
 
     @property
     def foreign_collections(self) -> dict[str, Fingerprint]:
         """Whose space the others are in."""
-        return {name: one.fingerprint for name, one in self._all().items() if one.fingerprint != self.fingerprint}
+        return {
+            name: one.fingerprint
+            for name, one in self._all().items()
+            if one.fingerprint != self.fingerprint
+        }
 
     def opened_lookup(self) -> Lookup:
         """Raises NotFound where there are no centers, Conflict where they are in another model's space."""
         if self.foreign_centers is not None:
-            raise self._foreign("the centers are", self.foreign_centers, "cluster its embeddings or export its centers")
+            raise self._foreign(
+                "the centers are",
+                self.foreign_centers,
+                "cluster its embeddings or export its centers",
+            )
         if self.lookup is None:
-            raise NotFound("this model was started without centers", remedy="start the server with --centers")
+            raise NotFound(
+                "this model was started without centers", remedy="start the server with --centers"
+            )
         return self.lookup
 
     def opened_collection(self, name: str) -> Collection:
@@ -53,7 +65,9 @@ class Space:
         if found is None:
             raise NotFound("there is no such collection", remedy="GET /v1/collections lists them")
         if found.fingerprint != self.fingerprint:
-            raise self._foreign("this collection is", found.fingerprint, "embed its images by the served model")
+            raise self._foreign(
+                "this collection is", found.fingerprint, "embed its images by the served model"
+            )
         return found
 
     def opened_store(self) -> Collections:
@@ -73,7 +87,12 @@ class Space:
 
 
 def open_space(
-    settings: Settings, folder: str, collections: Collections | None, fingerprint: Fingerprint, *, strict: bool
+    settings: Settings,
+    folder: str,
+    collections: Collections | None,
+    fingerprint: Fingerprint,
+    *,
+    strict: bool,
 ) -> Space:
     """What `settings` name, or ships in the model's `folder`, and what was put among `collections` meanwhile; slow.
 
@@ -102,7 +121,9 @@ def open_collections(settings: Settings) -> Collections | None:
     )
 
 
-def _open_centers(settings: Settings, folder: str, fingerprint: Fingerprint, *, strict: bool) -> Centers | None:
+def _open_centers(
+    settings: Settings, folder: str, fingerprint: Fingerprint, *, strict: bool
+) -> Centers | None:
     path = find_centers(settings, folder)
     if path is None:
         return None

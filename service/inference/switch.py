@@ -9,7 +9,14 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DeadlineExceeded, MlcdError, Unavailable
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    Conflict,
+    DeadlineExceeded,
+    MlcdError,
+    Unavailable,
+)
 from service.host.allocator import keep_what_is_open
 from service.inference.engine.served import ServedEncoder
 from service.inference.engine.triton import TritonEngine, open_triton_engine
@@ -27,7 +34,9 @@ class Swap:
     ended, and only then Triton is told to let go of it.
     """
 
-    def __init__(self, ground: Ground, folder: str, model: ServedModel, opened: AsyncExitStack) -> None:
+    def __init__(
+        self, ground: Ground, folder: str, model: ServedModel, opened: AsyncExitStack
+    ) -> None:
         """folder: where centers may lie beside the model. opened: closes `model`, and may do so twice."""
         self._ground, self._folder = ground, folder
         self._model, self._opened = model, opened
@@ -38,7 +47,10 @@ class Swap:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for task in (self._loading, self._retiring):
             if task is not None:
@@ -47,7 +59,12 @@ class Swap:
         await self._opened.aclose()
 
     async def load(
-        self, version: int | None, *, unload: bool, publish: Callable[[ServedModel], None], deadline: float
+        self,
+        version: int | None,
+        *,
+        unload: bool,
+        publish: Callable[[ServedModel], None],
+        deadline: float,
     ) -> int:
         """Serve `version` (None: the newest in Triton's repository) by `publish`; its number. On any error the one
         before goes on.
@@ -63,9 +80,15 @@ class Swap:
                 remedy="start the server with the other model, or with MLCD_ENGINE=triton",
             )
         if self._ground.settings.processes > 1:
-            raise Conflict("several processes cannot change their model at one moment", remedy="restart the server")
+            raise Conflict(
+                "several processes cannot change their model at one moment",
+                remedy="restart the server",
+            )
         if self._loading is not None and not self._loading.done():
-            raise Conflict("another version is being loaded", remedy="wait until /v1/info says that it is served")
+            raise Conflict(
+                "another version is being loaded",
+                remedy="wait until /v1/info says that it is served",
+            )
         work = self._load(self._model.engine, version, unload=unload, publish=publish)
         # Of no request in particular: it may outlive the one that asked for it.
         self._loading = asyncio.create_task(work, name="model-swap", context=Context())
@@ -75,32 +98,50 @@ class Swap:
                 return await asyncio.shield(self._loading)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                "the version is not loaded yet", remedy="it goes on: /v1/info says when it is served"
+                "the version is not loaded yet",
+                remedy="it goes on: /v1/info says when it is served",
             ) from error
 
     async def _load(
-        self, engine: TritonEngine, version: int | None, *, unload: bool, publish: Callable[[ServedModel], None]
+        self,
+        engine: TritonEngine,
+        version: int | None,
+        *,
+        unload: bool,
+        publish: Callable[[ServedModel], None],
     ) -> int:
         if self._retiring is not None:
             await asyncio.wait([self._retiring])
         try:
             number = await engine.load_beside(version)
             async with AsyncExitStack() as stack:
-                later = await stack.enter_async_context(open_triton_engine(self._ground.settings, version=number))
+                later = await stack.enter_async_context(
+                    open_triton_engine(self._ground.settings, version=number)
+                )
                 _check_shape(engine.served, later.served)
                 ground = self._ground
-                opening = partial(open_space, ground.settings, self._folder, ground.collections, strict=False)
+                opening = partial(
+                    open_space, ground.settings, self._folder, ground.collections, strict=False
+                )
                 space = await asyncio.to_thread(opening, later.served.fingerprint)
                 model = await stack.enter_async_context(open_model(later, self._ground, space))
                 if self._model.readiness.draining:
                     raise Unavailable("the server is stopping")
                 self._flip(model, stack.pop_all(), publish, unload=unload)
-        except (ArtifactInvalid, ConfigInvalid) as error:  # faults of what was asked for, not of this server
+        except (
+            ArtifactInvalid,
+            ConfigInvalid,
+        ) as error:  # faults of what was asked for, not of this server
             raise Conflict(error.message, remedy=error.remedy) from error
         return number
 
     def _flip(
-        self, model: ServedModel, opened: AsyncExitStack, publish: Callable[[ServedModel], None], *, unload: bool
+        self,
+        model: ServedModel,
+        opened: AsyncExitStack,
+        publish: Callable[[ServedModel], None],
+        *,
+        unload: bool,
     ) -> None:
         former, to_close = self._model, self._opened
         self._model, self._opened = model, opened
@@ -110,9 +151,13 @@ class Swap:
         _log.info("another version is served: %s", model.encoder.fingerprint)
         retiring = self._retire(former, to_close, model, unload=unload)
         self._retiring = asyncio.create_task(retiring, name="model-retirement", context=Context())
-        self._retiring.add_done_callback(lambda _: keep_what_is_open())  # its centers may be gigabytes
+        self._retiring.add_done_callback(
+            lambda _: keep_what_is_open()
+        )  # its centers may be gigabytes
 
-    async def _retire(self, former: ServedModel, opened: AsyncExitStack, model: ServedModel, *, unload: bool) -> None:
+    async def _retire(
+        self, former: ServedModel, opened: AsyncExitStack, model: ServedModel, *, unload: bool
+    ) -> None:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._ground.settings.limits.deadline_s + RETIREMENT_S):

@@ -26,19 +26,39 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @click.option(
-    "--scope", "scopes", type=click.Choice(SCOPES), multiple=True, default=("embed", "search"), show_default=True
+    "--scope",
+    "scopes",
+    type=click.Choice(SCOPES),
+    multiple=True,
+    default=("embed", "search"),
+    show_default=True,
 )
-@click.option("--rate", type=click.IntRange(min=1), help="Images a minute.  [default: without bound]")
-@click.option("--days", type=click.IntRange(1, 36500), help="Valid for so long.  [default: until it is revoked]")
+@click.option(
+    "--rate", type=click.IntRange(min=1), help="Images a minute.  [default: without bound]"
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 36500),
+    help="Valid for so long.  [default: until it is revoked]",
+)
 @_file_option
-def create(name: str, scopes: tuple[Any, ...], rate: int | None, days: int | None, file: str | None) -> None:
+def create(
+    name: str, scopes: tuple[Any, ...], rate: int | None, days: int | None, file: str | None
+) -> None:
     """Make a key for NAME, whoever or whatever will use it, and print it: the only time that it is seen."""
     if not name.strip() or not name.isprintable() or len(name) > Key.MAX_NAME:
-        raise InvalidInput("that is no name for a key", remedy=f"give up to {Key.MAX_NAME} characters of one line")
+        raise InvalidInput(
+            "that is no name for a key", remedy=f"give up to {Key.MAX_NAME} characters of one line"
+        )
     now = datetime.now(UTC).replace(microsecond=0)
     expires = None if days is None else now + timedelta(days=days)
-    key, token = create_key(Path(read_keys_file(file)), name, scopes=scopes, now=now, rate=rate, expires=expires)
-    click.echo(f"mlcd: key {key.id} for {key.name}: {', '.join(key.scopes)}; it is kept nowhere, note it now", err=True)
+    key, token = create_key(
+        Path(read_keys_file(file)), name, scopes=scopes, now=now, rate=rate, expires=expires
+    )
+    click.echo(
+        f"mlcd: key {key.id} for {key.name}: {', '.join(key.scopes)}; it is kept nowhere, note it now",
+        err=True,
+    )
     click.echo(token)
 
 
@@ -55,7 +75,9 @@ def list_keys(as_json: bool, file: str | None) -> None:
     table = [_COLUMNS, *(tuple(_cell(row[column]) for column in _COLUMNS) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+        click.echo(
+            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        )
 
 
 @keys.command()
@@ -65,8 +87,13 @@ def revoke(key_id: str, file: str | None) -> None:
     """End the key with this ID, as `mlcd keys list` shows it."""
     if not _ID.fullmatch(key_id):
         # Perhaps the key itself: it must not be repeated.
-        raise InvalidInput("that is no id of a key", remedy="give the 8 letters and digits that `mlcd keys list` shows")
-    key = revoke_key(Path(read_keys_file(file)), key_id, now=datetime.now(UTC).replace(microsecond=0))
+        raise InvalidInput(
+            "that is no id of a key",
+            remedy="give the 8 letters and digits that `mlcd keys list` shows",
+        )
+    key = revoke_key(
+        Path(read_keys_file(file)), key_id, now=datetime.now(UTC).replace(microsecond=0)
+    )
     click.echo(f"key {key.id} for {key.name} is revoked")
 
 

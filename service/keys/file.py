@@ -82,12 +82,18 @@ def read_keys(path: Path) -> KeySet:
     try:
         return KeySet.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise ConfigInvalid(f"there is no keys file {path}", remedy="`mlcd keys create` makes one") from error
+        raise ConfigInvalid(
+            f"there is no keys file {path}", remedy="`mlcd keys create` makes one"
+        ) from error
     except OSError as error:
-        raise ConfigInvalid(f"the keys file {path} cannot be read", remedy="give this user the right to") from error
+        raise ConfigInvalid(
+            f"the keys file {path} cannot be read", remedy="give this user the right to"
+        ) from error
     except ValidationError:
         # Not `from`: pydantic's text holds pieces of the file.
-        raise ConfigInvalid(f"{path} is not a keys file", remedy="only `mlcd keys` should write it") from None
+        raise ConfigInvalid(
+            f"{path} is not a keys file", remedy="only `mlcd keys` should write it"
+        ) from None
 
 
 def create_key(
@@ -180,4 +186,7 @@ def _write(path: Path, keys: KeySet) -> None:
 
 
 def _unwritable(path: Path) -> ConfigInvalid:
-    return ConfigInvalid(f"the keys file {path} cannot be written", remedy="give a folder that this user may write to")
+    return ConfigInvalid(
+        f"the keys file {path} cannot be written",
+        remedy="give a folder that this user may write to",
+    )

@@ -39,7 +39,9 @@ class _Counter:
         item = RateLimitItemPerMinute(rate)
         if await self._limiter.hit(item, key.id, cost=num):
             return 0
-        before, before_s, now, now_s = await self._storage.get_sliding_window(item.key_for(key.id), RATE_WINDOW_S)
+        before, before_s, now, now_s = await self._storage.get_sliding_window(
+            item.key_for(key.id), RATE_WINDOW_S
+        )
         wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - RATE_WINDOW_S))
         return max(1, math.ceil(wait_s + RATE_ROUNDING_S))
 
@@ -73,8 +75,14 @@ class Rates:
         if key is None or key.rate is None or not num:
             return
         if taken + num > key.rate:
-            count = f"{num} images in one request" if not taken else f"one request counts as {taken + num} images"
-            raise InvalidInput(f"{count}, and the API key may send {key.rate} a minute", remedy="send fewer")
+            count = (
+                f"{num} images in one request"
+                if not taken
+                else f"one request counts as {taken + num} images"
+            )
+            raise InvalidInput(
+                f"{count}, and the API key may send {key.rate} a minute", remedy="send fewer"
+            )
         if wait_s := await self._take(key, key.rate, num, taken):
             self._metrics.rejected("rate")
             raise RateExceeded(key.rate, retry_after_s=wait_s)
@@ -98,7 +106,11 @@ class Rates:
 
     def _tell(self, *, answers: bool) -> None:
         if answers != (self._rest_until is None):
-            state = "answers again" if answers else "does not answer: each server counts for itself until it does"
+            state = (
+                "answers again"
+                if answers
+                else "does not answer: each server counts for itself until it does"
+            )
             _log.warning("the Redis of the rates %s", state)
 
 
@@ -139,12 +151,16 @@ def _open_pool(url: str) -> "ConnectionPool":
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError as error:
-        raise ConfigInvalid("MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'") from error
+        raise ConfigInvalid(
+            "MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'"
+        ) from error
     try:
         return ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0))
     except ValueError:
         # Not `from`: the text may hold the URL, and the URL a password.
-        raise ConfigInvalid("MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database") from None
+        raise ConfigInvalid(
+            "MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database"
+        ) from None
 
 
 def _storage(pool: "ConnectionPool") -> RedisStorage:

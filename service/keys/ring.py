@@ -22,7 +22,9 @@ class KeyRing:
         self._stamp = _stamp_of(path)
         self._keys: KeySet | None = read_keys(path)
         if not any(key.state(_now()) == "valid" for key in self._keys.keys):
-            raise ConfigInvalid(f"the keys file {path} holds no valid key", remedy="`mlcd keys create` makes one")
+            raise ConfigInvalid(
+                f"the keys file {path} holds no valid key", remedy="`mlcd keys create` makes one"
+            )
 
     def identify(self, token: str | None) -> Key:
         """The key that a client shows.
@@ -31,13 +33,18 @@ class KeyRing:
         read: which keys are revoked is then not known.
         """
         if token is None:
-            raise Unauthorized("an API key is needed", remedy="send it as Authorization: Bearer KEY or X-API-Key: KEY")
+            raise Unauthorized(
+                "an API key is needed",
+                remedy="send it as Authorization: Bearer KEY or X-API-Key: KEY",
+            )
         if self._keys is None:
             raise Unavailable("the server cannot read its keys", remedy="its log says why")
         key = self._keys.find(token)
         state = None if key is None else key.state(_now())
         if key is None or state != "valid":
-            raise Unauthorized(f"the API key is {state or 'not known here'}", remedy="use another", shown=True)
+            raise Unauthorized(
+                f"the API key is {state or 'not known here'}", remedy="use another", shown=True
+            )
         return key
 
     async def watch(self) -> None:

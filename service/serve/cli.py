@@ -15,14 +15,33 @@ from service.settings import Auth, Settings, read_settings, setting_lines
 
 
 @click.command()
-@click.option("--model", help="A directory made by `mlcd export`, other weights, an .onnx file with its JSON, hog.")
+@click.option(
+    "--model",
+    help="A directory made by `mlcd export`, other weights, an .onnx file with its JSON, hog.",
+)
 @click.option("--centers", help="Centers to label with; default: those shipped with the model.")
 @click.option("--state", "state_dir", help="Directory of collections/NAME.")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [default: 8000]")
-@click.option("--processes", type=click.IntRange(1), help="Server processes, each with an engine.  [default: 1]")
-@click.option("--config", type=click.Path(), help="File of lines as --print-config writes them; the environment wins.")
-@click.option("--print-config", is_flag=True, help="Print every setting as it would be used, secrets masked, and end.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 takes a free one.  [default: 8000]",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help="Server processes, each with an engine.  [default: 1]",
+)
+@click.option(
+    "--config",
+    type=click.Path(),
+    help="File of lines as --print-config writes them; the environment wins.",
+)
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print every setting as it would be used, secrets masked, and end.",
+)
 def serve(config: str | None, print_config: bool, **options: object) -> None:
     """Serve a model over REST. Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …"""
     settings = read_settings(options, file=config)
@@ -70,9 +89,12 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise Conflict(f"port {settings.port} is in use", remedy="give another with --port") from error
+            raise Conflict(
+                f"port {settings.port} is in use", remedy="give another with --port"
+            ) from error
         raise ConfigInvalid(
-            f"cannot listen on {settings.host}:{settings.port}", remedy="give another --host or --port"
+            f"cannot listen on {settings.host}:{settings.port}",
+            remedy="give another --host or --port",
         ) from error
     return listener
 

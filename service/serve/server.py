@@ -89,7 +89,9 @@ async def _serve(
     with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
         async with open_resources(settings, folder, together=together) as resources:
             if identity not in (None, identity_of(resources)):
-                raise ConfigInvalid("the model or its centers on disk are others now", remedy="restart the server")
+                raise ConfigInvalid(
+                    "the model or its centers on disk are others now", remedy="restart the server"
+                )
             server = _server(resources, stops)
             keep_what_is_open()
             serving(resources)

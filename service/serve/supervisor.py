@@ -33,7 +33,12 @@ class Supervisor:
     """`run` it once."""
 
     def __init__(
-        self, settings: Settings, source: Source, listener: socket.socket, *, announce: Callable[[str], None]
+        self,
+        settings: Settings,
+        source: Source,
+        listener: socket.socket,
+        *,
+        announce: Callable[[str], None],
     ) -> None:
         """source: of the settings. announce: told what is served, once all processes serve it."""
         self._settings, self._source, self._listener = settings, source, listener
@@ -75,7 +80,12 @@ class Supervisor:
                 # A process that is just beginning cannot hear FINISH yet and ends by it: told to, all the same.
                 return 0 if status == -FINISH else status
             pause_s = 0.0 if time.monotonic() - born > SERVER_STEADY_S else pause_s
-            _log.error("server process %d ended with status %d; the next starts in %.1f s", slot, status, pause_s)
+            _log.error(
+                "server process %d ended with status %d; the next starts in %.1f s",
+                slot,
+                status,
+                pause_s,
+            )
             while not await self._started_again(slot, together, pause_s):
                 pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
                 if self._stopping.is_set():
@@ -108,7 +118,9 @@ class Supervisor:
         if self._stopping.is_set():
             return None
         if not line:
-            raise Unavailable("a server process ended while it opened the model", remedy="its log says why")
+            raise Unavailable(
+                "a server process ended while it opened the model", remedy="its log says why"
+            )
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
             kind: type[MlcdError] = getattr(errors, message["error"], MlcdError)

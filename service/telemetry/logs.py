@@ -34,7 +34,9 @@ def configure_logs(log: Log, stream: TextIO | None = None) -> None:
     root.addHandler(QueuedLines(stream, JsonLines() if as_json else PlainLines()))
     root.setLevel(logging.WARNING)
     logging.getLogger("mlcd").setLevel(log.level.upper())
-    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it remarks on every odd byte that it is sent
+    logging.getLogger("python_multipart").setLevel(
+        logging.CRITICAL
+    )  # it remarks on every odd byte that it is sent
 
 
 class JsonLines(logging.Formatter):
@@ -55,7 +57,11 @@ class JsonLines(logging.Formatter):
 
 class PlainLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")
+        at = (
+            datetime.fromtimestamp(record.created)
+            .astimezone()
+            .isoformat(sep=" ", timespec="milliseconds")
+        )
         fields = {**getattr(record, "fields", {}), **_of_request()}
         shown = "".join(f" {name}={value}" for name, value in fields.items())
         return f"{at} {record.levelname} {record.name} {_message(record)}{shown}"
@@ -63,7 +69,11 @@ class PlainLines(logging.Formatter):
 
 def _message(record: logging.LogRecord) -> str:
     error = record.exc_info[1] if record.exc_info else None
-    return record.getMessage() if error is None else f"{record.getMessage()}: {kinds(error)} ({places(error)})"
+    return (
+        record.getMessage()
+        if error is None
+        else f"{record.getMessage()}: {kinds(error)} ({places(error)})"
+    )
 
 
 def _of_request() -> dict[str, str]:
@@ -71,7 +81,9 @@ def _of_request() -> dict[str, str]:
     if record is None:
         return {}
     ids = record.trace_ids
-    return {"request_id": record.request_id} | ({} if ids is None else {"trace_id": ids[0], "span_id": ids[1]})
+    return {"request_id": record.request_id} | (
+        {} if ids is None else {"trace_id": ids[0], "span_id": ids[1]}
+    )
 
 
 class QueuedLines(logging.Handler):
@@ -80,7 +92,9 @@ class QueuedLines(logging.Handler):
     Where too many wait, further ones are dropped, and the log says how many.
     """
 
-    def __init__(self, stream: TextIO, formatter: logging.Formatter, *, max_waiting: int = _MAX_WAITING) -> None:
+    def __init__(
+        self, stream: TextIO, formatter: logging.Formatter, *, max_waiting: int = _MAX_WAITING
+    ) -> None:
         super().__init__()
         self.setFormatter(formatter)
         self._stream = stream
@@ -114,7 +128,12 @@ class QueuedLines(logging.Handler):
 
 def _dropped(num: int) -> logging.LogRecord:
     return logging.makeLogRecord(
-        {"name": "mlcd.service", "levelno": logging.WARNING, "levelname": "WARNING", "msg": f"{num} lines were dropped"}
+        {
+            "name": "mlcd.service",
+            "levelno": logging.WARNING,
+            "levelname": "WARNING",
+            "msg": f"{num} lines were dropped",
+        }
     )
 
 

@@ -31,12 +31,29 @@ from service.timings import METRICS_POLL_S
 if TYPE_CHECKING:  # faiss comes with it
     from mlcd.collections.collection import Collection, Description
 
-_SECOND_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SECOND_BUCKETS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
 _IMAGE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
 
 disable_created_metrics()  # a second series for every one, which only one process alone would have
-_MAX_NAMED: Final = 100  # clients name them: the number of series must not grow with what clients do
+_MAX_NAMED: Final = (
+    100  # clients name them: the number of series must not grow with what clients do
+)
 _COUNTED: Final = {
     "items": "Items that can be found.",
     "indexed": "Items that its index was made of.",
@@ -72,7 +89,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._together = together
         self._asked: dict[Gauge, Callable[[], float]] = {}
-        self._requests = self._counter("mlcd_requests_total", "Requests answered.", "route", "status")
+        self._requests = self._counter(
+            "mlcd_requests_total", "Requests answered.", "route", "status"
+        )
         self._durations = self._seconds("mlcd_request_duration_seconds", "Time to answer.", "route")
         self._answers = self._summary(
             "mlcd_inference_request_seconds", "Time to answer a request with images.", "outcome"
@@ -83,7 +102,9 @@ class Metrics:
         self._latest = self._gauge(
             "mlcd_last_inference_timestamp_seconds", "When the latest inference ended.", mode="max"
         )
-        self._images = self._counter("mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome")
+        self._images = self._counter(
+            "mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome"
+        )
         self._decodes = self._seconds(
             "mlcd_decode_duration_seconds", "Time to decode one image, queueing included.", "format"
         )
@@ -92,43 +113,80 @@ class Metrics:
             "Time to fetch one image by its URL, waiting and redirects included.",
             "outcome",
         )
-        self._waits = self._seconds("mlcd_queue_wait_seconds", "Wait of a batch's first image for the engine.")
-        self._depths = self._gauge("mlcd_queue_depth", "Images that wait for a decoder, or for the engine.", "stage")
-        self._cache = self._counter("mlcd_cache_requests_total", "Images looked up in a cache.", "tier", "result")
-        self._cache_writes = self._counter("mlcd_cache_writes_total", "Vectors to be written to Redis.", "result")
-        self._cache_bytes = self._gauge("mlcd_cache_bytes", "What vectors kept in server processes take.")
-        self._cache_up = self._gauge("mlcd_cache_up", "Server processes that use the cache in Redis.")
+        self._waits = self._seconds(
+            "mlcd_queue_wait_seconds", "Wait of a batch's first image for the engine."
+        )
+        self._depths = self._gauge(
+            "mlcd_queue_depth", "Images that wait for a decoder, or for the engine.", "stage"
+        )
+        self._cache = self._counter(
+            "mlcd_cache_requests_total", "Images looked up in a cache.", "tier", "result"
+        )
+        self._cache_writes = self._counter(
+            "mlcd_cache_writes_total", "Vectors to be written to Redis.", "result"
+        )
+        self._cache_bytes = self._gauge(
+            "mlcd_cache_bytes", "What vectors kept in server processes take."
+        )
+        self._cache_up = self._gauge(
+            "mlcd_cache_up", "Server processes that use the cache in Redis."
+        )
         self._batches = Histogram(
-            "mlcd_batch_size", "Images per inference.", buckets=_IMAGE_BUCKETS, registry=self._registry
+            "mlcd_batch_size",
+            "Images per inference.",
+            buckets=_IMAGE_BUCKETS,
+            registry=self._registry,
         )
         self._inferences = self._seconds(
             "mlcd_inference_duration_seconds", "Time of one inference.", "model", "backend"
         ).labels(model, engine)
-        self._lookups = self._seconds("mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode")
-        self._searches = self._seconds("mlcd_index_search_duration_seconds", "Time to search a collection.")
+        self._lookups = self._seconds(
+            "mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode"
+        )
+        self._searches = self._seconds(
+            "mlcd_index_search_duration_seconds", "Time to search a collection."
+        )
         self._collections: Callable[[], Mapping[str, Collection]] = dict
         # Of the queue, which every process looks at: to be counted once.
         self._jobs = self._gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
-        self._job_depth = self._gauge("mlcd_job_depth", "Pieces of jobs that wait for a worker.", mode="livemax")
-        self._job_wait = self._gauge(
-            "mlcd_job_oldest_wait_seconds", "How long the oldest queued job has waited.", mode="livemax"
+        self._job_depth = self._gauge(
+            "mlcd_job_depth", "Pieces of jobs that wait for a worker.", mode="livemax"
         )
-        self._job_queue_up = self._gauge("mlcd_job_queue_up", "Server processes that reach the queue of batch jobs.")
+        self._job_wait = self._gauge(
+            "mlcd_job_oldest_wait_seconds",
+            "How long the oldest queued job has waited.",
+            mode="livemax",
+        )
+        self._job_queue_up = self._gauge(
+            "mlcd_job_queue_up", "Server processes that reach the queue of batch jobs."
+        )
         self._job_workers = self._gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
-        self._rejections = self._counter("mlcd_rejected_total", "Images or requests refused.", "reason")
+        self._rejections = self._counter(
+            "mlcd_rejected_total", "Images or requests refused.", "reason"
+        )
         self._drops = self._counter("mlcd_dropped_total", "Admitted images not encoded.", "reason")
-        self._held = self._gauge("mlcd_held", "What requests being answered hold: images, pixels, bytes.", "of")
-        self._engines_up = self._gauge("mlcd_engine_up", "Engines that can take batches, one per server process.")
-        self._restarts = self._counter("mlcd_engine_restarts_total", "Times the engine's process was replaced.")
+        self._held = self._gauge(
+            "mlcd_held", "What requests being answered hold: images, pixels, bytes.", "of"
+        )
+        self._engines_up = self._gauge(
+            "mlcd_engine_up", "Engines that can take batches, one per server process."
+        )
+        self._restarts = self._counter(
+            "mlcd_engine_restarts_total", "Times the engine's process was replaced."
+        )
         self._threads = self._gauge("mlcd_threads", "Threads that may compute at one time.", "of")
-        self._lags = self._seconds("mlcd_event_loop_lag_seconds", "How late the event loop wakes a timer.")
+        self._lags = self._seconds(
+            "mlcd_event_loop_lag_seconds", "How late the event loop wakes a timer."
+        )
         self._processes = self._gauge("mlcd_processes", "Server processes that are up.")
         self._processes.set(1)
         labels = ("model", "fingerprint", "preprocess", "engine", "precision")
         self._info = self._gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
-    def serve(self, *, model: str, fingerprint: str, engine: str, precision: str, preprocess: str) -> None:
+    def serve(
+        self, *, model: str, fingerprint: str, engine: str, precision: str, preprocess: str
+    ) -> None:
         """From now on another version of the model, by the same engine. For a process that is counted alone."""
         self._info.clear()
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
@@ -137,7 +195,9 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._durations.labels(route).observe(seconds)
 
-    def inference_request(self, status: int, seconds: float, stages: Mapping[str, tuple[float, float]]) -> None:
+    def inference_request(
+        self, status: int, seconds: float, stages: Mapping[str, tuple[float, float]]
+    ) -> None:
         """Counts a request with images. stages: start and end of each that it went through."""
         self._answers.labels("success" if status < _FIRST_ERROR else "fail").observe(seconds)
         for stage, (started, ended) in stages.items():
@@ -193,7 +253,9 @@ class Metrics:
         """opened: asked when the metrics are read, by name."""
         self._collections = opened
 
-    def jobs(self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int) -> None:
+    def jobs(
+        self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int
+    ) -> None:
         """jobs: of every state."""
         for state, num in jobs.items():
             self._jobs.labels(state).set(num)
@@ -278,9 +340,13 @@ class CollectionMetrics(Collector):
         self._opened, self._names = opened, names
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield GaugeMetricFamily("mlcd_collections", "Collections that are open.", value=len(self._opened))
+        yield GaugeMetricFamily(
+            "mlcd_collections", "Collections that are open.", value=len(self._opened)
+        )
         if self._names:
-            yield from _by_name({name: one.describe() for name, one in islice(self._opened.items(), _MAX_NAMED)})
+            yield from _by_name(
+                {name: one.describe() for name, one in islice(self._opened.items(), _MAX_NAMED)}
+            )
         else:
             yield from _together([one.describe() for one in self._opened.values()])
 

@@ -10,7 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
-_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 _MAX_TRACESTATE: Final = 512  # what W3C Trace Context asks a service to pass on at least
 
 

@@ -45,10 +45,15 @@ class _Totals:
     def of(self, name: str, **labels: str) -> float:
         """Returns the sum over all labels that are not given."""
         return sum(
-            sample.value for sample in self._samples if sample.name == name and labels.items() <= sample.labels.items()
+            sample.value
+            for sample in self._samples
+            if sample.name == name and labels.items() <= sample.labels.items()
         )
 
     def duration(self, name: str, **labels: str) -> dict[str, int]:
         """Returns how often it was measured, and all of it together."""
         seconds = self.of(f"{name}_sum", **labels)
-        return {"count": round(self.of(f"{name}_count", **labels)), "ns": round(_NANOSECONDS * seconds)}
+        return {
+            "count": round(self.of(f"{name}_count", **labels)),
+            "ns": round(_NANOSECONDS * seconds),
+        }

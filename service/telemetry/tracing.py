@@ -42,12 +42,23 @@ class RequestTracer:
 
     def begin(self, record: RequestRecord) -> Span:
         """As a part of the trace that `record` came with; from here on it names this span."""
-        span = self._tracer.start_span("request", self._propagator.extract(record.trace_headers), SpanKind.SERVER)
+        span = self._tracer.start_span(
+            "request", self._propagator.extract(record.trace_headers), SpanKind.SERVER
+        )
         record.trace_headers = {}
         self._propagator.inject(record.trace_headers, set_span_in_context(span))
         return span
 
-    def end(self, span: Span, record: RequestRecord, *, method: str, route: str, status: int, fingerprint: str) -> None:
+    def end(
+        self,
+        span: Span,
+        record: RequestRecord,
+        *,
+        method: str,
+        route: str,
+        status: int,
+        fingerprint: str,
+    ) -> None:
         """fingerprint: of the model that answered."""
         if span.is_recording():
             self._add_stages(set_span_in_context(span), record.stages)
@@ -75,7 +86,9 @@ class RequestTracer:
     def _add_stages(self, parent: Context, stages: Mapping[str, tuple[float, float]]) -> None:
         for stage, (started, ended) in stages.items():
             attributes = self._of_inference if stage == _INFERENCE else None
-            child = self._tracer.start_span(stage, parent, attributes=attributes, start_time=self._epoch_ns(started))
+            child = self._tracer.start_span(
+                stage, parent, attributes=attributes, start_time=self._epoch_ns(started)
+            )
             child.end(self._epoch_ns(ended))
 
     def _epoch_ns(self, at: float) -> int:

@@ -47,7 +47,9 @@ class EmbedRequest(BaseModel):
     )
 
     model: str
-    input_type: Literal["image", "search_document", "search_query", "classification", "clustering"] | None = None
+    input_type: (
+        Literal["image", "search_document", "search_query", "classification", "clustering"] | None
+    ) = None
     """About texts; images are embedded in one way."""
     images: list[Any] | None = None
     inputs: list[Any] | None = None
@@ -153,7 +155,9 @@ async def embed(request: Request, resources: Opened) -> Response:
 
 def _images(body: EmbedRequest, limits: Limits) -> list[GivenImage]:
     if body.texts:
-        raise BadRequest("this model embeds images, not texts", remedy="send `images` or `inputs`", param="texts")
+        raise BadRequest(
+            "this model embeds images, not texts", remedy="send `images` or `inputs`", param="texts"
+        )
     if bool(body.images) == bool(body.inputs):
         raise BadRequest("give either `images` or `inputs`", param="images")
     items = body.images or body.inputs or []
@@ -165,7 +169,11 @@ def _of_input(item: Any) -> GivenImage:
     """One entry of `inputs`; Cohere fuses several parts into one embedding, which an image model cannot."""
     content = item.get("content") if isinstance(item, dict) else None
     part = content[0] if isinstance(content, list) and len(content) == 1 else None
-    address = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
+    address = (
+        part.get("image_url")
+        if isinstance(part, dict) and part.get("type") == "image_url"
+        else None
+    )
     if not isinstance(address, dict):
         return ImageRejected("unreadable", "an input must have one content part, of type image_url")
     return image_from_uri(address.get("url"))

@@ -47,7 +47,10 @@ class EmbeddingsRequest(BaseModel):
                 {
                     "model": "mlcd-vit",
                     "messages": [
-                        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": EXAMPLE_IMAGE}}]}
+                        {
+                            "role": "user",
+                            "content": [{"type": "image_url", "image_url": {"url": EXAMPLE_IMAGE}}],
+                        }
                     ],
                 },
             ],
@@ -58,7 +61,9 @@ class EmbeddingsRequest(BaseModel):
     model: str
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
-    modality: Literal["image"] | Annotated[list[Literal["image"]], Field(max_length=1024)] | None = None
+    modality: (
+        Literal["image"] | Annotated[list[Literal["image"]], Field(max_length=1024)] | None
+    ) = None
     """Infinity, NIM: this model embeds images only."""
     encoding_format: Literal["float", "base64"] | None = None
     """base64: the row as little-endian float32. openai-python asks for it by itself and decodes it."""
@@ -143,11 +148,22 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
     kind = "server_error" if refusal.status >= _SERVER_FAULT else "invalid_request_error"
     if refusal.status == _TOO_MANY:
         kind = "rate_limit_error"
-    return {"error": {"message": refusal.detail, "type": kind, "param": refusal.param, "code": refusal.name}}
+    return {
+        "error": {
+            "message": refusal.detail,
+            "type": kind,
+            "param": refusal.param,
+            "code": refusal.name,
+        }
+    }
 
 
 DIALECT: Final = Dialect(
-    ("/embeddings", "/v1/embeddings", "/v1/models"), "application/json", OpenAIError, _refusal, WITHOUT_CLASS
+    ("/embeddings", "/v1/embeddings", "/v1/models"),
+    "application/json",
+    OpenAIError,
+    _refusal,
+    WITHOUT_CLASS,
 )
 router = APIRouter(tags=["openai"])
 
@@ -160,17 +176,27 @@ _MODEL: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Model}, 404: {}
 
 
 @router.post(
-    "/v1/embeddings", dependencies=[needs("embed")], response_class=Response, responses=_ANSWERS, openapi_extra=_BODY
+    "/v1/embeddings",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
 )
 @router.post(
-    "/embeddings", dependencies=[needs("embed")], response_class=Response, responses=_ANSWERS, openapi_extra=_BODY
+    "/embeddings",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
 )
 async def create_embeddings(request: Request, resources: Opened) -> Response:
     """Embed images in OpenAI's shapes; one bad image refuses the request, naming its index."""
     body = validated(EmbeddingsRequest, await read_json(request, resources))
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
-    images, param = await loop.run_in_executor(resources.compute, _images, body, resources.settings.limits)
+    images, param = await loop.run_in_executor(
+        resources.compute, _images, body, resources.settings.limits
+    )
     encoded = await encode_strictly(request, resources, images, param=param)
     rows = shortened(encoded.embeddings, body.dimensions, param="dimensions")
     data = [
@@ -222,7 +248,9 @@ def _of_item(item: Any) -> GivenImage:
         return image_from_uri(item)
     given = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
     if len(given) != 1 or len(item) != 1:
-        return ImageRejected("unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}")
+        return ImageRejected(
+            "unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}"
+        )
     value = item[given[0]]
     if given[0] == "image_url":
         return _of_image_url(value)
@@ -236,8 +264,14 @@ def _of_image_url(value: Any) -> GivenImage:
 
 def _of_messages(messages: list[Any]) -> GivenImage:
     """VLLM embeds a whole conversation at once; of an image model's there can be one image and nothing else."""
-    contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
-    parts = [part for content in contents for part in (content if isinstance(content, list) else [content])]
+    contents = [
+        message.get("content") if isinstance(message, dict) else None for message in messages
+    ]
+    parts = [
+        part
+        for content in contents
+        for part in (content if isinstance(content, list) else [content])
+    ]
     part = parts[0] if len(parts) == 1 else None
     if not isinstance(part, dict) or part.get("type") != "image_url":
         raise BadRequest(

@@ -33,7 +33,9 @@ def as_uint8(rows: Embeddings) -> NDArray[np.uint8]:
 def as_ubinary(rows: Embeddings, *, param: str) -> NDArray[np.uint8]:
     """[N, D / 8]: bit = component >= 0, the first in the most significant bit. Raises BadRequest naming `param`."""
     if rows.shape[1] % 8:
-        raise BadRequest(f"binary needs a dimension divisible by 8, not {rows.shape[1]}", param=param)
+        raise BadRequest(
+            f"binary needs a dimension divisible by 8, not {rows.shape[1]}", param=param
+        )
     return np.packbits(rows >= 0, axis=1)
 
 

@@ -13,7 +13,12 @@ EXAMPLE_IMAGE: Final = (
 
 def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:
     """Of these fields one is given and no null. types: JSON's name of each field's type, or names."""
-    return {"oneOf": [_given(name, [kind] if isinstance(kind, str) else list(kind)) for name, kind in types.items()]}
+    return {
+        "oneOf": [
+            _given(name, [kind] if isinstance(kind, str) else list(kind))
+            for name, kind in types.items()
+        ]
+    }
 
 
 def _given(name: str, kinds: list[str]) -> JsonValue:

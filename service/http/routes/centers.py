@@ -18,18 +18,33 @@ from service.resources import Resources
 router = APIRouter(tags=["labels"])
 
 _NUM_NEIGHBORS: Final = 8
-_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": DescribedCenter}, 404: {}, 409: {}, 504: {}}
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": DescribedCenter},
+    404: {},
+    409: {},
+    504: {},
+}
 
 
-@router.get("/v1/centers/{center}", dependencies=[needs("search")], response_class=Response, responses=_ANSWERS)
-async def describe_center(request: Request, center: Annotated[int, Path(ge=0)], resources: Opened) -> Response:
+@router.get(
+    "/v1/centers/{center}",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_ANSWERS,
+)
+async def describe_center(
+    request: Request, center: Annotated[int, Path(ge=0)], resources: Opened
+) -> Response:
     """Size, name, the nearest other centers, and examples: its nearest members, then items of each collection."""
     centers = opened_lookup(resources).centers
     if center >= len(centers.vectors):
-        raise NotFound("there is no such center", remedy=f"ids go from 0 to {len(centers.vectors) - 1}")
+        raise NotFound(
+            "there is no such center", remedy=f"ids go from 0 to {len(centers.vectors) - 1}"
+        )
     loop = asyncio.get_running_loop()
     description = await within_deadline(
-        loop.run_in_executor(resources.compute, _describe, center, resources), request.state.deadline
+        loop.run_in_executor(resources.compute, _describe, center, resources),
+        request.state.deadline,
     )
     return json_answer(description, headers(resources))
 

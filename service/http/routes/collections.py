@@ -22,7 +22,12 @@ from service.http.access import Opened
 from service.http.answers import headers, json_answer
 from service.http.auth import needs
 from service.http.bodies import read_optional_json, validated
-from service.http.dialects.own.wire import CollectionList, CreateRequest, DeletedCollection, DescribedCollection
+from service.http.dialects.own.wire import (
+    CollectionList,
+    CreateRequest,
+    DeletedCollection,
+    DescribedCollection,
+)
 from service.http.openapi import json_body
 from service.http.problems import misnamed
 from service.http.queries import given_fields
@@ -68,14 +73,18 @@ _DELETED: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.get("/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST)
+@router.get(
+    "/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST
+)
 async def list_collections(request: Request, resources: Opened) -> Response:
     """All there are: those that are not `usable` hold embeddings of another model than is served."""
     store = resources.model.space.store
     if store is not None:
         await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
-    return json_answer({"collections": [_describe(name, one, resources) for name, one in every.items()]})
+    return json_answer(
+        {"collections": [_describe(name, one, resources) for name, one in every.items()]}
+    )
 
 
 @router.put(
@@ -91,25 +100,40 @@ async def create_collection(name: Name, request: Request, resources: Opened) -> 
     asked, dimension = validated(CreateRequest, given_fields(content)), resources.encoder.dimension
     if asked.dimension not in (None, dimension):
         raise InvalidInput(
-            f"the served model gives {dimension} numbers, not {asked.dimension}", remedy="leave `dimension` out"
+            f"the served model gives {dimension} numbers, not {asked.dimension}",
+            remedy="leave `dimension` out",
         )
     store, fingerprint = resources.model.space.opened_store(), resources.encoder.fingerprint
     collection, made = await change(
         request,
         resources,
-        lambda: store.create(name, fingerprint=fingerprint, dimension=dimension, recall=asked.recall),
+        lambda: store.create(
+            name, fingerprint=fingerprint, dimension=dimension, recall=asked.recall
+        ),
     )
-    return json_answer(_describe(name, collection, resources), headers(resources), status=201 if made else 200)
+    return json_answer(
+        _describe(name, collection, resources), headers(resources), status=201 if made else 200
+    )
 
 
-@router.get("/v1/collections/{name}", dependencies=[needs("search")], response_class=Response, responses=_ONE)
+@router.get(
+    "/v1/collections/{name}",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_ONE,
+)
 async def describe_collection(name: Name, request: Request, resources: Opened) -> Response:
     """Its size, and its index: how it was tuned, and how much of the truth it finds."""
     collection = await opened_collection(name, request, resources)
     return json_answer(_describe(name, collection, resources), headers(resources))
 
 
-@router.delete("/v1/collections/{name}", dependencies=[needs("write")], response_class=Response, responses=_DELETED)
+@router.delete(
+    "/v1/collections/{name}",
+    dependencies=[needs("write")],
+    response_class=Response,
+    responses=_DELETED,
+)
 async def delete_collection(name: Name, request: Request, resources: Opened) -> Response:
     """With all its items, for good; of another model's embeddings, too."""
     store = resources.model.space.opened_store()
@@ -137,7 +161,9 @@ def _describe(name: str, collection: Collection, resources: Resources) -> dict[s
             "target": described.recall_target,
             "recall": described.recall,
             "damaged": described.index_damaged,
-            "error": None if described.indexing_error is None else "it could not be made; the log says why",
+            "error": None
+            if described.indexing_error is None
+            else "it could not be made; the log says why",
         },
     }
 
@@ -163,8 +189,12 @@ async def open_all_arrived(store: Collections, request: Request, resources: Reso
         await _within(request, resources.opening, store.open_all_arrived)
 
 
-async def _within(request: Request, pool: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
-    return await within_deadline(asyncio.get_running_loop().run_in_executor(pool, work), request.state.deadline)
+async def _within(
+    request: Request, pool: ThreadPoolExecutor, work: Callable[[], _Result]
+) -> _Result:
+    return await within_deadline(
+        asyncio.get_running_loop().run_in_executor(pool, work), request.state.deadline
+    )
 
 
 async def change(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:

@@ -8,7 +8,17 @@ from starlette.responses import Response
 
 from service.errors import StrictBatch
 from service.http.access import Opened
-from service.http.answers import ARROW, JSON, NPY, RAW, headers, json_answer, negotiated, provenance, to_npy
+from service.http.answers import (
+    ARROW,
+    JSON,
+    NPY,
+    RAW,
+    headers,
+    json_answer,
+    negotiated,
+    provenance,
+    to_npy,
+)
 from service.http.auth import needs
 from service.http.bodies import read_images
 from service.http.dialects.own.wire import EmbeddedImages
@@ -51,7 +61,9 @@ async def embed_images(request: Request, resources: Opened) -> Response:
         return Response(_as_arrow(encoded, len(images)), 200, stamp, ARROW)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param="files")
-    content = encoded.embeddings.astype("<f4").tobytes() if chosen == RAW else to_npy(encoded.embeddings)
+    content = (
+        encoded.embeddings.astype("<f4").tobytes() if chosen == RAW else to_npy(encoded.embeddings)
+    )
     return Response(content, 200, stamp, chosen)
 
 
@@ -60,7 +72,8 @@ def _as_json(encoded: Encoded, resources: Resources) -> dict[str, Any]:
         **provenance(resources),
         "dimension": resources.encoder.dimension,
         "results": [
-            {"index": index, "embedding": row} for index, row in zip(encoded.rows, encoded.embeddings, strict=True)
+            {"index": index, "embedding": row}
+            for index, row in zip(encoded.rows, encoded.embeddings, strict=True)
         ],
         "errors": [item_error(index, error) for index, error in encoded.errors.items()],
     }

@@ -18,7 +18,13 @@ from service.http.answers import headers, json_answer, provenance
 from service.http.auth import needs
 from service.http.bodies import check_count, media_type, parse_json, read_form, read_json, validated
 from service.http.data_uris import image_from_uri
-from service.http.dialects.own.wire import AddedItems, AddRequest, ChangedItem, DescribedItem, MetadataRequest
+from service.http.dialects.own.wire import (
+    AddedItems,
+    AddRequest,
+    ChangedItem,
+    DescribedItem,
+    MetadataRequest,
+)
 from service.http.encoding import encode
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
@@ -91,7 +97,9 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
     collection.check_writable()
     batch = await _read(request, resources)
     embedded, encoded = await _embedded(request, resources, batch)
-    items = [Item(given.id, embedded[index], given.metadata) for index, given in batch.items.items()]
+    items = [
+        Item(given.id, embedded[index], given.metadata) for index, given in batch.items.items()
+    ]
     outcomes = await change(request, resources, lambda: collection.add(items)) if items else []
     return json_answer(
         {
@@ -108,7 +116,10 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
 
 
 @router.get(
-    "/v1/collections/{name}/items/{id:path}", dependencies=[needs("search")], response_class=Response, responses=_ITEM
+    "/v1/collections/{name}/items/{id:path}",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_ITEM,
 )
 async def get_item(
     name: Name,
@@ -121,7 +132,9 @@ async def get_item(
     """Its metadata and, with `embedding`, its unit embedding."""
     item = (await opened_collection(name, request, resources)).get(id)
     content = {"collection": name, "id": item.id, "metadata": item.metadata}
-    return json_answer({**content, "embedding": item.embedding if embedding else None}, headers(resources))
+    return json_answer(
+        {**content, "embedding": item.embedding if embedding else None}, headers(resources)
+    )
 
 
 @router.patch(
@@ -140,12 +153,17 @@ async def update_item(
     """Other metadata in place of those that it has; its embedding stays."""
     collection = await opened_collection(name, request, resources)
     asked = validated(MetadataRequest, await read_json(request, resources))
-    outcome = await change(request, resources, lambda: collection.update_metadata(id, asked.metadata))
+    outcome = await change(
+        request, resources, lambda: collection.update_metadata(id, asked.metadata)
+    )
     return json_answer({"collection": name, "id": id, "outcome": outcome})
 
 
 @router.delete(
-    "/v1/collections/{name}/items/{id:path}", dependencies=[needs("write")], response_class=Response, responses=_CHANGED
+    "/v1/collections/{name}/items/{id:path}",
+    dependencies=[needs("write")],
+    response_class=Response,
+    responses=_CHANGED,
 )
 async def delete_item(
     name: Name,
@@ -178,13 +196,17 @@ async def _read(request: Request, resources: Resources) -> _Batch:
                 param="items",
             )
         check_count(len(values), limits)
-    return await loop.run_in_executor(resources.compute, _checked, values, images, resources.encoder.dimension)
+    return await loop.run_in_executor(
+        resources.compute, _checked, values, images, resources.encoder.dimension
+    )
 
 
 async def _listed(text: str | None, resources: Resources) -> list[Any]:
     if text is None:
         raise BadRequest(
-            "the form has no field `items`", remedy='give a JSON list, for example [{"id": "a.jpg"}]', param="items"
+            "the form has no field `items`",
+            remedy='give a JSON list, for example [{"id": "a.jpg"}]',
+            param="items",
         )
     try:
         values = await parse_json(text.encode(), resources)
@@ -205,7 +227,9 @@ def _checked(values: list[Any], images: list[bytes] | None, dimension: int) -> _
             batch.errors[index] = error
             continue
         if given.id in seen:
-            batch.errors[index] = InvalidInput("its id is given before in this request", remedy="give every id once")
+            batch.errors[index] = InvalidInput(
+                "its id is given before in this request", remedy="give every id once"
+            )
         else:
             batch.items[index] = given
             seen.add(given.id)
@@ -217,13 +241,18 @@ def _parsed(value: object, image: bytes | None, dimension: int) -> _Given:
         raise InvalidInput("an item must be a JSON object")
     fields = given_fields(value)
     if unknown := fields.keys() - _FIELDS:
-        raise InvalidInput(f"the item has {len(unknown)} unknown fields", remedy=f"known: {', '.join(sorted(_FIELDS))}")
+        raise InvalidInput(
+            f"the item has {len(unknown)} unknown fields",
+            remedy=f"known: {', '.join(sorted(_FIELDS))}",
+        )
     item_id, metadata = check_new_id(fields.get("id")), fields.get("metadata", {})
     encode_metadata(item_id, metadata)
     if ("image" in fields) + ("embedding" in fields) + (image is not None) != 1:
         raise InvalidInput("the item needs either an image or an embedding")
     if "embedding" in fields:
-        return _Given(item_id, metadata, unit_embedding(item_id, _numbers(fields["embedding"]), dimension))
+        return _Given(
+            item_id, metadata, unit_embedding(item_id, _numbers(fields["embedding"]), dimension)
+        )
     source = image_from_uri(fields["image"]) if image is None else image
     if isinstance(source, ImageRejected):
         raise source
@@ -252,7 +281,9 @@ async def _embedded(
         return embedded, None
     encoded = await encode(request, resources, list(images.values()), num_beside=len(embedded))
     indexes = list(images)
-    embedded |= {indexes[row]: vector for row, vector in zip(encoded.rows, encoded.embeddings, strict=True)}
+    embedded |= {
+        indexes[row]: vector for row, vector in zip(encoded.rows, encoded.embeddings, strict=True)
+    }
     for row, rejection in encoded.errors.items():
         batch.errors[indexes[row]] = rejection
         del batch.items[indexes[row]]

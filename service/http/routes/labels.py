@@ -16,7 +16,16 @@ from mlcd.types import Neighbors
 from service.deadline import within_deadline
 from service.errors import StrictBatch
 from service.http.access import Opened
-from service.http.answers import JSON, NPY, RAW, headers, listed_answer, negotiated, provenance, to_npy
+from service.http.answers import (
+    JSON,
+    NPY,
+    RAW,
+    headers,
+    listed_answer,
+    negotiated,
+    provenance,
+    to_npy,
+)
 from service.http.auth import needs
 from service.http.dialects.own.wire import LabeledImages, QueryRequest
 from service.http.openapi import BINARY, image_body
@@ -64,7 +73,8 @@ async def label(
     lookup = opened_lookup(resources)
     if mode not in lookup.modes:
         raise InvalidInput(
-            "approximate labels are off", remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true"
+            "approximate labels are off",
+            remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true",
         )
     check_top(top, resources)
     queries = await read_queries(request, resources)
@@ -73,14 +83,21 @@ async def label(
     loop = asyncio.get_running_loop()
     search = partial(lookup.nearest, queries.embeddings, top, threshold, mode=mode)
     with resources.metrics.looking_up(mode), timed("labels"):
-        found = await within_deadline(loop.run_in_executor(resources.compute, search), request.state.deadline)
+        found = await within_deadline(
+            loop.run_in_executor(resources.compute, search), request.state.deadline
+        )
     stamp = {
         **headers(resources, queries.encoded),
         "X-Mlcd-Mode": mode,
         "X-Mlcd-Top": str(found.ids.shape[1]),
     }
     if chosen == RAW:
-        return Response(found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes(), 200, stamp, RAW)
+        return Response(
+            found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes(),
+            200,
+            stamp,
+            RAW,
+        )
     if chosen == NPY:
         return Response(to_npy(_records(found)), 200, stamp, NPY)
     return listed_answer(
@@ -130,7 +147,11 @@ def example_members(centers: Centers, center: int, num: int | None = None) -> li
 
 
 def _result(
-    index: int, ids: NDArray[np.int64], scores: NDArray[np.float32], centers: Centers, num_examples: int
+    index: int,
+    ids: NDArray[np.int64],
+    scores: NDArray[np.float32],
+    centers: Centers,
+    num_examples: int,
 ) -> dict[str, Any]:
     labels = [
         _label(int(center), float(score), centers, num_examples)
@@ -142,4 +163,8 @@ def _result(
 
 def _label(center: int, similarity: float, centers: Centers, num_examples: int) -> dict[str, Any]:
     label = {"id": center, "similarity": similarity, "name": centers.name(center)}
-    return {**label, "examples": example_members(centers, center, num_examples)} if num_examples else label
+    return (
+        {**label, "examples": example_members(centers, center, num_examples)}
+        if num_examples
+        else label
+    )

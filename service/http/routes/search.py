@@ -22,7 +22,13 @@ from service.http.access import Opened
 from service.http.answers import headers, json_answer, listed_answer, provenance
 from service.http.auth import needs
 from service.http.bodies import check_count, media_type, read_json, read_optional_json, validated
-from service.http.dialects.own.wire import DuplicatesRequest, FoundDuplicates, FoundItems, SearchOptions, SearchRequest
+from service.http.dialects.own.wire import (
+    DuplicatesRequest,
+    FoundDuplicates,
+    FoundItems,
+    SearchOptions,
+    SearchRequest,
+)
 from service.http.openapi import image_body, json_body
 from service.http.problems import item_error
 from service.http.queries import Queries, check_top, given_fields, queries_from_json, read_queries
@@ -39,8 +45,14 @@ _MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
 _FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
 _MAX_ITEMS: Final = 50_000
 """All pairs of them are more than a deadline of 30 s allows on two cores."""
-_REMEDY: Final = "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
-_DUPLICATES: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundDuplicates}, 404: {}, 409: {}}
+_REMEDY: Final = (
+    "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
+)
+_DUPLICATES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": FoundDuplicates},
+    404: {},
+    409: {},
+}
 
 
 @router.post(
@@ -69,13 +81,21 @@ async def search(
     """
     collection = await opened_collection(name, request, resources)
     given = given_fields(
-        {"top": top, "filter": _parsed(filter), "threshold": threshold, "exact": exact, "metadata": metadata}
+        {
+            "top": top,
+            "filter": _parsed(filter),
+            "threshold": threshold,
+            "exact": exact,
+            "metadata": metadata,
+        }
     )
     content = None
     if media_type(request) == "application/json":
         content = given_fields(await read_json(request, resources))
         if twice := given.keys() & content.keys():
-            raise BadRequest(f"{min(twice)} is given in the query string and in the body", param=min(twice))
+            raise BadRequest(
+                f"{min(twice)} is given in the query string and in the body", param=min(twice)
+            )
         given |= {option: content.pop(option) for option in _OPTIONS if option in content}
     options = validated(SearchOptions, given)
     check_top(options.top, resources)
@@ -95,7 +115,8 @@ async def search(
     )
     with resources.metrics.searching(), timed("search"):
         found = await within_deadline(
-            asyncio.get_running_loop().run_in_executor(resources.compute, searching), request.state.deadline
+            asyncio.get_running_loop().run_in_executor(resources.compute, searching),
+            request.state.deadline,
         )
     num_bytes = _check_size(found, metadata=options.metadata, limits=resources.settings.limits)
     return listed_answer(
@@ -159,7 +180,9 @@ async def _queries_of_items(
         raise BadRequest("give one of `images`, `embeddings`, `id` and `ids`")
     ids = content.get("ids", [content.get("id")])
     if not isinstance(ids, list) or not ids or not all(isinstance(item_id, str) for item_id in ids):
-        raise BadRequest("`id` is a string, `ids` a list of strings", param="ids" if "ids" in content else "id")
+        raise BadRequest(
+            "`id` is a string, `ids` a list of strings", param="ids" if "ids" in content else "id"
+        )
     check_count(len(ids), resources.settings.limits)
     await resources.rates.take(request.state.key, len(ids))
     return Queries.given(np.concatenate([collection.embedding_of(item_id) for item_id in ids]))
@@ -170,7 +193,9 @@ async def _queries_of_items(
     dependencies=[needs("search")],
     response_class=Response,
     responses=_DUPLICATES,
-    openapi_extra={"requestBody": {**json_body(DuplicatesRequest)["requestBody"], "required": False}},
+    openapi_extra={
+        "requestBody": {**json_body(DuplicatesRequest)["requestBody"], "required": False}
+    },
 )
 async def find_duplicates(name: Name, request: Request, resources: Opened) -> Response:
     """Groups of items that chains of pairs of at least this `similarity` join; every pair is compared.
@@ -181,13 +206,16 @@ async def find_duplicates(name: Name, request: Request, resources: Opened) -> Re
     content = await read_optional_json(request, resources)
     asked = validated(DuplicatesRequest, content)
     if len(collection) > _MAX_ITEMS:
-        raise InvalidInput(f"{len(collection)} items are more than the {_MAX_ITEMS} of one request", remedy=_REMEDY)
+        raise InvalidInput(
+            f"{len(collection)} items are more than the {_MAX_ITEMS} of one request", remedy=_REMEDY
+        )
     bound = _Bound(request.state.deadline)
     comparing = partial(_compare, collection, asked.similarity, bound)
     try:
         with timed("compare"):
             groups = await within_deadline(
-                asyncio.get_running_loop().run_in_executor(resources.comparing, comparing), request.state.deadline
+                asyncio.get_running_loop().run_in_executor(resources.comparing, comparing),
+                request.state.deadline,
             )
     except DeadlineExceeded as error:
         raise DeadlineExceeded("the time for a request has passed", remedy=_REMEDY) from error

@@ -82,7 +82,11 @@ class CachedPipeline:
         self._under_way: dict[bytes, asyncio.Future[_Outcome | None]] = {}
 
     async def encode(
-        self, images: Sequence[bytes | ImageRejected], *, deadline: float, account: Account | None = None
+        self,
+        images: Sequence[bytes | ImageRejected],
+        *,
+        deadline: float,
+        account: Account | None = None,
     ) -> Encoded:
         """See `Pipeline.encode`."""
         started = time.perf_counter()
@@ -96,12 +100,20 @@ class CachedPipeline:
                 await self._lead(mine, request)
                 led |= mine.keys()
             await _join(joined, request)
-        self._metrics.cache_looked_up("in_flight", "hit", len(request.keys) - num_remembered - len(led))
-        request.timings = replace(request.timings, cache_s=time.perf_counter() - started - request.pipeline_s)
+        self._metrics.cache_looked_up(
+            "in_flight", "hit", len(request.keys) - num_remembered - len(led)
+        )
+        request.timings = replace(
+            request.timings, cache_s=time.perf_counter() - started - request.pipeline_s
+        )
         return self._joined(request)
 
     async def _keys(self, images: Sequence[bytes | ImageRejected]) -> dict[int, bytes]:
-        given = {index: image for index, image in enumerate(images) if not isinstance(image, ImageRejected)}
+        given = {
+            index: image
+            for index, image in enumerate(images)
+            if not isinstance(image, ImageRejected)
+        }
         hashing = partial(self._space.keys, list(given.values()))
         if sum(map(len, given.values())) <= _INLINE_BYTES:
             keys = hashing()
@@ -124,7 +136,9 @@ class CachedPipeline:
     async def _lead(self, mine: dict[bytes, int], request: _Request) -> None:
         """Find or compute these keys; other requests that want one of them wait for it alone."""
         loop = asyncio.get_running_loop()
-        futures: dict[bytes, asyncio.Future[_Outcome | None]] = {key: loop.create_future() for key in mine}
+        futures: dict[bytes, asyncio.Future[_Outcome | None]] = {
+            key: loop.create_future() for key in mine
+        }
         self._under_way |= futures
         try:
             if self._redis is not None:
@@ -164,7 +178,11 @@ class CachedPipeline:
             self._redis.put(key, packed)
 
     def _settle(self, key: bytes, outcome: _Outcome) -> None:
-        if isinstance(outcome, bytes) and self._memory is not None and self._vectors.is_sound(outcome):
+        if (
+            isinstance(outcome, bytes)
+            and self._memory is not None
+            and self._vectors.is_sound(outcome)
+        ):
             self._memory.put(key, outcome)
         future = self._under_way.get(key)
         if future is not None and not future.done():
@@ -175,17 +193,27 @@ class CachedPipeline:
             request.outcomes[request.keys[index]] if index in request.keys else image
             for index, image in enumerate(request.images)
         ]
-        errors = {index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, ImageRejected)}
+        errors = {
+            index: outcome
+            for index, outcome in enumerate(outcomes)
+            if isinstance(outcome, ImageRejected)
+        }
         for index in errors.keys() - request.computed:  # the pipeline has counted what it computed
             self._metrics.rejected(errors[index].reason)
         rows = [index for index in range(len(outcomes)) if index not in errors]
-        vectors = [self._vectors.unpack(outcome) for outcome in outcomes if isinstance(outcome, bytes)]
-        embeddings = np.stack(vectors) if vectors else np.zeros((0, self._vectors.dimension), np.float32)
+        vectors = [
+            self._vectors.unpack(outcome) for outcome in outcomes if isinstance(outcome, bytes)
+        ]
+        embeddings = (
+            np.stack(vectors) if vectors else np.zeros((0, self._vectors.dimension), np.float32)
+        )
         rounded = None if self._vectors.exact else self._vectors.dtype
         return Encoded(embeddings, rows, errors, request.timings, rounded)
 
 
-async def _join(futures: Mapping[bytes, "asyncio.Future[_Outcome | None]"], request: _Request) -> None:
+async def _join(
+    futures: Mapping[bytes, "asyncio.Future[_Outcome | None]"], request: _Request
+) -> None:
     """Take over what others find; where one of them fails, nothing."""
     if futures:
         await asyncio.wait(futures.values())
@@ -219,7 +247,11 @@ async def open_cached(
     async with AsyncExitStack() as stack:
         hasher = ThreadPoolExecutor(1, thread_name_prefix="hash")
         stack.callback(hasher.shutdown, wait=False, cancel_futures=True)
-        redis = await stack.enter_async_context(_open_redis(settings, space, vectors, metrics)) if use_redis else None
+        redis = (
+            await stack.enter_async_context(_open_redis(settings, space, vectors, metrics))
+            if use_redis
+            else None
+        )
         yield CachedPipeline(
             pipeline,
             space=space,
@@ -231,11 +263,15 @@ async def open_cached(
         )
 
 
-def _open_redis(settings: Settings, space: KeySpace, vectors: VectorFormat, metrics: Metrics) -> "RedisCache":
+def _open_redis(
+    settings: Settings, space: KeySpace, vectors: VectorFormat, metrics: Metrics
+) -> "RedisCache":
     try:
         from service.inference.cache.redis import RedisCache
     except ModuleNotFoundError as error:
-        raise ConfigInvalid("MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'") from error
+        raise ConfigInvalid(
+            "MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'"
+        ) from error
     assert settings.redis_url is not None
     return RedisCache(
         settings.redis_url.get_secret_value(),

@@ -22,7 +22,9 @@ class Circuit:
     time, and those that wait are told why it is open.
     """
 
-    def __init__(self, answers: Callable[[], Awaitable[bool]], tell: Callable[[bool], None]) -> None:
+    def __init__(
+        self, answers: Callable[[], Awaitable[bool]], tell: Callable[[bool], None]
+    ) -> None:
         """answers: whether the store does, within its own time limit; tell: hears of every change, True when closed."""
         self._answers, self._tell = answers, tell
         self._failures = 0
@@ -46,7 +48,9 @@ class Circuit:
             self._pause_s = CACHE_PAUSE_S
         _log.warning("the cache's Redis does not answer: served without it until it does")
         self._tell(False)
-        self._recovery = asyncio.create_task(self._recover(), name="cache-recovery", context=Context())
+        self._recovery = asyncio.create_task(
+            self._recover(), name="cache-recovery", context=Context()
+        )
 
     async def stop(self) -> None:
         if self._recovery is not None:

@@ -37,7 +37,10 @@ class KeySpace:
 
     def keys(self, images: Iterable[bytes]) -> list[bytes]:
         """SHA-256 over the space and the image's bytes, 32 bytes each."""
-        return [hashlib.sha256(self._digest + hashlib.sha256(image).digest()).digest() for image in images]
+        return [
+            hashlib.sha256(self._digest + hashlib.sha256(image).digest()).digest()
+            for image in images
+        ]
 
     def name(self, key: bytes) -> str:
         """In Redis; those of one model begin alike, so that an operator can find them."""

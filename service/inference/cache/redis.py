@@ -64,7 +64,9 @@ class RedisCache:
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError:  # its text may quote the password
-            raise ConfigInvalid("MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database") from None
+            raise ConfigInvalid(
+                "MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database"
+            ) from None
         self._client: Redis = Redis.from_pool(pool)
         self._room = Room(self._client, max_bytes)
         self._waiting: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_MAX_WAITING)

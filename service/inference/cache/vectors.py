@@ -39,7 +39,11 @@ class VectorFormat:
         the same bits.
         """
         stored = np.frombuffer(packed, self._stored)
-        return stored.astype(np.float32) if self.exact else unit_rows(stored[None].astype(np.float64))[0]
+        return (
+            stored.astype(np.float32)
+            if self.exact
+            else unit_rows(stored[None].astype(np.float64))[0]
+        )
 
     def seal(self, key: bytes, packed: bytes) -> bytes:
         """For a store that others can write to: with its own key and a checksum in front."""
@@ -47,11 +51,18 @@ class VectorFormat:
 
     def unseal(self, key: bytes, sealed: object) -> bytes | None:
         """What was sealed under this key; None for anything else, whoever wrote it and whatever became of it."""
-        if not isinstance(sealed, bytes) or len(sealed) != _SEAL.size + self._stored.itemsize * self.dimension:
+        if (
+            not isinstance(sealed, bytes)
+            or len(sealed) != _SEAL.size + self._stored.itemsize * self.dimension
+        ):
             return None
         found, checksum = _SEAL.unpack_from(sealed)
         packed = sealed[_SEAL.size :]
-        return packed if found == key and zlib.crc32(packed) == checksum and self.is_sound(packed) else None
+        return (
+            packed
+            if found == key and zlib.crc32(packed) == checksum and self.is_sound(packed)
+            else None
+        )
 
     def is_sound(self, packed: bytes) -> bool:
         """Finite, and of unit norm: what an engine at fault gives must not outlive the fault."""

@@ -59,10 +59,14 @@ class FakeEncoder:
 
 
 def _read(spec: str) -> _Behavior:
-    pairs: dict[str, Any] = dict(pair.partition("=")[::2] for pair in spec.removeprefix(PREFIX).split(",") if pair)
+    pairs: dict[str, Any] = dict(
+        pair.partition("=")[::2] for pair in spec.removeprefix(PREFIX).split(",") if pair
+    )
     try:
         return _Behavior.model_validate(pairs)
     except ValidationError as error:
         name = ".".join(str(part) for part in error.errors()[0]["loc"])
         known = ", ".join(_Behavior.model_fields)
-        raise ConfigInvalid(f"{spec}: {name} is not understood", remedy=f"known: {known}") from error
+        raise ConfigInvalid(
+            f"{spec}: {name} is not understood", remedy=f"known: {known}"
+        ) from error

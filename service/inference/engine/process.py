@@ -35,7 +35,9 @@ class EngineFailed(Unavailable):
 class EngineProcess:
     """Made by `open`. Batches are encoded in the order of their calls, at most NUM_SLOTS at a time."""
 
-    def __init__(self, process: asyncio.subprocess.Process, served: ServedEncoder, slots: Slots) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, served: ServedEncoder, slots: Slots
+    ) -> None:
         self.served = served
         self.pid = process.pid
         self.on_end: Callable[[], None] = lambda: None
@@ -54,11 +56,16 @@ class EngineProcess:
         """Raises what opening the encoder raised, and Unavailable where the process ended without a word."""
         descriptor = os.memfd_create("mlcd-batches")
         try:
-            process = await start_child("service.inference.engine.worker", descriptor, descriptors=(descriptor,))
+            process = await start_child(
+                "service.inference.engine.worker", descriptor, descriptors=(descriptor,)
+            )
             try:
                 served = await _opened(process, opening)
                 slots = Slots(
-                    descriptor, max_batch=opening.max_batch, crop=served.preprocess.crop, dimension=served.dimension
+                    descriptor,
+                    max_batch=opening.max_batch,
+                    crop=served.preprocess.crop,
+                    dimension=served.dimension,
                 )
             except BaseException:
                 await _end(process, 0.0)
@@ -96,7 +103,9 @@ class EngineProcess:
             return Inference(self._slots.rows[slot, : len(images)].copy(), seconds)
         except TimeoutError:
             self.kill()
-            raise Unavailable(f"the engine did not answer within {limit_s:.0f} s and is started again") from None
+            raise Unavailable(
+                f"the engine did not answer within {limit_s:.0f} s and is started again"
+            ) from None
         finally:
             self._free.put_nowait(slot)
 
@@ -145,7 +154,9 @@ async def _opened(process: asyncio.subprocess.Process, opening: Opening) -> Serv
     process.stdin.write(opening.to_json().encode() + b"\n")
     line = await process.stdout.readline()
     if not line:
-        raise Unavailable("the engine's process ended while it opened the model", remedy="its log says why")
+        raise Unavailable(
+            "the engine's process ended while it opened the model", remedy="its log says why"
+        )
     message = json.loads(line)
     if "error" in message:
         kind: type[MlcdError] = getattr(errors, message["error"], MlcdError)
@@ -166,7 +177,9 @@ async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
 
 
 def _gone() -> Unavailable:
-    return Unavailable("the engine's process ended and is started again", remedy="try again in a moment")
+    return Unavailable(
+        "the engine's process ended and is started again", remedy="try again in a moment"
+    )
 
 
 def _fail(done: "asyncio.Future[float]", error: MlcdError) -> None:

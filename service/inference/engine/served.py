@@ -54,7 +54,12 @@ class ServedEncoder:
 
     @classmethod
     def of(
-        cls, encoder: "Encoder | TritonEncoder", *, max_batch: int, shortest_s: float, longest_s: float
+        cls,
+        encoder: "Encoder | TritonEncoder",
+        *,
+        max_batch: int,
+        shortest_s: float,
+        longest_s: float,
     ) -> "ServedEncoder":
         return cls(
             name=encoder.name,

@@ -19,12 +19,17 @@ class Slots:
 
     def __init__(self, descriptor: int, *, max_batch: int, crop: int, dimension: int) -> None:
         """descriptor: of a file that both processes hold open; the first to come gives it its size."""
-        row_shape, pixel_shape = (NUM_SLOTS, max_batch, dimension), (NUM_SLOTS, max_batch, 3, crop, crop)
+        row_shape, pixel_shape = (
+            (NUM_SLOTS, max_batch, dimension),
+            (NUM_SLOTS, max_batch, 3, crop, crop),
+        )
         row_bytes = 4 * int(np.prod(row_shape))
         size = row_bytes + int(np.prod(pixel_shape))
         if os.fstat(descriptor).st_size != size:
             os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
         # Rows come first: whatever the size of a picture, they are aligned.
-        self.rows = np.frombuffer(memory, np.float32, count=int(np.prod(row_shape))).reshape(row_shape)
+        self.rows = np.frombuffer(memory, np.float32, count=int(np.prod(row_shape))).reshape(
+            row_shape
+        )
         self.pixels = np.frombuffer(memory, np.uint8, offset=row_bytes).reshape(pixel_shape)

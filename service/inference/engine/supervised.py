@@ -15,7 +15,13 @@ from service.inference.contract import down
 from service.inference.engine.process import EngineFailed, EngineProcess, Inference
 from service.inference.engine.served import Opening, ServedEncoder
 from service.telemetry.metrics import Metrics
-from service.timings import ENGINE_BACKOFF_S, ENGINE_MAX_BACKOFF_S, ENGINE_OPEN_S, ENGINE_OVERDUE_S, ENGINE_STEADY_S
+from service.timings import (
+    ENGINE_BACKOFF_S,
+    ENGINE_MAX_BACKOFF_S,
+    ENGINE_OPEN_S,
+    ENGINE_OVERDUE_S,
+    ENGINE_STEADY_S,
+)
 
 _log = logging.getLogger("mlcd.service")
 _MAX_FAILURES: Final = 3
@@ -116,7 +122,9 @@ class SupervisedEngine:
         except EngineFailed:
             self._failures += 1
             if self._failures % _MAX_FAILURES == 0:
-                _log.error("the engine failed %d times in a row and is started again", _MAX_FAILURES)
+                _log.error(
+                    "the engine failed %d times in a row and is started again", _MAX_FAILURES
+                )
                 process.kill()
             raise
         except Unavailable:
@@ -137,7 +145,11 @@ class SupervisedEngine:
             await self._process.close()
             self._process = None
             pause_s = 0.0 if loop.time() - born > ENGINE_STEADY_S else pause_s
-            _log.error("the engine's process ended with status %d; the next starts in %.1f s", status, pause_s)
+            _log.error(
+                "the engine's process ended with status %d; the next starts in %.1f s",
+                status,
+                pause_s,
+            )
             while self._process is None:
                 self._back_at = loop.time() + pause_s
                 await asyncio.sleep(pause_s)
@@ -155,7 +167,9 @@ class SupervisedEngine:
                 process = await EngineProcess.open(self._opening)
             if process.served.fingerprint != self.served.fingerprint:
                 await process.close()
-                raise ConfigInvalid("the model on disk is another one now", remedy="restart the server")
+                raise ConfigInvalid(
+                    "the model on disk is another one now", remedy="restart the server"
+                )
         except (MlcdError, TimeoutError, OSError) as error:
             _log.error("the engine cannot be started: %s", error or type(error).__name__)
             return None

@@ -54,13 +54,17 @@ class TritonEngine:
         """
         from mlcd.encoders.triton_versions import load_version
 
-        return await load_version(self.encoder.url, self.encoder.name, version, timeout_s=TRITON_LOAD_S)
+        return await load_version(
+            self.encoder.url, self.encoder.name, version, timeout_s=TRITON_LOAD_S
+        )
 
     async def unload_others(self) -> None:
         """Have Triton let go of the model's other versions."""
         from mlcd.encoders.triton_versions import keep_version
 
-        await keep_version(self.encoder.url, self.encoder.name, self.encoder.version, timeout_s=TRITON_LOAD_S)
+        await keep_version(
+            self.encoder.url, self.encoder.name, self.encoder.version, timeout_s=TRITON_LOAD_S
+        )
 
 
 class Direct:
@@ -90,7 +94,9 @@ class Direct:
 
 
 @asynccontextmanager
-async def open_triton_engine(settings: Settings, *, version: int | None = None) -> AsyncIterator[TritonEngine]:
+async def open_triton_engine(
+    settings: Settings, *, version: int | None = None
+) -> AsyncIterator[TritonEngine]:
     """The model MLCD_MODEL of the Triton at MLCD_TRITON__URL, seen to embed.
 
     version: other than MLCD_TRITON__VERSION says.
@@ -100,9 +106,13 @@ async def open_triton_engine(settings: Settings, *, version: int | None = None) 
     try:
         from mlcd.encoders.triton import open_triton
     except ModuleNotFoundError as error:
-        raise ConfigInvalid("engine triton needs a package", remedy="pip install 'mlcd[triton]'") from error
+        raise ConfigInvalid(
+            "engine triton needs a package", remedy="pip install 'mlcd[triton]'"
+        ) from error
     assert settings.triton.url is not None
-    encoder = await open_triton(settings.triton.url, settings.model, version=version or settings.triton.version)
+    encoder = await open_triton(
+        settings.triton.url, settings.model, version=version or settings.triton.version
+    )
     try:
         for name in ("exif", "decode"):
             wanted = getattr(settings, name)
@@ -113,7 +123,9 @@ async def open_triton_engine(settings: Settings, *, version: int | None = None) 
                 )
         # Its batches are made there: of them no more is known than how long requests take.
         took_s = encoder.slowest_s
-        served = ServedEncoder.of(encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s)
+        served = ServedEncoder.of(
+            encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s
+        )
         yield TritonEngine(encoder, served)
     finally:
         await encoder.close()

@@ -74,7 +74,9 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     responses=_ANSWERS,
     openapi_extra=_BODY,
 )
-async def infer(request: Request, model: str, resources: Opened, version: str = VERSION) -> Response:
+async def infer(
+    request: Request, model: str, resources: Opened, version: str = VERSION
+) -> Response:
     """Embeddings, and labels where there are centers; one bad image refuses the request, naming its index."""
     check_version(model, version, resources)
     body = await read_body(request)
@@ -92,10 +94,16 @@ async def infer(request: Request, model: str, resources: Opened, version: str = 
     if resources.lookup is not None and wanted != [EMBEDDING]:
         find = partial(resources.lookup.nearest, encoded.embeddings, asked.parameters.top)
         with resources.metrics.looking_up("exact"), timed("labels"):
-            labels = await within_deadline(loop.run_in_executor(resources.compute, find), request.state.deadline)
+            labels = await within_deadline(
+                loop.run_in_executor(resources.compute, find), request.state.deadline
+            )
         outputs |= {LABEL_IDS: labels.ids.astype(np.int32), LABEL_SCORES: labels.scores}
     outputs = {name: outputs[name] for name in wanted}
-    content = {"model_name": model, "model_version": version, **({} if asked.id is None else {"id": asked.id})}
+    content = {
+        "model_name": model,
+        "model_version": version,
+        **({} if asked.id is None else {"id": asked.id}),
+    }
     answer, head_bytes = write(content, outputs, _binary(asked, wanted))
     stamp = headers(resources, encoded)
     if head_bytes == len(answer):
@@ -110,7 +118,9 @@ def _bound_wait(request: Request, timeout_us: int) -> None:
         request.state.deadline = min(request.state.deadline, own)
 
 
-def _read(body: bytes, stated: str | None, resources: Resources) -> tuple[InferRequest, list[GivenImage] | ImageBatch]:
+def _read(
+    body: bytes, stated: str | None, resources: Resources
+) -> tuple[InferRequest, list[GivenImage] | ImageBatch]:
     """The request, and its encoded images or prepared pixels."""
     head, tensors = split(body, stated)
     if stated is not None and not head:  # one raw tensor: a single image, without its length
@@ -163,7 +173,9 @@ def _wanted(asked: InferRequest, resources: Resources) -> list[str]:
     if asked.outputs is None:
         return known
     wanted = list(dict.fromkeys(output.name for output in asked.outputs))
-    if resources.model.space.foreign_centers is not None and {LABEL_IDS, LABEL_SCORES} & set(wanted):
+    if resources.model.space.foreign_centers is not None and {LABEL_IDS, LABEL_SCORES} & set(
+        wanted
+    ):
         resources.model.space.opened_lookup()
     if not wanted or not set(wanted) <= set(known):
         raise BadRequest(f"outputs are {', '.join(known)}", param="outputs")

@@ -49,9 +49,14 @@ _READY: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.get("/v2/models/{model}/config", dependencies=[needs()], response_class=Response, responses=_CONFIG)
 @router.get(
-    "/v2/models/{model}/versions/{version}/config", dependencies=[needs()], response_class=Response, responses=_CONFIG
+    "/v2/models/{model}/config", dependencies=[needs()], response_class=Response, responses=_CONFIG
+)
+@router.get(
+    "/v2/models/{model}/versions/{version}/config",
+    dependencies=[needs()],
+    response_class=Response,
+    responses=_CONFIG,
 )
 async def describe_config(model: str, resources: Opened, version: str = VERSION) -> Response:
     """In the names of Triton's ModelConfig, what holds here of batches, tensors and the queue."""
@@ -60,7 +65,10 @@ async def describe_config(model: str, resources: Opened, version: str = VERSION)
     size = encoder.preprocess.crop
     outputs = [_configured(EMBEDDING, "TYPE_FP32", encoder.dimension)]
     if resources.lookup is not None:
-        outputs += [_configured(LABEL_IDS, "TYPE_INT32", -1), _configured(LABEL_SCORES, "TYPE_FP32", -1)]
+        outputs += [
+            _configured(LABEL_IDS, "TYPE_INT32", -1),
+            _configured(LABEL_SCORES, "TYPE_FP32", -1),
+        ]
     parameters = {
         "engine": encoder.engine,
         "fingerprint": encoder.fingerprint,
@@ -108,16 +116,25 @@ async def index(request: Request, resources: Opened) -> Response:
     model = {"name": resources.encoder.name, "version": VERSION}
     if await resources.readiness.check():
         return json_answer([{**model, "state": "READY"}])
-    return json_answer([] if asked.ready else [{**model, "state": "UNAVAILABLE", "reason": "it cannot serve now"}])
+    return json_answer(
+        [] if asked.ready else [{**model, "state": "UNAVAILABLE", "reason": "it cannot serve now"}]
+    )
 
 
-@router.get("/v2/models/stats", dependencies=[needs()], response_class=Response, responses=_STATISTICS)
+@router.get(
+    "/v2/models/stats", dependencies=[needs()], response_class=Response, responses=_STATISTICS
+)
 async def all_statistics(resources: Opened) -> Response:
     """Answers with the statistics of the served model, summed over all server processes."""
     return _statistics(resources)
 
 
-@router.get("/v2/models/{model}/stats", dependencies=[needs()], response_class=Response, responses=_STATISTICS)
+@router.get(
+    "/v2/models/{model}/stats",
+    dependencies=[needs()],
+    response_class=Response,
+    responses=_STATISTICS,
+)
 @router.get(
     "/v2/models/{model}/versions/{version}/stats",
     dependencies=[needs()],
@@ -132,7 +149,9 @@ async def statistics(model: str, resources: Opened, version: str = VERSION) -> R
 
 def _statistics(resources: Resources) -> Response:
     model = {"name": resources.encoder.name, "version": VERSION}
-    return json_answer({"model_stats": [{**model, **inference_statistics(resources.metrics.counted())}]})
+    return json_answer(
+        {"model_stats": [{**model, **inference_statistics(resources.metrics.counted())}]}
+    )
 
 
 def _configured(name: str, data_type: str, *dims: int) -> dict[str, Any]:
@@ -146,21 +165,33 @@ async def live() -> dict[str, bool]:
     return {"live": True}
 
 
-@router.get("/v2/health/ready", responses={status: {"model": ReadyAnswer} for status in (_OK, _UNAVAILABLE)})
+@router.get(
+    "/v2/health/ready", responses={status: {"model": ReadyAnswer} for status in (_OK, _UNAVAILABLE)}
+)
 async def ready(resources: Opened, response: Response) -> dict[str, bool]:
     """As /health/ready."""
     return {"ready": await _is_ready(resources, response)}
 
 
-@router.get("/v2", dependencies=[needs()], response_class=Response, responses={200: {"model": ServerMetadata}})
+@router.get(
+    "/v2",
+    dependencies=[needs()],
+    response_class=Response,
+    responses={200: {"model": ServerMetadata}},
+)
 async def server() -> Response:
     """Name, version, extensions."""
     return json_answer({"name": "mlcd", "version": __version__, "extensions": _EXTENSIONS})
 
 
-@router.get("/v2/models/{model}", dependencies=[needs()], response_class=Response, responses=_METADATA)
 @router.get(
-    "/v2/models/{model}/versions/{version}", dependencies=[needs()], response_class=Response, responses=_METADATA
+    "/v2/models/{model}", dependencies=[needs()], response_class=Response, responses=_METADATA
+)
+@router.get(
+    "/v2/models/{model}/versions/{version}",
+    dependencies=[needs()],
+    response_class=Response,
+    responses=_METADATA,
 )
 async def describe_model(model: str, resources: Opened, version: str = VERSION) -> Response:
     """Inputs, of which a request carries one, and outputs; the fingerprint as a parameter."""
@@ -188,7 +219,9 @@ async def describe_model(model: str, resources: Opened, version: str = VERSION) 
 
 @router.get("/v2/models/{model}/ready", dependencies=[needs()], responses=_READY)
 @router.get("/v2/models/{model}/versions/{version}/ready", dependencies=[needs()], responses=_READY)
-async def model_ready(model: str, resources: Opened, response: Response, version: str = VERSION) -> dict[str, Any]:
+async def model_ready(
+    model: str, resources: Opened, response: Response, version: str = VERSION
+) -> dict[str, Any]:
     """As /health/ready, of the served model."""
     check_version(model, version, resources)
     return {"name": model, "ready": await _is_ready(resources, response)}

@@ -71,19 +71,32 @@ def pixels_from_json(data: Any, shape: Sequence[int]) -> ImageBatch:
         values = np.asarray(data)
     except (ValueError, OverflowError):
         values = np.empty(0)
-    if values.dtype.kind not in "iu" or values.size != math.prod(shape) or values.min() < 0 or values.max() > _MAX_U8:
-        raise BadRequest("data must be as many integers in 0..255 as the shape says", param="inputs")
+    if (
+        values.dtype.kind not in "iu"
+        or values.size != math.prod(shape)
+        or values.min() < 0
+        or values.max() > _MAX_U8
+    ):
+        raise BadRequest(
+            "data must be as many integers in 0..255 as the shape says", param="inputs"
+        )
     return values.astype(np.uint8).reshape(shape)
 
 
-def write(content: dict[str, Any], outputs: Mapping[str, NDArray[Any]], binary: frozenset[str]) -> tuple[bytes, int]:
+def write(
+    content: dict[str, Any], outputs: Mapping[str, NDArray[Any]], binary: frozenset[str]
+) -> tuple[bytes, int]:
     """The body of an answer and the length of its JSON part. outputs: float32 or int32; binary: names of those so sent.
 
     content: the JSON part without its outputs.
     """
     described, tensors = [], []
     for name, array in outputs.items():
-        tensor: dict[str, Any] = {"name": name, "datatype": _DATATYPES[array.dtype], "shape": list(array.shape)}
+        tensor: dict[str, Any] = {
+            "name": name,
+            "datatype": _DATATYPES[array.dtype],
+            "shape": list(array.shape),
+        }
         if name in binary:
             tensors.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
             described.append({**tensor, "parameters": {"binary_data_size": len(tensors[-1])}})

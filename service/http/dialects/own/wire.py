@@ -234,7 +234,9 @@ class FoundItems(Provenance):
 class CreateRequest(BaseModel):
     """dimension: that of the served model, or nothing. recall: recall@10 that the index has to show; 0.99."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"recall": 0.95}]})
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"recall": 0.95}]}
+    )
 
     dimension: Annotated[int, Field(ge=1)] | None = None
     recall: Annotated[float, Field(gt=0, le=0.995)] | None = None
@@ -298,7 +300,9 @@ class DeletedCollection(BaseModel):
 class GivenItem(BaseModel):
     """image: a data-URI or URL; or its embedding. metadata: a JSON object; without one, the item has none."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=exactly_one(image="string", embedding="array"))
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra=exactly_one(image="string", embedding="array")
+    )
 
     id: Annotated[str, Field(min_length=1)]
     image: str | None = None
@@ -312,7 +316,13 @@ class AddRequest(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
-            "examples": [{"items": [{"id": "sea/1.png", "image": EXAMPLE_IMAGE, "metadata": {"album": "sea"}}]}]
+            "examples": [
+                {
+                    "items": [
+                        {"id": "sea/1.png", "image": EXAMPLE_IMAGE, "metadata": {"album": "sea"}}
+                    ]
+                }
+            ]
         },
     )
 
@@ -348,7 +358,9 @@ class MetadataRequest(BaseModel):
     """metadata: in place of all that the item has."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra={"examples": [{"metadata": {"album": "summer"}}]}
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"metadata": {"album": "summer"}}]},
     )
 
     metadata: dict[str, Any]
@@ -374,7 +386,9 @@ class ChangedItem(BaseModel):
 class DuplicatesRequest(BaseModel):
     """similarity: the least cosine of a pair."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"similarity": 0.95}]})
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"similarity": 0.95}]}
+    )
 
     similarity: Annotated[float, Field(ge=-1, le=1)] = 0.95
 
@@ -399,7 +413,9 @@ class LoadRequest(BaseModel):
     false where other servers still use them.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"version": 2}]})
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"version": 2}]}
+    )
 
     version: Annotated[int, Field(ge=1)] | None = None
     unload: bool = True
@@ -441,4 +457,6 @@ class Info(Provenance):
     image_formats: list[str]
     centers: CenterSet | None
     collections: list[str]
-    limits: dict[str, float] = Field(description="by name; errors carry the name of the one that was exceeded")
+    limits: dict[str, float] = Field(
+        description="by name; errors carry the name of the one that was exceeded"
+    )
