@@ -57,7 +57,7 @@ _LOCAL: Final = ("localhost", "*.localhost")
 
 
 class _Gate(SecurityBase):
-    """Checks the key of a request and puts it into `request.state.key`; None on a server without keys.
+    """Checks a request's key and puts it into `request.state.key`; None on a server without keys.
 
     Raises Unauthorized and Forbidden.
     """
@@ -104,7 +104,7 @@ def shows_key(request: Request, scope: Scope) -> bool:
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
-    """Raises ValueError for a route that neither declares a scope nor is exempt, or that does both."""
+    """Raises ValueError unless every route either declares a scope or is exempt, and not both."""
     for route in routes:
         path = getattr(route, "path", "")
         declared = isinstance(route, APIRoute) and any(

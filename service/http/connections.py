@@ -60,9 +60,8 @@ class Bounds:
         oldest = next(chain(self.answered, self.waiting), None)
         if oldest is None and num <= self.most + PLACES_FOR_PROBES:
             return
-        self.forget(
-            oldest or newest
-        )  # the loop tells it of its end only later, when others may have come
+        # `connection_lost` forgets it, too, but runs later, when more connections may have come.
+        self.forget(oldest or newest)
         self.closed("too-many")
         (oldest or newest).transport.abort()
 
@@ -116,13 +115,14 @@ class Connection(HttpToolsProtocol):
         self._bounds.forget(self)
         self._within(self._bounds.exchange_s)
         if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ValueError("too many requests at once")  # the parser makes a 400 of it
+            raise ValueError("too many requests at once")  # the parser answers 400
         crowded = (
             len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
         )
         self.app = _refuse if crowded else self.config.loaded_app
         super().on_headers_complete()
-        self.cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses
+        # It has every method of a transport that a cycle uses.
+        self.cycle.transport = _Closing(self)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
