@@ -31,7 +31,7 @@ def image_from_uri(value: Any) -> GivenImage:
 
 
 def image_from_field(value: Any) -> GivenImage:
-    """Reads a field that can hold only an image; it takes what `image_from_uri` takes and base64."""
+    """Reads a field that can hold only an image; unlike `image_from_uri` it also takes base64."""
     if not isinstance(value, str) or is_url(value) or is_data_uri(value):
         return image_from_uri(value)
     return image_from_base64(value)

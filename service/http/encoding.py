@@ -112,7 +112,7 @@ async def _at_hand(
 
 
 async def _counted(request: Request, resources: Resources, num: int) -> RequestAccount:
-    """Counts `num` images for the client's key; the account charges what large images cost beyond."""
+    """Counts `num` images for the client's key, and returns the account that charges large ones."""
     key, limits = request.state.key, resources.settings.limits
     await resources.rates.take(key, num)
     return RequestAccount(resources.rates, key, taken=num, pixels_per_image=limits.rate_pixels)

@@ -90,7 +90,7 @@ def json_body(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any
 
 
 def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Returns `openapi_extra` of a route that reads a form, one raw image and, with `model`, JSON."""
+    """Returns `openapi_extra` of a route that reads a form, a raw image and, with `model`, JSON."""
     content = {"multipart/form-data": _FORM, "image/*": BINARY, "application/octet-stream": BINARY}
     if model is not None:
         content["application/json"] = {"schema": reference(model)}

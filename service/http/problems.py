@@ -117,7 +117,7 @@ def name_of(status: int) -> str:
 
 
 def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
-    """Returns the first of pydantic's errors; it names the field and nothing that the client sent."""
+    """Returns pydantic's first error; it names the field and nothing that the client sent."""
     first = next(iter(errors))
     places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # Each branch of a union has an error of its own, under a name that is no field.
@@ -179,7 +179,7 @@ def misnamed(request: Request) -> InvalidInput | None:
 
 
 def _methods(request: Request) -> set[str]:
-    """Returns the methods of all routes at this path; the framework names only those of one route."""
+    """Returns the methods of all routes at this path; the framework names those of one route."""
     routes: list[Route] = request.app.state.routes
     return {
         method

@@ -52,20 +52,16 @@ class EmbedRequest(BaseModel):
     model: str
     input_type: (
         Literal["image", "search_document", "search_query", "classification", "clustering"] | None
-    ) = None
-    """About texts; images are embedded in one way."""
+    ) = None  # about texts; images are embedded in one way
     images: list[Any] | None = None
     inputs: list[Any] | None = None
     texts: list[Any] | None = None
     embedding_types: Annotated[list[CohereType], Field(min_length=1, max_length=64)] = ["float"]
+    # The number of first components to return, normalized again.
     output_dimension: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """So many first components, normalized again."""
-    truncate: Literal["NONE", "START", "END"] | None = None
-    """About texts."""
-    max_tokens: int | None = None
-    """About texts."""
-    priority: int | None = None
-    """Not used: requests are served in the order of their arrival."""
+    truncate: Literal["NONE", "START", "END"] | None = None  # about texts
+    max_tokens: int | None = None  # about texts
+    priority: int | None = None  # not used: requests are served in the order of their arrival
 
 
 class EmbedTypes(BaseModel):

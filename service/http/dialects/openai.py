@@ -62,28 +62,23 @@ class EmbeddingsRequest(BaseModel):
     model: str
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
+    # Infinity, NIM: this model embeds images only.
     modality: (
         Literal["image"] | Annotated[list[Literal["image"]], Field(max_length=1024)] | None
     ) = None
-    """Infinity, NIM: this model embeds images only."""
+    # With base64, a row is little-endian float32; openai-python asks for it and decodes it.
     encoding_format: Literal["float", "base64"] | None = None
-    """base64: the row as little-endian float32. openai-python asks for it by itself and decodes it."""
+    # Jina; goes before `encoding_format`. binary: 8 components in an int8, ubinary: in a uint8; a
+    # bit is value >= 0.
     embedding_type: EmbeddingType | None = None
-    """Jina; goes before `encoding_format`. binary: 8 components in an int8, ubinary: in a uint8, bit = value >= 0."""
-    encoding_type: EmbeddingType | None = None
-    """The former name of `embedding_type`."""
+    encoding_type: EmbeddingType | None = None  # the former name of `embedding_type`
+    # The number of first components to return, normalized again.
     dimensions: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """So many first components, normalized again."""
-    normalized: Literal[True] | None = None
-    """Jina: rows have unit length here, always."""
-    user: str | None = None
-    """OpenAI: who asks; not used."""
-    task: str | None = None
-    """Jina: about texts; images are embedded in one way."""
-    input_type: str | None = None
-    """NIM: about texts, as `task`."""
-    truncate: str | None = None
-    """NIM: about texts."""
+    normalized: Literal[True] | None = None  # Jina: rows always have unit length here
+    user: str | None = None  # OpenAI: the end user; not used
+    task: str | None = None  # Jina: about texts; images are embedded in one way
+    input_type: str | None = None  # NIM: about texts, like `task`
+    truncate: str | None = None  # NIM: about texts
 
 
 class Embedding(BaseModel):

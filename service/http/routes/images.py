@@ -80,7 +80,7 @@ def _as_json(encoded: Encoded, resources: Resources) -> dict[str, Any]:
 
 
 def _as_arrow(encoded: Encoded, num_images: int) -> bytes:
-    """Returns the columns index, embedding (null where it failed), error (null where it did not)."""
+    """Returns the columns index, embedding (null if it failed), error (null if it did not)."""
     row_of = {index: row for row, index in enumerate(encoded.rows)}
     embeddings = [encoded.embeddings[row_of[i]] if i in row_of else None for i in range(num_images)]
     errors = [encoded.errors[i].reason if i in encoded.errors else None for i in range(num_images)]

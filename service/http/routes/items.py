@@ -76,7 +76,7 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The items of a request and the errors of those that cannot be added, by index in the request."""
+    """The items to add and the errors of those that cannot be added, by index in the request."""
 
     items: dict[int, _Given]
     errors: dict[int, InvalidInput]
