@@ -66,7 +66,7 @@ async def encode_pixels(
     It is as strict as `encode_strictly`.
     """
     count_images(len(pixels))
-    await resources.rates.take(request.state.key, len(pixels))
+    await resources.rate_limiter.take(request.state.key, len(pixels))
     deadline: float = request.state.deadline
     refuse_when_down(resources.engine, resources.metrics)
     with (
@@ -81,7 +81,7 @@ async def encode_pixels(
         )
         rows = await within_deadline(asyncio.gather(*encodings), deadline)
     for row in rows:
-        row.tell()
+        row.record_stages()
     timings = Timings(0.0, max(row.queue_s for row in rows), max(row.inference_s for row in rows))
     encoded = Encoded(
         np.stack([row.embedding for row in rows]), list(range(len(rows))), {}, timings
@@ -114,8 +114,10 @@ async def _at_hand(
 async def _counted(request: Request, resources: Resources, num: int) -> RequestAccount:
     """Counts `num` images for the client's key, and returns the account that charges large ones."""
     key, limits = request.state.key, resources.settings.limits
-    await resources.rates.take(key, num)
-    return RequestAccount(resources.rates, key, taken=num, pixels_per_image=limits.rate_pixels)
+    await resources.rate_limiter.take(key, num)
+    return RequestAccount(
+        resources.rate_limiter, key, taken=num, pixels_per_image=limits.rate_pixels
+    )
 
 
 async def _encode(

@@ -167,7 +167,7 @@ class _Exchange:
         )
 
     async def _watch(self) -> None:
-        """Cancels the request when its client leaves, which the server reports only to a receiver."""
+        """Cancels the request when its client leaves; only a pending receive hears of that."""
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self.answered and self._handler is not None:
             self.client_gone = True

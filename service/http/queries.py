@@ -66,7 +66,7 @@ async def queries_from_json(
         rows = await loop.run_in_executor(
             resources.compute, embeddings_from_json, given, resources.encoder.dimension, limits
         )
-        await resources.rates.take(request.state.key, len(rows))
+        await resources.rate_limiter.take(request.state.key, len(rows))
         return Queries.given(rows)
     images = content["images"]
     if not isinstance(images, list) or not images:

@@ -1,1 +1,1 @@
-"""API keys: who may enter, and how much."""
+"""API keys and their rates."""

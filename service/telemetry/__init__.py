@@ -1,1 +1,1 @@
-"""What operators see: logs, metrics, traces."""
+"""Logs, metrics and traces for operators."""

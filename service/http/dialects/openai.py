@@ -68,8 +68,8 @@ class EmbeddingsRequest(BaseModel):
     ) = None
     # With base64, a row is little-endian float32; openai-python asks for it and decodes it.
     encoding_format: Literal["float", "base64"] | None = None
-    # Jina; goes before `encoding_format`. binary: 8 components in an int8, ubinary: in a uint8; a
-    # bit is value >= 0.
+    # Jina's field, which goes before `encoding_format`. With binary, 8 components are in an int8,
+    # with ubinary in a uint8; a bit is set where the value is at least 0.
     embedding_type: EmbeddingType | None = None
     encoding_type: EmbeddingType | None = None  # the former name of `embedding_type`
     # The number of first components to return, normalized again.

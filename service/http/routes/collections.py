@@ -215,12 +215,14 @@ async def change(request: Request, resources: Resources, work: Callable[[], _Res
     After the deadline the change may still be made; it is idempotent. Raises Unavailable where the
     disk is full or no more files can be opened; nothing has changed then.
     """
-    running = asyncio.get_running_loop().run_in_executor(resources.writing, _without_places, work)
+    running = asyncio.get_running_loop().run_in_executor(
+        resources.writing, _without_file_names, work
+    )
     with timed("store"):
         return await within_deadline(running, request.state.deadline)
 
 
-def _without_places(work: Callable[[], _Result]) -> _Result:
+def _without_file_names(work: Callable[[], _Result]) -> _Result:
     """Does `work`; only the log, and not the client, sees the file names of a disk's error."""
     try:
         return work()

@@ -280,7 +280,7 @@ async def _embedded(
         else:
             images[index] = given.source
     if not images:
-        await resources.rates.take(request.state.key, len(embedded))
+        await resources.rate_limiter.take(request.state.key, len(embedded))
         return embedded, None
     encoded = await encode(request, resources, list(images.values()), num_beside=len(embedded))
     indexes = list(images)

@@ -41,7 +41,7 @@ async def load(name: str, request: Request, resources: Opened) -> Response:
     def publish(model: ServedModel) -> None:
         request.app.state.resources = replace(resources, model=model)
 
-    version = await resources.swap.load(
+    version = await resources.switch.load(
         asked.version, unload=asked.unload, publish=publish, deadline=request.state.deadline
     )
     current: Resources = request.app.state.resources

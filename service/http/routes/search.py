@@ -188,7 +188,7 @@ async def _queries_of_items(
             "`id` is a string, `ids` a list of strings", param="ids" if "ids" in content else "id"
         )
     check_count(len(ids), resources.settings.limits)
-    await resources.rates.take(request.state.key, len(ids))
+    await resources.rate_limiter.take(request.state.key, len(ids))
     return Queries.given(np.concatenate([collection.embedding_of(item_id) for item_id in ids]))
 
 

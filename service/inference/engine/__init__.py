@@ -1,1 +1,1 @@
-"""What computes embeddings: a supervised process, or Triton."""
+"""The engines that compute embeddings: a supervised process, or Triton."""
