@@ -9,7 +9,7 @@ _LARGE_BYTES: Final = 2**20
 
 
 def return_large_blocks() -> None:
-    """Makes the allocator return blocks of a mebibyte and more to the system as soon as they are free.
+    """Makes the allocator return blocks of a mebibyte and more to the system once they are free.
 
     glibc begins like that, but stops after the first large image: 489 MiB stayed after decoding
     twelve images of up to 48 megapixels, 63 with this, in no more time

@@ -43,7 +43,10 @@ from service.settings import Auth, Settings, read_settings, setting_lines
     help="Print every setting as it would be used, secrets masked, and end.",
 )
 def serve(config: str | None, print_config: bool, **options: object) -> None:
-    """Serve a model over REST. Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …"""
+    """Serve a model over REST.
+
+    Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …
+    """
     settings = read_settings(options, file=config)
     if print_config:
         click.echo("\n".join(setting_lines(settings)))

@@ -107,7 +107,8 @@ def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
     bounds = Bounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
     config = uvicorn.Config(
         app,
-        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # it is called like a class
+        # It is called like the class that uvicorn expects.
+        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,  # our configuration holds for its lines, too
@@ -156,7 +157,7 @@ class _Stop:
         self._signals = StopSignals()
 
     def requested(self, number: int) -> None:
-        """Begins the shutdown on a signal; a second one ends the process and the engine's at once."""
+        """Begins the shutdown on a signal; a second one ends this process and the engine's."""
         if not self._signals.begins(number):
             return
         resources: Resources = self._app.state.resources

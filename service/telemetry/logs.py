@@ -1,4 +1,4 @@
-"""The log: one line per event on standard error, JSON for programs and plain for people at a terminal.
+"""The log: one line per event on standard error, as JSON for programs and plain text on a terminal.
 
 A line has no payload, no key and no query string, and of an error only its kind and code lines.
 """

@@ -347,7 +347,13 @@ class Metrics:
 
     def _gauge(self, name: str, meaning: str, *labels: str, mode: str = "livesum") -> Gauge:
         """Returns a new gauge. mode: how the values of several processes become one."""
-        return Gauge(name, meaning, labels, registry=self._registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+        return Gauge(
+            name,
+            meaning,
+            labels,
+            registry=self._registry,
+            multiprocess_mode=mode,  # type: ignore[arg-type]
+        )
 
 
 class CollectionMetrics(Collector):

@@ -5,7 +5,8 @@ from typing import Final
 from pydantic import JsonValue
 
 EXAMPLE_IMAGE: Final = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAAAAACMmsGiAAAAFElEQVR42mNg+M/wn4mBgYEBQQAAIi4CBSsxuAQAAAAA"
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAAAAACMmsGiAAAAFElEQVR42mNg+M/wn4mB"
+    "gYEBQQAAIi4CBSsxuAQAAAAA"
     "SUVORK5CYII="
 )
 

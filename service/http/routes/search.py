@@ -67,7 +67,9 @@ async def search(
     request: Request,
     resources: Opened,
     top: Annotated[int | None, Query(ge=1)] = None,
-    filter: Annotated[str | None, Query(description="JSON, as the field of a JSON body")] = None,  # noqa: A002 - its word
+    filter: Annotated[  # noqa: A002 - the parameter's name
+        str | None, Query(description="JSON, as the field of a JSON body")
+    ] = None,
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
     exact: Annotated[bool | None, Query()] = None,
     metadata: Annotated[bool | None, Query()] = None,
