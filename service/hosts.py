@@ -1,4 +1,4 @@
-"""Host names and addresses in one canonical form, and lists of them."""
+"""The canonical form of host names and addresses, and lists of them."""
 
 import re
 from ipaddress import IPv4Address, IPv6Address

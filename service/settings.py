@@ -116,7 +116,7 @@ class Log(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """OpenTelemetry traces, which need the extra `tracing`."""
+    """The traces of OpenTelemetry, which need the extra `tracing`."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")] | None = None
     """URL of a collector, OTLP over HTTP: http://collector:4318, to which /v1/traces is added.
@@ -159,7 +159,7 @@ def _ports(value: object) -> list[int]:
 
 
 class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Fetching of images by URL."""
+    """The fetching of images by URL."""
 
     allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
     """Hosts to fetch from, with commas: example.com, *.example.com (all names below), * (any host
@@ -217,7 +217,7 @@ def _folders(value: object) -> list[str]:
 
 
 class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Batch jobs over images that servers and workers can read."""
+    """The batch jobs over images that servers and workers can read."""
 
     roots: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_folders)] = ()
     """Folders, with commas, that inputs and outputs must be in. Every server and worker needs the
@@ -240,7 +240,7 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
 
 
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """NVIDIA Triton, which runs the model with MLCD_ENGINE=triton."""
+    """The Triton server of NVIDIA, which runs the model with MLCD_ENGINE=triton."""
 
     url: str | None = None
     """HOST:PORT of Triton's gRPC."""

@@ -39,7 +39,7 @@ def main() -> None:
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
     }
     command = [str(bundle / "bin" / "tritonserver"), *_options(arguments, backends(bundle))]
-    os.execve(command[0], command, environment)  # noqa: S606 - replaced, so that signals reach it
+    os.execve(command[0], command, environment)  # noqa: S606 - signals must reach the server
 
 
 def unusable(bundle: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Memory: freed blocks go back to the system, and lasting objects leave the garbage collector."""
+"""The memory of a process: freed blocks go back to the system, and the collector skips the rest."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""Child processes of the service, which only their parent ends.
+"""The child processes of the service, which only their parent ends.
 
 A signal to a whole process group or control group reaches parent and child at the same time. The
 parent then has requests to finish, for which it needs its child. Therefore the child ignores the

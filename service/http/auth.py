@@ -1,4 +1,4 @@
-"""Access: the scope of the API key that a route needs, and the web pages that may send requests.
+"""The checks of access: the API key that a route needs, and the web pages that may send requests.
 
 A route declares its scope, and the key is checked before the request's body is read.
 

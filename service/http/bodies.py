@@ -1,4 +1,4 @@
-"""Request bodies: multipart files, one raw image, or JSON."""
+"""The readers of request bodies: multipart files, one raw image, or JSON."""
 
 import asyncio
 import math

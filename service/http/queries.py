@@ -1,4 +1,4 @@
-"""Unit embeddings to look up: encoded from images, or sent as they are."""
+"""The unit embeddings to look up, which are encoded from images or sent by the client."""
 
 import asyncio
 from collections.abc import Sequence

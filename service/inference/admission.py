@@ -141,7 +141,7 @@ class Admission:
 
     @property
     def full(self) -> bool:
-        """The answer whether no further image would be admitted."""
+        """Tells whether no further image would be admitted."""
         return self._images >= self._max_images
 
     def has_room(self, num: int, *, deadline: float) -> bool:

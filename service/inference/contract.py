@@ -20,17 +20,17 @@ class Engine(Protocol):
 
     @property
     def up(self) -> bool:
-        """True while the engine takes images."""
+        """Tells whether the engine takes images now."""
         ...
 
     @property
     def failing(self) -> bool:
-        """True after an inference failed, until one succeeds."""
+        """Tells whether the latest inference failed."""
         ...
 
     @property
     def overdue(self) -> bool:
-        """True while an inference has been running for longer than `overdue_s`."""
+        """Tells whether an inference has been running for longer than `overdue_s`."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Fair queues: by number of images at the engine, by cost at the decoders."""
+"""The fair queues: by number of images at the engine, by cost at the decoders."""
 
 import heapq
 import itertools
@@ -34,7 +34,7 @@ class FairQueue(Generic[_Item]):
 
 
 class CostQueue(Generic[_Item]):
-    """Self-clocked fair queueing: an item comes when all waiting owners have been served its cost.
+    """A self-clocked fair queue: an item comes when all waiting owners have been served its cost.
 
     A small item of one owner comes before a large one of another, however many large ones wait.
     Large ones come in the end, whatever is put in meanwhile. Each owner is served first in, first

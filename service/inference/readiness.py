@@ -1,4 +1,4 @@
-"""Readiness: the server is not stopping, its engine is up, and an inference succeeded lately."""
+"""The readiness of a server: it is not stopping, its engine is up, an inference succeeded."""
 
 import asyncio
 import contextlib

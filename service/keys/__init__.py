@@ -1,1 +1,1 @@
-"""API keys and their rates."""
+"""The API keys and their rates."""

@@ -1,1 +1,1 @@
-"""Logs, metrics and traces for operators."""
+"""The logs, metrics and traces for operators."""

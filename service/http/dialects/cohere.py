@@ -1,4 +1,4 @@
-"""Cohere's `POST /v2/embed`."""
+"""The dialect of Cohere, with its route `POST /v2/embed`."""
 
 import asyncio
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -110,7 +110,7 @@ class EmbedResponse(BaseModel):
 
 
 class CohereError(BaseModel):
-    """Cohere's shape of a refusal. id: that of the request."""
+    """A refusal in Cohere's format. id: that of the request."""
 
     id: str
     message: str

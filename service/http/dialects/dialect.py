@@ -1,4 +1,4 @@
-"""Dialects: the shape of a refusal, chosen by the route's prefix.
+"""The dialects: shapes of refusals, chosen by the route's prefix.
 
 Our own routes answer by RFC 9457. Those of OpenAI, Cohere and KServe answer as their servers do,
 also where validation fails.

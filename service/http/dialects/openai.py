@@ -131,7 +131,7 @@ class OpenAIErrorBody(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """OpenAI's shape of a refusal."""
+    """A refusal in OpenAI's format."""
 
     error: OpenAIErrorBody
 

@@ -4,6 +4,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+# A PNG of 4 x 4 pixels, black and white in columns.
 EXAMPLE_IMAGE: Final = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAAAAACMmsGiAAAAFElEQVR42mNg+M/wn4mB"
     "gYEBQQAAIi4CBSsxuAQAAAAA"

@@ -1,1 +1,1 @@
-"""Our own routes, one file per resource; each parses a request, calls a service and maps errors."""
+"""The project's own routes, one file per resource; each parses, calls and maps errors."""

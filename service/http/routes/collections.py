@@ -1,4 +1,4 @@
-"""Routes that create, list, describe and delete collections; other routes open them here.
+"""The routes that create, list, describe and delete collections; other routes open them here.
 
 A job or a command may add a collection to the server's own while it runs; it is opened when a
 request names it. Changes are made off the event loop, and are durable before they are answered.

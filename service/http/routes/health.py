@@ -1,4 +1,4 @@
-"""Routes for probes and metrics."""
+"""The routes for probes and metrics."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Routes that add, read, update and delete the items of a collection."""
+"""The routes that add, read, update and delete the items of a collection."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Routes that search a collection and find near-duplicates in it."""
+"""The routes that search a collection and find near-duplicates in it."""
 
 import asyncio
 import threading

@@ -101,7 +101,7 @@ class SupervisedEngine:
 
     @property
     def failing(self) -> bool:
-        """True after an inference failed, until one succeeds."""
+        """Tells whether the latest inference failed."""
         return self._failures > 0
 
     @property

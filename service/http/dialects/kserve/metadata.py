@@ -1,4 +1,4 @@
-"""KServe's and Triton's routes for metadata, readiness, configuration, index and statistics.
+"""The routes of KServe and Triton for metadata, readiness, configuration, index and statistics.
 
 There is no route for Triton's model control: `POST /v1/models/{name}/load` switches versions.
 """

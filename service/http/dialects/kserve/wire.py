@@ -1,4 +1,4 @@
-"""Wire models of KServe's Open Inference Protocol (v2) over HTTP."""
+"""The wire models of KServe's Open Inference Protocol (v2) over HTTP."""
 
 from typing import Annotated, Any, Final, Literal
 

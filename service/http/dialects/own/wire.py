@@ -1,4 +1,4 @@
-"""Wire models of our own routes.
+"""The wire models of our own routes.
 
 Models of answers with vectors are documentation: the vectors are written without them.
 """
@@ -314,7 +314,7 @@ class DescribedCollection(BaseModel):
 
 
 class CollectionList(BaseModel):
-    """All collections."""
+    """The list of all collections."""
 
     collections: list[DescribedCollection]
 
@@ -433,7 +433,7 @@ class DuplicatesRequest(BaseModel):
 
 
 class DuplicateGroup(BaseModel):
-    """Two items or more. similarities: the cosine of each item to its nearest in the group."""
+    """A group of two items or more. similarities: each item's cosine to its nearest in it."""
 
     ids: list[str]
     similarities: list[float]
