@@ -1,1 +1,1 @@
-"""Serves models: REST in front, an encoder behind. Holds no science."""
+"""The server of models, with REST in front and an encoder behind. It contains no science."""

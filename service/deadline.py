@@ -1,4 +1,4 @@
-"""The moment by which a request is answered."""
+"""The deadline: the moment by which a request must be answered."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -10,7 +10,10 @@ _Result = TypeVar("_Result")
 
 
 async def within_deadline(awaitable: Awaitable[_Result], deadline: float) -> _Result:
-    """The result, or DeadlineExceeded once the loop's clock passes `deadline`; the work is then cancelled."""
+    """Returns the result of the work, or cancels it when the loop's clock passes `deadline`.
+
+    Raises DeadlineExceeded then.
+    """
     try:
         async with asyncio.timeout_at(deadline):
             return await awaitable

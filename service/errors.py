@@ -1,4 +1,4 @@
-"""The errors that the service adds to those of the core: what is wrong with a request, a key or a job."""
+"""The errors that the service adds to those of the core, about requests, keys and jobs."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ class TooLarge(InvalidInput):
 
 
 class TooSlow(InvalidInput):
-    """A body comes so slowly that it would hold its place for nothing."""
+    """A body comes so slowly that it keeps memory for too long."""
 
     name = "request-timeout"
 
@@ -38,19 +38,19 @@ class TooSlow(InvalidInput):
 
 
 class Misdirected(InvalidInput):
-    """The Host header names a server that this one is not known as."""
+    """The Host header has a name that this server does not have."""
 
     name = "misdirected-request"
 
 
 class ForeignOrigin(MlcdError):
-    """A web page of another origin has its visitor's browser ask a server that knows no keys."""
+    """A web page of another origin made a browser send a request to a server without keys."""
 
     name = "forbidden"
 
 
 class NotAcceptable(InvalidInput):
-    """The Accept header asks for what this route cannot give."""
+    """The Accept header accepts none of the route's media types."""
 
     name = "not-acceptable"
 
@@ -62,20 +62,20 @@ class Unsupported(InvalidInput):
 
 
 class Unauthorized(MlcdError):
-    """No key, or none that the server knows as valid; shown: one was sent."""
+    """The request has no valid key. shown: it has a key."""
 
     name = "unauthorized"
 
     def __init__(self, message: str, *, remedy: str, shown: bool = False) -> None:
         super().__init__(message, remedy=remedy)
-        # RFC 6750: which scheme, and what is wrong with what came.
+        # By RFC 6750 the header names the scheme and what is wrong with the key.
         self.headers = {
             "WWW-Authenticate": 'Bearer realm="mlcd"' + (', error="invalid_token"' if shown else "")
         }
 
 
 class Forbidden(MlcdError):
-    """The key is valid and its scopes do not reach so far."""
+    """The key is valid and lacks the route's scope."""
 
     name = "forbidden"
 
@@ -87,7 +87,7 @@ class Forbidden(MlcdError):
 
 
 class OutsideRoots(MlcdError):
-    """A job names a place that jobs may not use; whether there is anything is not told."""
+    """A job names a path that jobs may not use; the message does not say whether it exists."""
 
     name = "forbidden"
 
@@ -100,7 +100,7 @@ class OutsideRoots(MlcdError):
 
 
 class RecordDamaged(ArtifactInvalid):
-    """What is kept of one job is not what was written; the others are sound. Its text names no file."""
+    """The record of one job is damaged; the others are sound. The message names no file."""
 
     name = "job-damaged"
 
@@ -111,7 +111,7 @@ class RecordDamaged(ArtifactInvalid):
 
 
 class RateExceeded(Overloaded):
-    """The key has sent as many images as it may for now."""
+    """The key has sent as many images in the last minute as its rate allows."""
 
     name = "too-many-requests"
 
@@ -124,7 +124,7 @@ class RateExceeded(Overloaded):
 
 
 class StrictBatch(InvalidInput):
-    """One image of a batch failed on a route that knows no partial answer."""
+    """One image of a batch failed on a route without partial answers."""
 
     def __init__(self, index: int, rejection: ImageRejected, *, param: str) -> None:
         super().__init__(f"image {index}: {rejection.message}", remedy=rejection.remedy)
@@ -135,6 +135,6 @@ class StrictBatch(InvalidInput):
     def first_of(
         cls, errors: Mapping[int, ImageRejected], *, param: str = "input[{index}]"
     ) -> "StrictBatch":
-        """param: the field's name in the client's own words."""
+        """Returns the error of the first failed image. param: the field's name in the dialect."""
         index = min(errors)
         return cls(index, errors[index], param=param.format(index=index))

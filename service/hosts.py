@@ -1,4 +1,4 @@
-"""Names and addresses of hosts in one form, and lists of them."""
+"""The canonical form of host names and addresses, and lists of them."""
 
 import re
 from ipaddress import IPv4Address, IPv6Address
@@ -9,15 +9,15 @@ _BELOW: Final = "*."
 _NAME: Final = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?P<last>[a-z0-9_-]{1,63})"
 )
-# What resolvers take for a number, and so for an address: decimal, octal, hexadecimal.
+# Resolvers take these for numbers, and so for addresses: decimal, octal, hexadecimal.
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 def canonical_host(text: str) -> str | None:
-    """A host in the one way that it is compared in, None where it is neither a name nor an address.
+    """Returns the canonical form of a host, None where it is neither a name nor an address.
 
-    An IPv6 address has brackets in `text` and none in the answer. A name that a resolver could read as a number is no
-    name, and as an address it has only the form of four decimal numbers without leading zeros.
+    An IPv6 address has brackets in `text` and none in the result. Text that a resolver could read
+    as a number is not a name; it is an address only as four decimal numbers without leading zeros.
     """
     lowered = text.lower()
     name = _NAME.fullmatch(lowered)
@@ -32,7 +32,7 @@ def canonical_host(text: str) -> str | None:
 
 
 def canonical_entry(text: str) -> str | None:
-    """An entry of the list as it is compared: `*`, `*.suffix` or a host; None where it is none of them."""
+    """Returns the canonical form of `*`, `*.suffix` or a host; None for anything else."""
     if text == ANY_HOST:
         return text
     host = canonical_host(text.removeprefix(_BELOW))
@@ -43,7 +43,7 @@ def canonical_entry(text: str) -> str | None:
 
 
 def allows(entries: tuple[str, ...], host: str) -> bool:
-    """`*.suffix` means every name below it and not the suffix itself."""
+    """Tells whether a host matches an entry; `*.suffix` matches names below it, not itself."""
     return any(
         entry in (ANY_HOST, host) or (entry.startswith(_BELOW) and host.endswith(entry[1:]))
         for entry in entries

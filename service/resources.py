@@ -1,4 +1,4 @@
-"""Settings to open resources: the one composition root of the service, closed in reverse."""
+"""The composition root of a server: it opens all resources by the settings, and closes them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -22,52 +22,51 @@ from service.inference.contract import Dispatcher, Engine
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.lookup import Lookup
-from service.inference.model import Ground, ServedModel, open_model
+from service.inference.model import ServedModel, SharedResources, open_model
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder
 from service.inference.space import open_collections, open_space
-from service.inference.switch import Swap
-from service.jobs.service import JobService, open_job_service
-from service.keys.rates import Rates, open_rates
+from service.inference.switch import ModelSwitch
+from service.jobs.service import JobDesk, open_desk
+from service.keys.rates import RateLimiter, open_rate_limiter
 from service.keys.ring import KeyRing
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:  # an extra that few install
+if TYPE_CHECKING:  # an optional package
     from service.telemetry.tracing import RequestTracer
 
 
-_WRITERS: Final = 16
-"""They wait for the disk, which is synced once for all that wait."""
+_WRITERS: Final = 16  # threads; they wait for the disk, which is synced once for all that wait
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the routes work with: those of one request see one model."""
+    """The resources that routes work with; one request sees one model.
+
+    compute: threads for label look-up and search, which are too long for the event loop.
+    parsing: the one thread that parses JSON; two parsers at once would delay the event loop twice
+    as long. writing: threads for changes of collections; no search waits for the disk. comparing:
+    one thread for near-duplicates. opening: one thread for collections that arrive. keys: None
+    where no key is needed. jobs: None where no folders for jobs are named.
+    """
 
     settings: Settings
     model: ServedModel
-    swap: Swap
+    switch: ModelSwitch
     admission: Admission
     compute: ThreadPoolExecutor
-    """For label look-up and search, which are too long for the event loop."""
     parsing: ThreadPoolExecutor
-    """The one thread that parses JSON: two parsers at once would keep the event loop waiting twice as long."""
     writing: ThreadPoolExecutor
-    """For changes of collections, apart: no search waits for the disk."""
     comparing: ThreadPoolExecutor
-    """For near-duplicates, one collection after the other."""
     opening: ThreadPoolExecutor
-    """For collections that arrive, one after the other."""
     metrics: Metrics
     tracer: "RequestTracer | None"
     keys: KeyRing | None
-    """None where all may enter."""
-    rates: Rates
+    rate_limiter: RateLimiter
     fetcher: Fetcher
-    jobs: JobService | None
-    """None where no folders are named that jobs may use."""
+    jobs: JobDesk | None
 
     @property
     def engine(self) -> Engine:
@@ -91,7 +90,7 @@ class Resources:
 
     @property
     def lookup(self) -> Lookup | None:
-        """Of the centers, where there are any in the model's space."""
+        """The look-up of the centers, where the model has any."""
         return self.model.space.lookup
 
     @property
@@ -100,12 +99,12 @@ class Resources:
 
     @property
     def collections(self) -> dict[str, Collection]:
-        """Those in the model's space."""
+        """The open collections of the model."""
         return self.model.space.collections
 
     @cached_property
     def stamp(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Headers of every answer: the model, its preprocessing, and the centers that ids refer to."""
+        """The headers of every answer: the model, its preprocessing, the centers of label ids."""
         stamp = {
             "x-mlcd-model": self.encoder.name,
             "x-mlcd-fingerprint": self.encoder.fingerprint,
@@ -116,7 +115,7 @@ class Resources:
 
     @property
     def retry_after_s(self) -> int:
-        """When a client that is refused now should come back: whole seconds, 1 to 30."""
+        """The whole seconds, 1 to 30, after which a refused client should come back."""
         return (
             self.admission.retry_after_s
             if self.engine.up
@@ -125,9 +124,9 @@ class Resources:
 
 
 def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:
-    """What the engine opens. Weights of another kind are exported first: for minutes, and never in an event loop.
+    """Returns the model that the engine opens, after an export of other weights.
 
-    announce: told of that.
+    An export takes minutes and must not run in an event loop. announce: is called before it.
     """
     if settings.engine in ("fake", "triton"):
         return settings.model
@@ -136,13 +135,13 @@ def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: N
 
 @asynccontextmanager
 async def open_resources(
-    settings: Settings, folder: str, *, together: Path | None = None
+    settings: Settings, folder: str, *, multiprocess_dir: Path | None = None
 ) -> AsyncIterator[Resources]:
-    """Open model, centers and collections; refuse centers of another fingerprint.
+    """Opens model, centers and collections; refuses centers of another fingerprint.
 
-    folder: what `find_model` found. together: where several server processes are counted together, see `Metrics`.
+    folder: the result of `find_model`. multiprocess_dir: see `Metrics`.
     """
-    # Before the model, which takes a while to load.
+    # The keys come before the model, which takes a while to load.
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
     threads = ThreadBudget.of(settings)
     limit_blas(threads.blas)
@@ -150,7 +149,7 @@ async def open_resources(
     async with AsyncExitStack() as stack:
         collections = open_collections(settings)
         if collections is not None:
-            # When nobody asks any more; an index that is being made would take longer than the end may.
+            # Closed last. An index that is being made would take longer than the shutdown may.
             stack.callback(collections.close, finish=False)
         headers = _open_pool(stack, 1, "headers")
         decoders = _open_pool(stack, threads.decode, "decode")
@@ -160,11 +159,11 @@ async def open_resources(
         writing = _open_pool(stack, _WRITERS, "write")
         comparing = _open_pool(stack, 1, "compare")
         opening = _open_pool(stack, 1, "open")
-        # Of the model alone: a swap closes it, and what is below goes on.
+        # A stack for the model alone: a switch closes it, and all other resources stay open.
         opened = await stack.enter_async_context(AsyncExitStack())
         engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
         encoder = engine.served
-        metrics = Metrics(**encoder.labels, together=together)
+        metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
         tracer = _open_tracer(stack, settings, encoder)
         for pool, num in threads.as_dict().items():
             metrics.threads(pool, num)
@@ -182,7 +181,7 @@ async def open_resources(
             ),
             metrics=metrics,
         )
-        ground = Ground(
+        shared = SharedResources(
             settings=settings,
             headers=headers,
             decoders=decoders,
@@ -198,12 +197,14 @@ async def open_resources(
         if collections is not None:
             metrics.collections(collections.all)
         space = open_space(settings, folder, collections, encoder.fingerprint, strict=True)
-        model = await opened.enter_async_context(open_model(engine, ground, space))
+        model = await opened.enter_async_context(open_model(engine, shared, space))
         await stack.enter_async_context(_running(metrics.watch()))
         if keys is not None:
             await stack.enter_async_context(_running(keys.watch()))
         redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
-        rates = await stack.enter_async_context(open_rates(redis_url, metrics=metrics))
+        rate_limiter = await stack.enter_async_context(
+            open_rate_limiter(redis_url, metrics=metrics)
+        )
         fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
         jobs = await stack.enter_async_context(open_job_service(settings))
         if jobs is not None:
@@ -211,7 +212,7 @@ async def open_resources(
         yield Resources(
             settings=settings,
             model=model,
-            swap=await stack.enter_async_context(Swap(ground, folder, model, opened)),
+            switch=await stack.enter_async_context(ModelSwitch(shared, folder, model, opened)),
             admission=admission,
             compute=compute,
             parsing=parsing,
@@ -221,7 +222,7 @@ async def open_resources(
             metrics=metrics,
             tracer=tracer,
             keys=keys,
-            rates=rates,
+            rate_limiter=rate_limiter,
             fetcher=fetcher,
             jobs=jobs,
         )

@@ -1,4 +1,4 @@
-"""Settings of the service: the one place that reads the environment."""
+"""The settings of the service; only this module reads the environment."""
 
 import difflib
 import json
@@ -22,54 +22,58 @@ from service.hosts import ANY_HOST, canonical_entry
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
+# Settings of `mlcd jobs`, which a shell that starts a server may have, too.
 _OF_CLIENTS = frozenset({"MLCD_API_KEY"})
-"""Of `mlcd jobs`; in a shell that starts a server, too, it is no mistake."""
 _MAX_PORT = 65535
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """What one request, and the server as a whole, may hold. Shown in /v1/info."""
+    """Limits of one request and of the server as a whole. They are shown in /v1/info."""
 
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
-    """Bytes of one request's body, counted while it streams in."""
+    """Bytes of one request's body, counted while it is received."""
     max_images: Annotated[int, Field(gt=0)] = 64
     """Images (or embeddings) in one request."""
     max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
-    """Pixels of one image, compared with its header before it is decoded (Pillow itself refuses twice the default)."""
+    """Pixels of one image by its header, before it is decoded (Pillow itself refuses twice the
+    default)."""
     rate_pixels: Annotated[int, Field(gt=0)] = 4_000_000
-    """Pixels that count as one image of a key's rate: a larger image that is to be decoded counts several times."""
+    """Pixels that count as one image of a key's rate. A larger image that must be decoded counts
+    several times."""
     max_top: Annotated[int, Field(gt=0)] = 1000
     """Labels or matches per image."""
     max_queued_images: Annotated[int, Field(gt=0)] = 512
-    """Images admitted at one time; beyond it requests are refused with 429."""
+    """Images admitted at one time. Further requests are refused with 429."""
     max_queued_pixels: Annotated[int, Field(gt=0)] = 2_000_000_000
-    """Pixels of the images admitted at one time, by their headers: what decoding them costs (10 ms a million).
-    One request may have half as many."""
+    """Pixels of the images admitted at one time, by their headers; decoding a million takes about
+    10 ms. One request may have half as many."""
     max_queued_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
-    """Bytes of request bodies held at one time; beyond it requests are refused before their bodies are read."""
+    """Bytes of request bodies in memory at one time. Further requests are refused before their
+    bodies are read."""
     max_json_bytes: Annotated[int, Field(gt=0)] = 32 * 2**20
     """Bytes of JSON in one request's body."""
     max_json_text_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
-    """Bytes of that JSON beside numbers and images in base64."""
+    """Bytes of that JSON apart from numbers and images in base64."""
     max_json_values: Annotated[int, Field(gt=0)] = 1_000_000
-    """Values in that JSON, where a list, an object or a field counts as ten."""
+    """Values in that JSON; a list, an object or a field counts as ten."""
     max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
-    """Bytes of one search's answer; for more, ask for fewer matches or leave their metadata out."""
+    """Bytes of one search's answer. A search over the limit needs a smaller `top` or
+    metadata=false."""
     max_collections: Annotated[int, Field(gt=0)] = 1000
-    """Collections that may be made over REST; those that are there already, or that jobs and commands add, are opened
-    however many they are."""
+    """Collections that may be created over REST. Existing ones, and those that jobs and commands
+    add, are always opened."""
     max_connections: Annotated[int, Field(gt=0)] = 1000
-    """Connections at one time, at most half of the open files that the process may have; for one more, one that has its
-    answer already is closed, else the one that has waited longest for its next request. Sixteen more may ask for
-    health and metrics alone."""
+    """Connections at one time, at most half of the process's limit on open files. When one more
+    comes, the server closes one that already has its answer, else the one that has waited longest
+    for its next request. Sixteen more are open to health and metrics only."""
     max_streams: Annotated[int, Field(gt=0)] = 128
-    """Streams of a job's events at one time."""
+    """Streams of job events at one time."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
-    """A request that is not answered by then gets 504, counted from its first byte."""
+    """Seconds from a request's first byte until it gets 504."""
 
     @property
     def pixels_of_one(self) -> int:
-        """Pixels of the images in one request: no client takes more than half of what all may."""
+        """The limit on the pixels of one request: at most half of what all requests may have."""
         return max(self.max_queued_pixels // 2, self.max_pixels)
 
     @model_validator(mode="after")
@@ -86,12 +90,14 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
 
 
 class Auth(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Who may enter."""
+    """Access to the server."""
 
     keys_file: Annotated[str, Field(min_length=1)] | None = None
-    """The file of `mlcd keys`; with it every route but health, metrics and documents asks for a key."""
+    """The file of `mlcd keys`. With it every route needs a key, except health, metrics and
+    documents."""
     mode: Literal["keys", "open"] = "keys"
-    """keys: without a keys file only this machine is served; open: whoever reaches the server may use it."""
+    """keys: without a keys file only this machine is served. open: every client that reaches the
+    server may use it."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -101,25 +107,27 @@ class Auth(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
 
 
 class Log(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """What is told on standard error."""
+    """The log on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """info: a line for every request, but probes of health and metrics, which come at debug."""
+    """info: a line for every request, except probes of health and metrics, which are logged at
+    debug."""
     format: Literal["auto", "json", "text"] = "auto"
     """auto: text on a terminal, JSON elsewhere."""
 
 
 class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """OpenTelemetry, with the extra `tracing` installed."""
+    """The traces of OpenTelemetry, which need the extra `tracing`."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")] | None = None
-    """Of a collector, OTLP over HTTP: http://collector:4318, to which /v1/traces is added. Default: no tracing."""
+    """URL of a collector, OTLP over HTTP: http://collector:4318, to which /v1/traces is added.
+    Default: no tracing."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of the requests that are traced, where the caller has not decided it."""
+    """Share of requests that are traced, where the caller has not decided."""
 
 
 def _parts(value: object) -> list[str]:
-    """Of a list as environment variables hold it, with commas."""
+    """Returns the parts of a list as environment variables write it, with commas."""
     parts = value.split(",") if isinstance(value, str) else value
     return (
         [str(part).strip() for part in parts if str(part).strip()]
@@ -152,23 +160,25 @@ def _ports(value: object) -> list[int]:
 
 
 class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Images by URL."""
+    """The fetching of images by URL."""
 
     allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
-    """Hosts to fetch from, with commas: example.com, *.example.com (all below it), * (any, at public addresses).
-    Default: none, URLs are refused."""
+    """Hosts to fetch from, with commas: example.com, *.example.com (all names below), * (any host
+    at a public address). Default: none, and URLs are refused."""
     networks: Annotated[
         tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)
     ] = ()
-    """Networks, with commas, where those hosts may have their addresses though they are not public: 10.1.0.0/16."""
+    """Networks, with commas, in which those hosts may have addresses that are not public:
+    10.1.0.0/16."""
     ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_ports)] = (80, 443)
     """Ports to fetch from, with commas."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """For all images of a request together; those that are not here by then fail, the others are answered."""
+    """Seconds for all images of a request together. Images that are not fetched by then fail
+    alone."""
     max_redirects: Annotated[int, Field(ge=0, le=10)] = 3
-    """From one URL to the next; each is checked as the first."""
+    """Redirects that one URL may take. Each is checked like the first URL."""
     max_connections: Annotated[int, Field(gt=0, le=256)] = 32
-    """Fetches at one time; the others wait."""
+    """Fetches at one time. Others wait."""
     max_connections_per_host: Annotated[int, Field(gt=0)] = 8
     """Fetches from one host at one time."""
 
@@ -182,18 +192,22 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
 
 
 class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Vectors of images that were embedded before, in this process and, with a redis_url, in Redis."""
+    """The cache of embeddings, in each server process and, with MLCD_REDIS_URL, in Redis."""
 
     memory_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
-    """Of a server process, for vectors and their bookkeeping; 0: none in the process."""
+    """Bytes of one server process for embeddings and their bookkeeping. 0: no cache in the
+    process."""
     ttl_s: Annotated[int, Field(ge=0, le=10 * 365 * 86400)] = 7 * 86400
-    """Seconds that Redis keeps a vector; 0: none in Redis, whatever else it is used for."""
+    """Seconds that Redis keeps an embedding. 0: no cache in Redis, even if other features use
+    it."""
     redis_bytes: Annotated[int, Field(gt=0)] | None = None
-    """While Redis as a whole uses more, no vector is written; unset: its own maxmemory alone."""
+    """While Redis as a whole uses more bytes, no embedding is written. Unset: only its own
+    maxmemory counts."""
     timeout_s: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """Of a look-up in Redis: one that takes longer is a miss."""
+    """Seconds for a look-up in Redis. One that takes longer is a miss."""
     dtype: Literal["float32", "float16"] = "float32"
-    """float16 halves the bytes and rounds every vector, of misses too; answers then say X-Mlcd-Rounded: float16."""
+    """float16 halves the bytes and rounds every embedding, of misses, too. Answers then have
+    X-Mlcd-Rounded: float16."""
 
 
 def _folders(value: object) -> list[str]:
@@ -204,39 +218,45 @@ def _folders(value: object) -> list[str]:
 
 
 class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Batch jobs over images that lie where servers and workers can read them."""
+    """The batch jobs over images that servers and workers can read."""
 
     roots: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_folders)] = ()
-    """Folders, with commas, that inputs and outputs must be in; the same paths on every server and worker.
-    Default: none, jobs are off."""
+    """Folders, with commas, that inputs and outputs must be in. Every server and worker needs the
+    same paths. Default: none, and jobs are off."""
     shard_images: Annotated[int, Field(gt=0)] = 2048
-    """Images of one piece of work, and what a worker that is killed has to do again; the same for all workers."""
+    """Images of one task, which is what is lost when a worker is killed. All workers need the same
+    value."""
     lease_s: Annotated[float, Field(ge=2)] = 30.0
-    """A piece whose worker has not been heard of for so long is given to another one."""
+    """Seconds of a lease. A task whose worker does not renew it is leased to another worker."""
     stall_s: Annotated[float, Field(gt=0)] = 300.0
-    """A worker that gets no further with the images of a shard for so long hangs: it ends, with status 1, and the
-    attempt has failed. Longer than a batch takes."""
+    """Seconds without progress on a task's images after which a worker counts as hanging: it ends
+    with status 1, and the attempt has failed. It must be longer than a batch takes."""
     keep_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
-    """Of jobs that have ended; then the queue forgets them. Their outputs stay."""
+    """Days until the queue forgets a job that has ended. Its output stays."""
     keep_jobs: Annotated[int, Field(gt=0)] = 5000
-    """That have ended: of more than that the queue forgets those that ended first."""
+    """Ended jobs that the queue keeps. Of more, it forgets those that ended first."""
     redis_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9:._{}-]{1,64}$")] = "mlcd:jobs:"
-    """Of the queue's keys, where it is in Redis: deployments that share a database each have their own."""
+    """Prefix of the queue's keys in Redis. Deployments that share a database need different
+    ones."""
 
 
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """NVIDIA Triton, which runs the model where the engine is triton."""
+    """The Triton server of NVIDIA, which runs the model with MLCD_ENGINE=triton."""
 
     url: str | None = None
-    """HOST:PORT of its gRPC."""
+    """HOST:PORT of Triton's gRPC."""
     version: Annotated[int, Field(ge=1)] | None = None
-    """Of the model; unset: the latest that is loaded at start."""
+    """Version of the model. Unset: the latest one that is loaded at start."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Of one inference, the wait in Triton's queue included; a request's own deadline may be sooner."""
+    """Seconds for one inference with its wait in Triton's queue. A request's own deadline may be
+    sooner."""
 
 
 class Settings(BaseSettings):
-    """Environment variables MLCD_<NAME>, nested by two underscores: MLCD_LIMITS__MAX_IMAGES."""
+    """All settings, as environment variables MLCD_<NAME>; groups have two underscores.
+
+    An example is MLCD_LIMITS__MAX_IMAGES.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX,
@@ -247,45 +267,54 @@ class Settings(BaseSettings):
     )
 
     model: str
-    """A directory made by `mlcd export`, other weights as it takes them, an .onnx file with its JSON, hog or pixels."""
+    """A directory made by `mlcd export`, other weights that it takes, an .onnx file with its JSON,
+    hog or pixels."""
     centers: str | None = None
-    """Centers to label with; default: those shipped in the model's directory."""
+    """Centers to label with. Default: those in the model's directory."""
     engine: EngineName | Literal["triton", "fake"] = "auto"
-    """triton: the model of that name in the Triton at MLCD_TRITON__URL. fake: of fixed latency, for load tests; only
-    with a model fake:…, and never the other way round."""
+    """triton: the Triton server at MLCD_TRITON__URL runs the model of that name. fake: an engine of
+    fixed latency for load tests; it and a model fake:… need each other."""
     precision: Literal["fp32", "bf16"] = "fp32"
     exif: ExifPolicy | None = None
-    """What orientation tags do, other than the model's preprocessing says; another fingerprint."""
+    """What EXIF orientation tags do, in place of the model's preprocessing. It changes the
+    fingerprint."""
     decode: DecodeMode | None = None
-    """exact or fast (JPEG at a fraction of its size), other than the model's preprocessing says; as exif."""
+    """exact or fast (JPEG decoded at a fraction of its size), in place of the model's
+    preprocessing. It changes the fingerprint."""
     state_dir: str | None = None
-    """Holds collections/NAME, made by `mlcd index` or over REST; where it can only be read, for searches alone."""
+    """The state directory with collections/NAME, made by `mlcd index` or over REST. If it is
+    read-only, the server only searches."""
     approximate: bool = False
-    """Make the approximate labels of /v1/labels?mode=approximate ready at start, audited on shipped or indexed rows."""
+    """Prepare the approximate labels of /v1/labels?mode=approximate at start, audited on shipped or
+    indexed rows."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address to listen on; one that others reach only with keys, or with MLCD_AUTH__MODE=open."""
+    """Address to listen on. One that other machines reach needs keys or MLCD_AUTH__MODE=open."""
     hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
-    """Names, with commas, that clients may call the server by: example.com, *.example.com, * (any). Without keys it
-    answers to localhost and loopback addresses besides, with MLCD_AUTH__MODE=open to all addresses and to names
-    without a dot; with keys, and where none are given here, to any name."""
+    """Names, with commas, that clients may call the server by: example.com, *.example.com, * (any).
+    Without keys it also answers to localhost and loopback addresses, and with MLCD_AUTH__MODE=open
+    to all addresses and to names without a dot. With keys and no names here, it answers to any
+    name."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """0 takes a free one."""
+    """Port to listen on. 0 takes a free one."""
     processes: Annotated[int, Field(ge=1, le=256)] = 1
-    """Server processes on one port, each with an engine, limits and a share of the cores of its own."""
+    """Server processes on one port, each with its own engine, limits and share of the cores."""
     max_batch: Annotated[int, Field(ge=1)] = 32
-    """Images that the engine is given at once."""
+    """Images that the engine computes in one batch at most."""
     engine_threads: Annotated[int, Field(ge=0)] = 0
-    """Threads of an engine on the CPU; 0 takes one per core that the process may use."""
+    """Threads of an engine on the CPU. 0 takes one per core that the process may use."""
     decode_threads: Annotated[int, Field(ge=0)] = 0
-    """Threads that decode images; 0 takes one per core."""
+    """Threads that decode images. 0 takes one per core."""
     batch_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """A batch that takes longer, and ten times as long as the largest at start, hangs: the engine is started again."""
+    """Seconds after which a batch hangs, if it also takes ten times as long as the largest at
+    start. The engine is then started again."""
     drain_s: Annotated[float, Field(ge=0)] = 1.0
-    """After SIGTERM the server is not ready but goes on serving for so long, until the balancer has noticed."""
+    """Seconds after SIGTERM in which the server is not ready but goes on serving, until the load
+    balancer has noticed."""
     grace_s: Annotated[float, Field(ge=0)] = 8.0
-    """Then requests in flight have so long to finish."""
+    """Seconds after that for requests in flight to finish."""
     redis_url: SecretStr | None = None
-    """redis://[user:password@]host:port/database, rediss:// or unix://: what several servers share."""
+    """redis://[user:password@]host:port/database, rediss:// or unix://: the Redis that several
+    servers share."""
     limits: Limits = Limits()
     fetch: Fetch = Fetch()
     auth: Auth = Auth()
@@ -324,12 +353,15 @@ class Settings(BaseSettings):
 
 
 def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> Settings:
-    """Settings from `file` (lines NAME=value), on top the environment, then command-line `overrides` (None: not given).
+    """Reads the settings.
 
-    Raises ConfigInvalid for an unknown MLCD_ name, suggesting the nearest known one, and for bad values.
+    They come from `file` (lines NAME=value); the environment goes before these, and command-line
+    `overrides` (None: not given) before both. Raises ConfigInvalid for an unknown MLCD_ name,
+    suggesting the nearest known one, and for bad values.
     """
     lines = {} if file is None else _read_lines(file)
-    _check_names([*lines, *(name for name in os.environ if name.startswith(_PREFIX))])  # noqa: TID251 - the one place
+    given = [name for name in os.environ if name.startswith(_PREFIX)]  # noqa: TID251
+    _check_names([*lines, *given])
     try:
         settings = Settings(
             **_nested(lines)
@@ -348,7 +380,9 @@ def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> S
 
 
 def _check_state(state_dir: str | None) -> None:
-    """Raises ConfigInvalid for the folder of the collections, or one of them, in place of the one that holds it."""
+    """Raises ConfigInvalid for the folder of collections, or a collection, as the state
+    directory.
+    """
     if state_dir is None:
         return
     state = Path(state_dir).absolute()
@@ -363,7 +397,10 @@ def _check_state(state_dir: str | None) -> None:
 
 
 def read_keys_file(override: str | None) -> str:
-    """Where the keys are, without the other settings. Raises ConfigInvalid where nobody said."""
+    """Returns the path of the keys file without the other settings.
+
+    Raises ConfigInvalid where it is not set.
+    """
     name = f"{_PREFIX}AUTH__KEYS_FILE"
     found = override or os.environ.get(name)  # noqa: TID251 - this is the one place
     if not found:
@@ -376,7 +413,7 @@ def setting_names() -> list[str]:
 
 
 def named_fields() -> Iterator[tuple[str, tuple[str, ...], FieldInfo]]:
-    """The name, the path in Settings and the declaration of every setting, in order."""
+    """Yields the name, the path in Settings and the declaration of every setting, in order."""
     for name, field in Settings.model_fields.items():
         if (nested := nested_model(field)) is None:
             yield f"{_PREFIX}{name}".upper(), (name,), field
@@ -386,13 +423,16 @@ def named_fields() -> Iterator[tuple[str, tuple[str, ...], FieldInfo]]:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Of the settings that belong together."""
+    """Returns the class of a group of settings; None for a single setting."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def setting_lines(settings: Settings) -> list[str]:
-    """Every setting as a line NAME=value for a shell or for `read_settings`; unset ones and secrets as comments."""
+    """Returns every setting as a line NAME=value for a shell or for `read_settings`.
+
+    Unset settings and secrets are comments.
+    """
     lines = []
     for name, path, _ in named_fields():
         value: object = settings
@@ -408,7 +448,7 @@ def setting_lines(settings: Settings) -> list[str]:
 
 
 def as_text(value: object) -> str:
-    """As a setting's value is written in the environment."""
+    """Returns a setting's value as the environment writes it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -424,7 +464,10 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def _read_lines(file: str) -> dict[str, str]:
-    """Names and values of lines NAME=value, quoted as in a shell. Raises ConfigInvalid for a file that is none."""
+    """Returns names and values of lines NAME=value, quoted as in a shell.
+
+    Raises ConfigInvalid for any other file.
+    """
     try:
         words = shlex.split(Path(file).read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
@@ -440,13 +483,15 @@ def _read_lines(file: str) -> dict[str, str]:
 
 
 def _nested(lines: Mapping[str, str]) -> dict[str, Any]:
-    """As the class takes them, without those that the environment sets."""
+    """Returns the lines in the nested form of `Settings`, without those that the environment
+    sets.
+    """
     found: dict[str, Any] = {}
     for name, path, _ in named_fields():
         if name in lines and name not in os.environ:  # noqa: TID251 - this is the one place
             *groups, last = path
-            place = found
+            values = found
             for group in groups:
-                place = place.setdefault(group, {})
-            place[last] = lines[name]
+                values = values.setdefault(group, {})
+            values[last] = lines[name]
     return found

@@ -1,6 +1,6 @@
-"""Every duration of the service that is no setting: what it is for, and why it has this value.
+"""The durations of the service that are not settings, each with its purpose and reason.
 
-The unit is in the name: `_S` is seconds, `_MS` milliseconds. Durations that operators choose are in
+The unit is in the name: `_S` is seconds, `_MS` milliseconds. Operators choose the durations in
 `settings.py`.
 """
 
@@ -10,21 +10,21 @@ from typing import Final
 # From the connection, or from the end of an exchange, to the last header of the next request.
 REQUEST_HEADERS_S: Final = 10.0
 ANSWER_READ_S: Final = 10.0  # after the deadline, for a slow client to read its answer
-BODY_REST_S: Final = 10.0  # for the rest of a body that was answered before it was all here
+BODY_REST_S: Final = 10.0  # for the rest of a body that was answered before it was complete
 CROWDED_RETRY_S: Final = 1  # Retry-After while there are too many connections
-BODY_PATIENCE_S: Final = 5.0  # how long a client may send nothing of a body that it has begun
+BODY_PATIENCE_S: Final = 5.0  # a client may pause so long within a body
 
 # Streams of a job's events
 EVENTS_POLL_S: Final = 0.5  # how often a stream looks for new events
-EVENTS_HEARTBEAT_S: Final = 10.0  # proxies close what is silent for longer, often a minute
-EVENTS_RETRY_MS: Final = 1000  # after which a browser opens the next stream
+EVENTS_HEARTBEAT_S: Final = 10.0  # proxies close silent streams, often after a minute
+EVENTS_RETRY_MS: Final = 1000  # a browser opens the next stream after this
 
 # Admission and batches
 MIN_RETRY_S: Final = 1  # the least Retry-After, which counts whole seconds
 MAX_RETRY_S: Final = 30  # the longest Retry-After
-RATE_MEMORY_S: Final = 2.0  # how long the measured rate remembers: what was long ago says little
-# A batch's images end one after the other within this time: the first of them alone makes the rate
-# of a slow engine look hopeless.
+RATE_MEMORY_S: Final = 2.0  # how long the measured rate remembers; older work says little
+# A batch's images end one after the other within this time. The rate counts them as one: the first
+# alone would make a slow engine look hopeless.
 BURST_S: Final = 0.1
 MAX_BATCH_DELAY_S: Final = 0.002  # an idle engine waits so long for images that are on their way
 
@@ -32,17 +32,17 @@ MAX_BATCH_DELAY_S: Final = 0.002  # an idle engine waits so long for images that
 ENGINE_BACKOFF_S: Final = 0.5  # the first pause before an engine that ended soon is started again
 ENGINE_MAX_BACKOFF_S: Final = 15.0  # the longest of these pauses, which double
 ENGINE_STEADY_S: Final = 30.0  # an engine that lived so long is replaced at once
-ENGINE_OPEN_S: Final = 60.0  # an engine that is opened again hangs after that, at the earliest
+ENGINE_OPEN_S: Final = 60.0  # opening an engine again counts as hanging after this, at the earliest
 ENGINE_OVERDUE_S: Final = 0.8  # an inference that runs longer is in doubt, at the earliest
 ENGINE_END_S: Final = 1.0  # an idle engine ends within milliseconds; one that does not is killed
-# A success says so much about the present; older than that, an inference is tried. With
-# ENGINE_OVERDUE_S, an engine that hangs is noticed within 1.3 s.
+# A success counts for so long; then an inference is tried. With ENGINE_OVERDUE_S, an engine that
+# hangs is noticed within 1.3 s.
 READY_FRESH_S: Final = 0.5
-RETIREMENT_S: Final = 1.0  # past its deadline a request has been answered, or never will be
+RETIREMENT_S: Final = 1.0  # after the deadline, before a model is closed: its requests have ended
 
 # Triton
-TRITON_LOAD_S: Final = 600.0  # a large model that TensorRT builds an engine for takes minutes
-# Nobody here knows when Triton will be back; its adapter looks four times a second.
+TRITON_LOAD_S: Final = 600.0  # building a TensorRT engine for a large model takes minutes
+# The service cannot know when Triton will be back; its encoder looks four times a second.
 TRITON_BACK_S: Final = 2.0
 TRITON_BUSY_PAUSE_S: Final = 0.2  # before a worker's batch tries a full queue of Triton's again
 
@@ -50,8 +50,8 @@ TRITON_BUSY_PAUSE_S: Final = 0.2  # before a worker's batch tries a full queue o
 CACHE_PAUSE_S: Final = 0.25  # before a store that does not answer is asked again
 CACHE_MAX_PAUSE_S: Final = 4.0  # the longest of these pauses, which double
 CACHE_STEADY_S: Final = 30.0  # a store that answered so long is asked again soon
-# A writer asks once a second at most how full Redis is. What all of them write in a second may go
-# beyond the bound.
+# A writer asks Redis for its memory at most this often; what all write meanwhile may exceed the
+# limit.
 CACHE_ROOM_FRESH_S: Final = 1.0
 
 # Images by URL
@@ -61,56 +61,59 @@ FETCH_KEPT_S: Final = 2.0
 FETCH_CONNECT_S: Final = 3.0  # for one address of several: the next may answer
 
 # Keys and their rates
-KEYS_POLL_S: Final = 1.0  # how often the keys file is looked at: a revoked key may go on so long
+KEYS_POLL_S: Final = 1.0  # how often the keys file is checked; a revoked key works so long
 RATE_WINDOW_S: Final = 60  # rates are per minute
-RATE_ROUNDING_S: Final = 0.01  # a request that comes back at the very moment comes too early
+RATE_ROUNDING_S: Final = 0.01  # added to Retry-After: at the exact moment a request comes too early
 RATE_REDIS_S: Final = 0.25  # a request waits no longer to be counted
-# After a failure Redis is left alone for so long: meanwhile each server counts for itself.
+# After a failure Redis is not asked for so long: meanwhile each server counts for itself.
 RATE_REDIS_REST_S: Final = 5.0
 
 # The queue of jobs
-FIRST_PAUSE_S: Final = 4.0  # after the first failure of a piece: what passes by itself is over then
+FIRST_PAUSE_S: Final = 4.0  # after a task's first failure: a passing fault is over then
 LONGEST_PAUSE_S: Final = 60.0  # the longest pause after a later one; each is four times the last
 WORKER_START_S: Final = 10.0  # before a job says that it has no worker: one may be about to start
-DAMAGED_REST_S: Final = 60.0  # before a job that could not be read is tried: it may be repaired
+DAMAGED_REST_S: Final = 60.0  # before an unreadable job is tried again: it may be repaired
 CLOCK_TOLERANCE_S: Final = 2.0  # more than a clock is ever slewed between two looks at it
-CLOCK_MARGIN_S: Final = 1.0  # what is due so much later than any lease was set by another clock
-JOBS_COUNT_S: Final = 5.0  # how often a server tells the queue's numbers and forgets old jobs
+CLOCK_MARGIN_S: Final = 1.0  # a time so much later than any lease was set by another clock
+JOBS_COUNT_S: Final = 5.0  # how often a server counts the queue and forgets old jobs
 DAY_S: Final = 86400.0  # the unit of MLCD_JOBS__KEEP_DAYS
-SQLITE_WAIT_S: Final = 0.5  # SQLite waits so long at a time: within it no signal is heard
+SQLITE_WAIT_S: Final = 0.5  # one wait of SQLite, during which no signal is handled
 SQLITE_TURN_S: Final = 3.0  # for a turn to write, which each process has for milliseconds
 SQLITE_LOG_S: Final = 60.0  # between log lines of one fault: requests must not fill a log
 QUEUE_CONNECT_S: Final = 2.0  # to connect to the queue's Redis, before it counts as away
 QUEUE_REDIS_S: Final = 5.0  # of one command: with appendfsync always it waits for the disk
+# Longer than a server's deadline, and than the heartbeats of a stream.
+JOBS_CLIENT_S: Final = 60.0
+JOBS_WATCH_PAUSE_S: Final = 1.0  # before the next stream of events is opened
 
 # A worker
-RENEWAL_S: Final = 1.0  # how often a lease is renewed: a cancel is heard of as late as that
+RENEWAL_S: Final = 1.0  # how often a lease is renewed; a worker learns of a cancel that late
 WORKER_POLL_S: Final = 0.05  # between looks at what the other thread and signals have done
-WORKER_IDLE_S: Final = 0.5  # between questions for work, where there was none
-# For the engine's batch to end after a cancel: with a renewal before it and the removal after it,
-# below 5 s.
+WORKER_IDLE_S: Final = 0.5  # between looks for work, where there was none
+# For the engine's batch to end after a cancel. With a renewal before it and the removal after it,
+# a cancel takes less than 5 s.
 WORKER_STOP_S: Final = 2.5
 WORKER_DRAIN_S: Final = 7.0  # for the same after SIGTERM, which allows 10 s
 WORKER_END_S: Final = 9.0  # after SIGTERM the process has ended, whatever hangs
-AFTER_FAILURE_S: Final = 1.0  # what made a piece fail may be over then
+AFTER_FAILURE_S: Final = 1.0  # after a failed task: its cause may be over then
 ENGINE_AWAY_S: Final = 10.0  # for an engine that is away to come back
 LEFT_JOBS_POLL_S: Final = 2.0  # between looks at jobs that this worker has left to others
 FOREIGN_JOBS_POLL_S: Final = 10.0  # how often an idle worker looks for other models' jobs
 QUEUE_FIRST_WAIT_S: Final = 0.5  # before a queue that is away is asked again
 QUEUE_LONGEST_WAIT_S: Final = 10.0  # the longest of these waits, which double
-# Without a failure, before the queue counts as back: a full disk lets through what only reads.
+# Without a failure, before the queue counts as back: reads succeed even on a full disk.
 QUEUE_SETTLED_S: Final = 30.0
 
 # Server processes and their end
-SIGNAL_ECHO_S: Final = 0.1  # a second signal of a person's hand comes later
-SERVER_CLOSE_S: Final = 3.0  # to cancel what is left, and to close everything
+SIGNAL_ECHO_S: Final = 0.1  # a second signal that a person sends comes later
+SERVER_CLOSE_S: Final = 3.0  # to cancel requests that are left, and to close everything
 SERVER_STEADY_S: Final = 30.0  # a server process that lived so long is replaced at once
 SERVER_BACKOFF_S: Final = 0.5  # the first pause before one that ended soon is started again
 SERVER_MAX_BACKOFF_S: Final = 15.0  # the longest of these pauses, which double
 SERVER_KILL_S: Final = 1.0  # after a server process should have ended, before it is killed
 
 # Logs, metrics, traces
-LOG_FLUSH_S: Final = 1.0  # for the last lines: a reader that stands still holds up no end
-METRICS_POLL_S: Final = 0.1  # how often the event loop is measured and gauges are asked
-TRACE_EXPORT_S: Final = 3  # for a collector to take some spans; what it does not take is dropped
-TRACE_CLOSE_S: Final = 2.0  # a collector that does not answer must not hold up the end
+LOG_FLUSH_S: Final = 1.0  # for the last lines: a reader that hangs must not delay the end
+METRICS_POLL_S: Final = 0.1  # how often the event loop is measured and gauges are read
+TRACE_EXPORT_S: Final = 3  # for a collector to take some spans; others are dropped
+TRACE_CLOSE_S: Final = 2.0  # a collector that does not answer must not delay the end

@@ -1,7 +1,8 @@
-"""Start the Triton server that nvidia-pytriton bundles, on loopback, with a repository of `--backend python` models.
+"""Starts the Triton server that nvidia-pytriton bundles, with models of `--backend python`.
 
-For development and tests only: the bundled release predates security fixes of 2025. Run by the interpreter of the
-environment that holds it (`make triton`), which it needs for the python backend; nothing but the standard library.
+It listens on loopback and is for development and tests only: the bundled release predates security
+fixes of 2025. Run it by the interpreter of the environment that holds it (`make triton`), which the
+python backend needs. It uses nothing but the standard library.
 """
 
 import argparse
@@ -30,19 +31,19 @@ def main() -> None:
     if arguments.repository is None or not arguments.repository.is_dir():
         _fail("give a directory made by `mlcd export --format triton --backend python`")
     libraries = [Path(sysconfig.get_config_var("LIBDIR")), packages / "nvidia_pytriton.libs"]
-    # Nothing else of the caller's environment: what the server does is written here.
+    # The server gets nothing else of the caller's environment.
     environment = {
-        # First here, or the python backend finds an interpreter without numpy.
+        # Our interpreter comes first, else the python backend finds one without numpy.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]),
-        # The backend's stub must not meet another libpython than the one of this standard library.
+        # The backend's stub must load the libpython of this standard library.
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
     }
     command = [str(bundle / "bin" / "tritonserver"), *_options(arguments, backends(bundle))]
-    os.execve(command[0], command, environment)  # noqa: S606 - replaced, so that signals reach it
+    os.execve(command[0], command, environment)  # noqa: S606 - signals must reach the server
 
 
 def unusable(bundle: Path) -> str | None:
-    """Why the server cannot run here, in one line; None where it can."""
+    """Returns in one line why the server cannot run here; None where it can."""
     libc, _, release = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     if (
         platform.machine() != "x86_64"
@@ -73,7 +74,7 @@ def _parsed() -> argparse.Namespace:
         "--check", action="store_true", help="only say whether it can run here, by the exit status"
     )
     parser.add_argument("--model", action="append", help="to load at start; default: every one")
-    # 8000, Triton's own, is what `mlcd serve` takes.
+    # Triton's own HTTP port, 8000, is the default of `mlcd serve`.
     for name, port in (("http", 8003), ("grpc", 8001), ("metrics", 8002)):
         parser.add_argument(f"--{name}-port", type=int, default=port)
     parser.add_argument(
@@ -87,13 +88,15 @@ def _options(arguments: argparse.Namespace, backends: Path) -> list[str]:
     return [
         f"--model-repository={arguments.repository.resolve()}",
         f"--backend-directory={backends}",
-        # Names of their own in /dev/shm: several servers may run, and what a killed one leaves is known by its number.
+        # Each server has names of its own in /dev/shm: several may run, and the number identifies
+        # what a killed one leaves.
         f"--backend-config=python,shm-region-prefix-name=mlcd-triton-{os.getpid()}-",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in arguments.model or ["*"]),
         "--disable-auto-complete-config",
         "--exit-timeout-secs=5",
-        # With four, its default, a version that cannot be loaded has killed the server: signal 11, 1 load of 50.
+        # With four, its default, a version that cannot be loaded has killed the server by signal
+        # 11, in 1 load of 50.
         "--model-load-thread-count=1",
         "--allow-gpu-metrics=false",
         *(f"--{name}-address={arguments.address}" for name in ports),
@@ -102,17 +105,21 @@ def _options(arguments: argparse.Namespace, backends: Path) -> list[str]:
 
 
 def backends(bundle: Path) -> Path:
-    """The backend directory: the wheel's python backend with the stub of this interpreter, made once."""
+    """Returns the backend directory: the wheel's python backend with this interpreter's stub.
+
+    It is made once.
+    """
     final = Path(sys.prefix) / f"triton-backends-{_python()}"
     if not final.is_dir():
         draft = Path(tempfile.mkdtemp(dir=sys.prefix))
         draft.chmod(0o755)
-        place = draft / "python"
+        backend = draft / "python"
         shutil.copytree(
-            bundle / "backends" / "python", place, ignore=shutil.ignore_patterns("__pycache__")
+            bundle / "backends" / "python", backend, ignore=shutil.ignore_patterns("__pycache__")
         )
-        shutil.copyfile(_stub(bundle), place / "triton_python_backend_stub")
-        (place / "triton_python_backend_stub").chmod(0o755)
+        stub = backend / "triton_python_backend_stub"
+        shutil.copyfile(_stub(bundle), stub)
+        stub.chmod(0o755)
         try:
             draft.rename(final)
         except OSError:  # another server was first

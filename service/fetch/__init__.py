@@ -1,1 +1,4 @@
-"""Images by URL: fetched from hosts on a list, at public addresses, within bounds. Off unless hosts are listed."""
+"""Images by URL, fetched within bounds from listed hosts at public addresses.
+
+Fetching is off unless hosts are listed.
+"""

@@ -1,4 +1,4 @@
-"""Which addresses may be connected to: public ones, and networks that the operator named."""
+"""The addresses that the server may connect to: public ones, and networks of the operator."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, TypeAlias
@@ -6,8 +6,9 @@ from typing import Final, TypeAlias
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
-# IANA's registries of special-purpose addresses, where the standard library's `is_global` says otherwise or, for IPv6,
-# knows only exceptions: the one range that is given to hosts, less what is special in it.
+# IANA's registries of special-purpose addresses, where the standard library's `is_global` differs.
+# For IPv6 it knows only exceptions; a public address must be in the one range that IANA assigns to
+# hosts, without the special blocks in it.
 _SPECIAL_V4: Final = tuple(
     ip_network(block)
     for block in (
@@ -27,10 +28,10 @@ _SPECIAL_V6: Final = tuple(
         "3fff::/20",  # documentation
     )
 )
+# NAT64: in a network without IPv4, the resolver returns these for hosts that have only IPv4. They
+# are judged by the IPv4 address that they stand for.
 _TRANSLATED: Final = ip_network("64:ff9b::/96")
-"""NAT64: where a network has no IPv4, its resolver gives these for hosts that have nothing else. Judged as the IPv4
-address that such a one stands for."""
-# Not even where a named network holds them: nothing there is a host of images.
+# Refused even inside a named network: no host of images has such an address.
 _NEVER: Final = tuple(
     ip_network(block)
     for block in (
@@ -50,7 +51,10 @@ _NEVER: Final = tuple(
 
 
 def may_connect(text: str, networks: tuple[Network, ...]) -> bool:
-    """Whether the address, as a resolver gives it, is public or within `networks`; False for what is no address."""
+    """Tells whether an address from a resolver is public or within `networks`.
+
+    It is False for text that is no address.
+    """
     try:
         address = ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Bytes of fetched images: of one request as many as its body might have had, of all requests as many as all bodies."""
+"""The budget of fetched bytes: for each request and for all, as many as for request bodies."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,10 @@ from service.telemetry.metrics import Metrics
 
 
 class Budget:
-    """Of the server. Apart from the budget of bodies: who waits for a slow host takes nothing from the others."""
+    """The server's budget, apart from that of bodies.
+
+    A request that waits for a slow host therefore takes nothing from requests with bodies.
+    """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits, self._metrics = limits, metrics
@@ -17,7 +20,7 @@ class Budget:
 
     @contextmanager
     def share(self) -> Iterator["Share"]:
-        """For one request; what it took comes back at its end."""
+        """Opens the share of one request, which releases at its end what it took."""
         share = Share(self, self._limits.max_body_bytes)
         try:
             yield share
@@ -27,14 +30,14 @@ class Budget:
     def take(self, num: int) -> None:
         if self._num_bytes + num > self._limits.max_queued_bytes:
             raise Overloaded(
-                "the server holds as many fetched bytes as it may", remedy="try again in a moment"
+                "the server is at its limit of fetched bytes", remedy="try again in a moment"
             )
         self._num_bytes += num
-        self._metrics.held("fetched_bytes", self._num_bytes)
+        self._metrics.reserved("fetched_bytes", self._num_bytes)
 
 
 class Share:
-    """Of one request."""
+    """The share of one request."""
 
     def __init__(self, budget: Budget, most: int) -> None:
         self._budget, self._most = budget, most
@@ -42,10 +45,10 @@ class Share:
 
     @contextmanager
     def image(self) -> Iterator[Callable[[int], None]]:
-        """For one image: gives `reach`, to be told how many bytes it has in all, as soon as more of them are known.
+        """Yields `reach` for one image, to be called with its total size whenever more is known.
 
-        `reach` raises ImageRejected where the request has too many with them, Overloaded where the server has. What a
-        failed image took comes back at once.
+        `reach` raises ImageRejected where the request then has too many bytes, Overloaded where the
+        server has. A failed image releases its bytes at once.
         """
         taken = 0
 

@@ -1,4 +1,4 @@
-"""Images at URLs to bytes: in parallel, by the deadline, each failing alone."""
+"""The fetcher of images at URLs: in parallel, within the deadline; each image may fail alone."""
 
 import asyncio
 import time
@@ -21,8 +21,8 @@ from service.telemetry.request import took
 from service.timings import FETCH_KEPT_S
 
 _Outcome: TypeAlias = bytes | ImageRejected
+# Domains whose name servers do not answer, before names of other domains wait for them.
 _DOMAINS: Final = 4
-"""With name servers that do not answer, before names of others wait for them."""
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _OK: Final = 200
 _BINARY: Final = (b"application/octet-stream", b"binary/octet-stream")
@@ -34,9 +34,10 @@ _REQUEST_HEADERS: Final = (
 
 
 class Fetcher:
-    """Shared by all routes. What one request fetches is bounded as if the client had sent it in its body.
+    """The fetcher that all routes share, used as an async context manager.
 
-    Opened with `async with`. Without hosts in `settings.allow` it opens nothing, and refuses every URL.
+    The limits on what a request fetches are those of a body. Without hosts in `settings.allow` it
+    opens nothing and refuses every URL.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class Fetcher:
         of_domain = settings.max_connections_per_host
         num_threads = max(settings.max_connections, _DOMAINS * of_domain)
         self._resolver = Resolver(look_up, num_threads=num_threads, most_per_domain=of_domain)
-        self._places = asyncio.Semaphore(settings.max_connections)
-        self._places_by_host: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(settings.max_connections)
+        self._host_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
         settings = self._settings
         self._pool = httpcore.AsyncConnectionPool(
-            # Of the system and of certifi. Made once, as it takes long; and not at all where nothing is fetched.
+            # The certificates of the system and of certifi, which take long to load: once, and only
+            # where images are fetched.
             ssl_context=httpcore.default_ssl_context() if settings.allow else None,
             max_connections=settings.max_connections,
             keepalive_expiry=FETCH_KEPT_S,
@@ -72,16 +74,17 @@ class Fetcher:
         self._resolver.close()
 
     def screened(self, images: Sequence[GivenImage]) -> list[bytes | ImageRejected | Url]:
-        """What can be said without asking anybody: URLs are read, or replaced by their refusal."""
+        """Parses the URLs without any request; a URL that must be refused becomes its refusal."""
         return [self._screen(image) if isinstance(image, ImageUrl) else image for image in images]
 
     @asynccontextmanager
     async def fetched(
         self, images: Sequence[bytes | ImageRejected | Url], *, deadline: float
     ) -> AsyncIterator[list[_Outcome]]:
-        """Every image, those at URLs by their bytes or why they cannot be had; the bytes count until the end.
+        """Yields every image; one at a URL becomes its bytes or the reason why it failed.
 
-        deadline: by the running loop's clock. Raises Overloaded where the server fetches as much as it may.
+        The bytes count against the budget until the context ends. deadline: by the running loop's
+        clock. Raises Overloaded where the server is at its limit of fetches.
         """
         urls = [image for image in images if isinstance(image, Url)]
         with self._waiting(len(urls)), self._budget.share() as share:
@@ -129,9 +132,9 @@ class Fetcher:
             took("fetch", started, ended)
 
     async def _follow(self, url: Url, share: Share) -> bytes:
-        """Redirects are URLs like any other: read, held against the list, resolved and checked again."""
+        """Fetches a URL and follows redirects, each of which is checked like the first URL."""
         for _ in range(1 + self._settings.max_redirects):
-            async with self._place(url.host):
+            async with self._turn(url.host):
                 found = await self._hop(url, share)
             if isinstance(found, bytes):
                 return found
@@ -142,18 +145,17 @@ class Fetcher:
         raise _failed("the URL redirects too often")
 
     async def _hop(self, url: Url, share: Share) -> bytes | str:
-        """The image, or where it is said to be."""
+        """Returns the image, or the URL of a redirect."""
         try:
             return await self._ask(url, share)
         except MlcdError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever a host sends, and whatever the libraries raise at it: it failed
+        # Hosts may send anything, and the libraries raise many errors at it.
+        except Exception as error:
             raise _failed("the URL's host could not be reached, or broke off") from error
 
     async def _ask(self, url: Url, share: Share) -> bytes | str:
-        # In pieces: a text would be parsed a second time, and by another parser.
+        # The URL is given in parts: another parser would parse a text a second time.
         target = httpcore.URL(
             scheme=url.scheme.encode(),
             host=url.host.encode(),
@@ -170,19 +172,22 @@ class Fetcher:
             return await _read(answer, share)
 
     @asynccontextmanager
-    async def _place(self, host: str) -> AsyncIterator[None]:
-        """Of the host's first, so that who waits for a slow host takes no place from the others."""
-        of_host = self._places_by_host.setdefault(
+    async def _turn(self, host: str) -> AsyncIterator[None]:
+        """Waits for a turn at the host, then for one of all connections.
+
+        In this order, waiting for a slow host takes no connection from other hosts.
+        """
+        of_host = self._host_turns.setdefault(
             host, asyncio.Semaphore(self._settings.max_connections_per_host)
         )
-        async with of_host, self._places:
+        async with of_host, self._turns:
             yield
 
     @contextmanager
     def _waiting(self, num: int) -> Iterator[None]:
         if num and self._num_waiting + num > self._limits.max_queued_images:
             raise Overloaded(
-                "the server fetches as many images as it may", remedy="try again in a moment"
+                "the server is at its limit of fetched images", remedy="try again in a moment"
             )
         self._num_waiting += num
         try:
@@ -192,7 +197,7 @@ class Fetcher:
 
 
 async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, _Outcome]]) -> list[_Outcome]:
-    """Where one raises, the others have ended, and given back what they took, before it goes on."""
+    """Returns all outcomes; when a fetch raises, it first ends the others, which release theirs."""
     tasks = [asyncio.ensure_future(fetch) for fetch in fetches]
     try:
         return await asyncio.gather(*tasks)
@@ -203,14 +208,17 @@ async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, _Outcome]]) -> list
 
 
 def _is_image(stated: dict[bytes, bytes]) -> bool:
-    """By its headers: the decoder looks at the bytes themselves. Compressed once more it would be of any size."""
+    """Tells by the headers whether an answer is an image; the decoder checks the bytes.
+
+    A compressed answer is refused: it could be of any size.
+    """
     kind = stated.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = stated.get(b"content-encoding", b"").strip().lower()
     return coding in (b"", b"identity") and (kind.startswith(b"image/") or kind in _BINARY)
 
 
 async def _read(answer: httpcore.Response, share: Share) -> bytes:
-    """The body, given up as soon as it is too long: by what it says, else by what comes."""
+    """Reads the body, and stops as soon as it is too long by its stated or its real length."""
     connection = cast(MeteredStream, answer.extensions["network_stream"])
     image = bytearray()
     with share.image() as reach:
@@ -220,10 +228,10 @@ async def _read(answer: httpcore.Response, share: Share) -> bytes:
                 default=0,
             )
         )
-        async for piece in answer.aiter_stream():
-            connection.accounted(len(piece))
-            reach(len(image) + len(piece))
-            image += piece
+        async for chunk in answer.aiter_stream():
+            connection.accounted(len(chunk))
+            reach(len(image) + len(chunk))
+            image += chunk
     return bytes(image)
 
 
@@ -232,5 +240,5 @@ def _failed(message: str) -> ImageRejected:
 
 
 def _untraced(rejection: ImageRejected) -> ImageRejected:
-    """Without the frames that it came through, which hold what was fetched."""
+    """Returns the rejection without its traceback, whose frames keep the fetched bytes."""
     return ImageRejected(rejection.reason, rejection.message, remedy=rejection.remedy)

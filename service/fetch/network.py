@@ -1,4 +1,4 @@
-"""The way out: names are resolved here, once, and only addresses that were checked are connected to."""
+"""The outgoing network: names are resolved once, and only checked addresses are connected to."""
 
 import ssl
 from collections.abc import Iterable
@@ -12,14 +12,16 @@ from service.fetch.addresses import Network, may_connect
 from service.fetch.resolver import Resolver
 from service.timings import FETCH_CONNECT_S
 
-_READ_BYTES: Final = 16 * 2**10
-"""What is parsed in one go, on the event loop."""
+_READ_BYTES: Final = 16 * 2**10  # parsed at a time, on the event loop
+# Headers and framing of one answer: each of these bytes costs more than one of the image.
 _MAX_OVERHEAD_BYTES: Final = 64 * 2**10
-"""Of headers and framing, for one answer: each byte of them costs more than one of the image."""
 
 
 class CheckedNetwork(AsyncNetworkBackend):
-    """Connects to hosts whose every address is public or in `networks`: to the checked address, not to the name."""
+    """A network that connects only to hosts whose every address is public or in `networks`.
+
+    It connects to the checked address, not to the name.
+    """
 
     def __init__(self, networks: tuple[Network, ...], resolver: Resolver) -> None:
         self._networks, self._resolver = networks, resolver
@@ -33,7 +35,10 @@ class CheckedNetwork(AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:
-        """Raises ImageRejected where an address may not be connected to, or the name has none: the same for both."""
+        """Connects to the first address that answers.
+
+        Raises the same ImageRejected where an address is forbidden and where the name has none.
+        """
         failure: Exception = httpcore.ConnectError()
         for address in await self._addresses(host, port):
             try:
@@ -57,9 +62,9 @@ class CheckedNetwork(AsyncNetworkBackend):
 
 
 class MeteredStream(AsyncNetworkStream):
-    """A connection that ends when an answer is more framing than image.
+    """A connection that fails when an answer is more framing than image.
 
-    The reader of the body tells `accounted` of every piece.
+    The reader of the body calls `accounted` for every chunk.
     """
 
     def __init__(self, stream: AsyncNetworkStream) -> None:
@@ -67,7 +72,7 @@ class MeteredStream(AsyncNetworkStream):
         self._overhead = 0
 
     def accounted(self, num: int) -> None:
-        """So many of the bytes were the body's."""
+        """Notes that `num` of the bytes were the body's."""
         self._overhead -= num
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
@@ -78,7 +83,7 @@ class MeteredStream(AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        self._overhead = 0  # a request: its answer begins
+        self._overhead = 0  # a new request, and so a new answer
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
@@ -97,7 +102,7 @@ class MeteredStream(AsyncNetworkStream):
 
 
 def host_refused() -> ImageRejected:
-    """One refusal for every reason: which of them it was would describe the network behind the server."""
+    """Returns the one refusal of a host; the reason would describe the network of the server."""
     return ImageRejected(
         "url-refused",
         "the URL's host is not one that this server fetches from",

@@ -1,4 +1,4 @@
-"""Names to addresses, in threads: the system's resolver knows no other way to wait."""
+"""The resolver of names, in threads: the system's resolver blocks."""
 
 import asyncio
 import socket
@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+# Resolves a host and a port to addresses, as text. Raises OSError or UnicodeError without any.
 LookUp: TypeAlias = Callable[[str, int], list[str]]
-"""A host and a port to addresses, as text. Raises OSError or UnicodeError where there are none."""
 
 
 def system_addresses(host: str, port: int) -> list[str]:
@@ -16,25 +16,25 @@ def system_addresses(host: str, port: int) -> list[str]:
 
 
 class Resolver:
-    """Threads that are divided among domains: one whose name server is slow keeps its own busy, and nobody else's.
+    """Threads that are divided among domains: a slow name server keeps only its share busy.
 
-    A look-up cannot be canceled: who asked may have gone long before its thread is free again.
+    A look-up cannot be canceled: the request may have ended long before its thread is free again.
     """
 
     def __init__(self, look_up: LookUp, *, num_threads: int, most_per_domain: int) -> None:
-        """most_per_domain: look-ups at one time."""
+        """Starts the threads. most_per_domain: look-ups of one domain at a time."""
         self._look_up, self._most = look_up, most_per_domain
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="resolve")
-        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Raises as `LookUp` does."""
-        places = self._places.setdefault(_domain(host), asyncio.Semaphore(self._most))
-        await places.acquire()
+        """Resolves a host. Raises what `LookUp` raises."""
+        turn = self._turns.setdefault(_domain(host), asyncio.Semaphore(self._most))
+        await turn.acquire()
         looking = asyncio.get_running_loop().run_in_executor(
             self._threads, self._look_up, host, port
         )
-        looking.add_done_callback(lambda _: places.release())
+        looking.add_done_callback(lambda _: turn.release())
         return await asyncio.shield(looking)
 
     def close(self) -> None:
@@ -42,5 +42,5 @@ class Resolver:
 
 
 def _domain(host: str) -> str:
-    """Its last two labels: who owns them owns the name servers of all that is below."""
+    """Returns the last two labels: their owner has the name servers of all names below."""
     return ".".join(host.split(".")[-2:])

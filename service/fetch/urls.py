@@ -1,4 +1,4 @@
-"""URLs of images: the one parser. What it finds is connected to as it stands, and nothing parses it again."""
+"""The one parser of image URLs; nothing parses its results again."""
 
 import re
 from dataclasses import dataclass, field
@@ -13,7 +13,8 @@ Scheme = Literal["http", "https"]
 _MAX_LENGTH: Final = 8192
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _MAX_PORT: Final = 65535
-# The characters of RFC 3986, and square brackets, which queries often hold; the part after # stays here.
+# The characters of RFC 3986, and square brackets, which queries often hold; the part after # is not
+# sent.
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://"
     r"(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])"
@@ -24,25 +25,29 @@ _URL: Final = re.compile(
 )
 _WITH_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _REMEDY: Final = (
-    "send http(s)://host/path in ASCII (percent-encoded, an international name as xn--…), without user name, spaces"
-    " and backslashes"
+    "send http(s)://host/path in ASCII (percent-encoded, an international name as xn--…),"
+    " without user name, spaces and backslashes"
 )
 
 
 @dataclass(frozen=True)
 class ImageUrl:
-    """A string that begins as a URL does, where an image is expected: unread, and never shown."""
+    """A string that looks like a URL in place of an image; it is not parsed, and never shown."""
 
     text: str = field(repr=False)
 
 
+# An image of a request: its bytes, why it cannot be used, or its URL.
 GivenImage: TypeAlias = bytes | ImageRejected | ImageUrl
-"""What a request holds where an image is expected."""
 
 
 @dataclass(frozen=True)
 class Url:
-    """host: lower case; a name, or an address in its canonical form. target: path and query, at least "/"."""
+    """A parsed URL.
+
+    host: in lower case; a name, or an address in its canonical form. target: path and query, at
+    least "/".
+    """
 
     scheme: Scheme
     host: str
@@ -51,12 +56,15 @@ class Url:
 
     @property
     def authority(self) -> str:
-        """As the Host header says it."""
+        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     def joined(self, reference: str) -> "Url":
-        """What a redirect from here says: a URL, or a part of one. Raises ImageRejected as `parse_url`."""
+        """Returns the target of a redirect from here, given as a URL or a part of one.
+
+        Raises ImageRejected as `parse_url` does.
+        """
         if not reference.isascii() or not reference.isprintable():
             raise _unreadable()
         try:
@@ -69,7 +77,11 @@ class Url:
 
 
 def parse_url(text: str) -> Url:
-    """Raises ImageRejected for all but plain http and https URLs: no user name, no odd character, no odd address."""
+    """Parses a URL.
+
+    Raises ImageRejected unless it is a plain http or https URL without a user name, odd characters
+    or an odd form of an address.
+    """
     found = _URL.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     host = None if found is None else canonical_host(found["host"])
     if found is None or host is None:

@@ -1,4 +1,4 @@
-"""What the allocator does with memory that is free again."""
+"""The memory of a process: freed blocks go back to the system, and the collector skips the rest."""
 
 import ctypes
 import gc
@@ -9,11 +9,12 @@ _LARGE_BYTES: Final = 2**20
 
 
 def return_large_blocks() -> None:
-    """Give blocks of a mebibyte and more back to the system as soon as they are free, as long as the process lives.
+    """Makes the allocator return blocks of a mebibyte and more to the system once they are free.
 
-    glibc begins like that, but stops after the first large picture: 489 MiB stayed after decoding twelve pictures of
-    up to 48 megapixels, 63 with this, in no more time (docs/explanation/pipeline.md). Fewer arenas (M_ARENA_MAX) and a
-    lower M_TRIM_THRESHOLD gave nothing more, measured there too. Other C libraries are left alone.
+    glibc begins like that, but stops after the first large image: 489 MiB stayed after decoding
+    twelve images of up to 48 megapixels, 63 with this, in no more time
+    (docs/explanation/pipeline.md). Fewer arenas (M_ARENA_MAX) and a lower M_TRIM_THRESHOLD gave
+    nothing more in the same measurement. Other C libraries stay as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -21,11 +22,12 @@ def return_large_blocks() -> None:
 
 
 def keep_what_is_open() -> None:
-    """Take all objects there are out of the garbage collector's sight, once what a process serves with is open.
+    """Hides all present objects from the garbage collector; call it when all resources are open.
 
-    A full collection walks every object, of all the imported libraries too: 80 to 120 ms on one core of a Zen 4, in
-    which nobody is answered, every few seconds under load (`benchmarks/overload.py`). Call it again when much of it was
-    closed: what that holds in cycles is let go then, and else never.
+    A full collection walks every object, of all imported libraries, too. It takes 80 to 120 ms on
+    one core of a Zen 4, during which no request is answered, every few seconds under load
+    (`benchmarks/overload.py`). Call it again when many of the objects were closed: only then is
+    what they hold in cycles freed.
     """
     gc.unfreeze()
     gc.collect()

@@ -1,7 +1,8 @@
-"""Processes that a process of the service starts, and ends: nobody else's signal does.
+"""The child processes of the service, which only their parent ends.
 
-A signal to a whole group or control group reaches parent and child at one time. The parent has requests to finish then,
-for which it needs its child: it alone says when the child ends.
+A signal to a whole process group or control group reaches parent and child at the same time. The
+parent then has requests to finish, for which it needs its child. Therefore the child ignores the
+signal, and the parent says when it ends.
 """
 
 import asyncio
@@ -20,16 +21,17 @@ _PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
 async def start_child(
     module: str, *arguments: object, descriptors: Sequence[int]
 ) -> asyncio.subprocess.Process:
-    """`python -m module`, whose last argument is our process id; its standard input and output are pipes.
+    """Starts `python -m module` with our process id as the last argument.
 
-    descriptors: files that it takes over. To be called from the event loop's thread, with which the child ends.
+    Its standard input and output are pipes. Call it from the event loop's thread: the child ends
+    when that thread ends. descriptors: files that the child inherits.
     """
-    # Handed down: they wait, so that none ends the child before it has said that it ignores them.
+    # The child inherits the block: no signal ends it before it has said that it ignores them.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # the working directory is the user's: nothing in it is a module of ours
+            "-P",  # no module is imported from the working directory, which is the user's
             "-m",
             module,
             *map(str, arguments),
@@ -37,18 +39,21 @@ async def start_child(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=descriptors,
-            process_group=0,  # what else a terminal sends is for us
+            process_group=0,  # signals of a terminal reach only the parent
         )
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def heed_parent_alone(parent: int, *, at_its_end: signal.Signals) -> None:
-    """In the child, first of all. at_its_end: the signal that comes where the parent is killed, whatever we are at."""
+    """Ignores all stop signals but the parent's; call it first in the child.
+
+    at_its_end: the signal that the system sends when the parent is killed.
+    """
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, at_its_end)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before prctl
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Signals that end a process of the service."""
+"""The signals that end a process of the service."""
 
 import asyncio
 import os
@@ -11,30 +11,29 @@ from typing import Final, NoReturn
 
 from service.timings import SIGNAL_ECHO_S
 
+# A person, a system or a terminal sends these to the process that it started.
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-"""The signals of a person, a system or a terminal to the process that they started."""
+# A supervisor sends this to its server processes, which ignore `STOPS`.
 FINISH: Final = signal.SIGUSR1
-"""The signal of a supervisor to its server processes, which ignore `STOPS`."""
 
 
 def end_at_once(number: int) -> NoReturn:
-    """As the signal would have without a handler."""
+    """Ends the process as the signal would without a handler."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-    os._exit(
-        128 + number
-    )  # the first process of a container lives on: without a handler it takes no signal
+    # The first process of a container gets no signal without a handler, and is still alive here.
+    os._exit(128 + number)
 
 
 class StopSignals:
-    """The signals that one process hears: the first begins its end, a second one ends it at once.
+    """The stop signals of one process: the first begins its end, a second one ends it at once.
 
-    What comes within a moment of the first is its echo and counts as nothing: a signal to a whole group reaches the
-    process by itself, and once more from a wrapper that passes on what it was sent.
+    A signal within SIGNAL_ECHO_S of the first is its echo and does not count: a signal to a whole
+    group reaches the process directly, and again from a wrapper that passes on its signals.
     """
 
     def __init__(self, *, last: Callable[[], None] = lambda: None) -> None:
-        """last: done before the process ends at once."""
+        """Takes the last action. last: it is done before the process ends at once."""
         self._last = last
         self._began_s: float | None = None
 
@@ -56,12 +55,14 @@ class StopSignals:
 
 @contextmanager
 def canceled_by_a_signal(*, within_s: float, stops: Sequence[int] = STOPS) -> Iterator[None]:
-    """What the calling task does within, until its loop has handlers of its own; a second signal ends the process.
+    """Cancels the calling task on a stop signal, until its loop has handlers of its own.
 
-    An exception out of a handler would be raised wherever the signal comes: between the start of a process and the
-    watch over it, and asyncio waits for that process's end for good.
+    A second signal ends the process. A handler that raised would do so wherever the signal comes,
+    for example between the start of a child and the watch over it: asyncio would then wait forever
+    for the child's end.
 
-    within_s: the process has ended by then, whatever keeps the loop: large collections, say.
+    within_s: the process ends by then, even where the loop is blocked, for example by large
+    collections.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

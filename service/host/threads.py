@@ -1,4 +1,4 @@
-"""How many threads compute at one time: the cores that the server may use, divided among its processes."""
+"""The thread budget: the cores that the server may use, divided among its processes."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ from service.settings import Settings
 
 @dataclass(frozen=True)
 class ThreadBudget:
-    """Of one server process. Each of its pools may have all of the process's cores: while one works others wait.
+    """The numbers of threads of one server process.
 
-    engine: of the model; decode: images at a time; compute: look-ups, searches and bodies at a time; blas: of one
-    matrix product of theirs.
+    Each pool may use all of the process's cores: while one works, others wait. engine: threads of
+    the model. decode: images at a time. compute: look-ups, searches and bodies at a time. blas:
+    threads of one matrix product in these.
     """
 
     engine: int
@@ -23,7 +24,7 @@ class ThreadBudget:
 
     @classmethod
     def of(cls, settings: Settings) -> "ThreadBudget":
-        """By the cpuset and the CPU quota of the process, unless the settings say otherwise."""
+        """Returns the budget by the process's cpuset and CPU quota, unless the settings differ."""
         share = max(1, available_cores() // settings.processes)
         return cls(settings.engine_threads or share, settings.decode_threads or share, share, share)
 
@@ -37,5 +38,8 @@ class ThreadBudget:
 
 
 def limit_blas(num_threads: int) -> None:
-    """For good. numpy's own choice knows the cpuset and not a container's CPU time, nor of other processes."""
+    """Limits the threads of numpy's matrix products, for the life of the process.
+
+    numpy's own choice respects the cpuset, but not a container's CPU quota or other processes.
+    """
     threadpool_limits(num_threads, user_api="blas")

@@ -1,1 +1,1 @@
-"""Everything that knows HTTP: the application, its routes, and the languages that it speaks."""
+"""The parts that know HTTP: the application, its routes, and the dialects that it speaks."""

@@ -1,4 +1,4 @@
-"""How a route reaches what is open for its request."""
+"""The resources that a route works with."""
 
 from typing import Annotated, cast
 
@@ -8,9 +8,8 @@ from mlcd.errors import NotFound
 from service.resources import Resources
 
 
-async def _resources(
-    request: Request,
-) -> Resources:  # not async, every request would wait for a thread to say it
+# Async, because FastAPI would run a plain function on a thread, for which the request would wait.
+async def _resources(request: Request) -> Resources:
     return cast(Resources, request.state.resources)
 
 
@@ -18,6 +17,6 @@ Opened = Annotated[Resources, Depends(_resources)]
 
 
 def check_model(name: str, resources: Resources) -> None:
-    """Raises NotFound for any model but the one that is served."""
+    """Raises NotFound unless `name` is the served model."""
     if name != resources.encoder.name:
         raise NotFound("there is no such model", remedy=f"use {resources.encoder.name}")

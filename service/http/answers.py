@@ -1,6 +1,6 @@
-"""Answers that carry arrays: contiguous float32 straight into the wire format, and where they come from.
+"""Answers that carry arrays, written from contiguous float32 straight into the wire format.
 
-Large JSON answers are written piece by piece off the event loop: none of them exists as a whole.
+Large JSON answers are written result by result off the event loop, and never exist as a whole.
 """
 
 import asyncio
@@ -26,14 +26,15 @@ NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 _QUOTED: Final = re.compile(r'"(?:\\.?|[^"\\])*+"?')  # a parameter's value, which may hold commas
 _WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
-_LARGE_ITEMS: Final = 2048  # entries of an answer: so many are written in about a millisecond
+# An answer with more entries or bytes is streamed; 2048 entries are written in about a millisecond.
+_LARGE_ITEMS: Final = 2048
 _LARGE_BYTES: Final = 2**20
 
 
 def json_answer(
     content: Any, headers: dict[str, str] | None = None, *, status: int = 200
 ) -> Response:
-    """JSON by orjson, which reads numpy arrays without making Python floats of them."""
+    """Answers in JSON; orjson reads numpy arrays without making Python floats of them."""
     return Response(to_json(content), status, headers, media_type=JSON)
 
 
@@ -48,7 +49,7 @@ def to_npy(array: NDArray[Any]) -> bytes:
 
 
 def provenance(resources: Resources) -> dict[str, Any]:
-    """What every answer of ours says about the model behind it."""
+    """Returns the fields about the model that every answer of our own routes has."""
     return {
         "model": resources.encoder.name,
         "fingerprint": resources.encoder.fingerprint,
@@ -57,9 +58,10 @@ def provenance(resources: Resources) -> dict[str, Any]:
 
 
 def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, str]:
-    """The same for every dialect and for binary answers, beside those of `Resources.stamp`, which every answer has.
+    """Returns the headers of an answer about the model, in every dialect and for binary answers.
 
-    With `encoded`, its stages as Server-Timing.
+    The middleware adds those of `Resources.stamp` to every answer. With `encoded` the stages are
+    in Server-Timing, and X-Mlcd-Rounded says where an embedding was rounded.
     """
     return {
         "X-Mlcd-Dimension": str(resources.encoder.dimension),
@@ -75,9 +77,9 @@ def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, s
 def negotiated(request: Request, offered: tuple[str, ...]) -> str:
     """Returns the media type that the Accept header prefers (RFC 9110, 12.5.1).
 
-    A type weighs what the most specific range that holds it says, and 0 excludes it. Of equals the
-    one that is named goes before one that a wildcard covers, then the first offered is taken.
-    Raises NotAcceptable where the header takes none of them.
+    The weight of a type is that of the most specific range that covers it; 0 excludes the type.
+    Among equal weights a type that is named goes before one that a wildcard covers, and then the
+    first offered is taken. Raises NotAcceptable where the header accepts none of them.
     """
     accept = _QUOTED.sub('""', ",".join(request.headers.getlist("accept")))
     elements = [element for element in accept.split(",") if element.strip()]
@@ -93,14 +95,17 @@ def negotiated(request: Request, offered: tuple[str, ...]) -> str:
 
 
 class _MediaRange(NamedTuple):
-    """One element of an Accept header. has_parameters: others than the weight."""
+    """One element of an Accept header. has_parameters: it has parameters besides the weight."""
 
     kind: str
     has_parameters: bool
     weight: float
 
     def specificity(self, offer: str) -> int:
-        """Returns how closely it describes a media type without parameters; 0: it does not hold it."""
+        """Returns how closely the range describes a media type; 0: it does not cover it.
+
+        offer: a media type without parameters.
+        """
         if self.kind == offer:
             return 3 if self.has_parameters else 4
         if self.kind == offer.partition("/")[0] + "/*":
@@ -112,15 +117,14 @@ def _media_range(element: str) -> _MediaRange:
     kind, *parameters = (piece.strip().lower() for piece in element.split(";"))
     weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
     if not all(map(_WEIGHT.fullmatch, weights)):
-        return _MediaRange(
-            "", has_parameters=False, weight=0.0
-        )  # it holds nothing: its weight cannot be known
+        # A range with an unreadable weight covers no media type.
+        return _MediaRange("", has_parameters=False, weight=0.0)
     weight = float(weights[0]) if weights else 1.0
     return _MediaRange(kind, has_parameters=len(parameters) > len(weights), weight=weight)
 
 
 def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
-    """Returns the weight of a media type and the specificity of the range that says so."""
+    """Returns the weight of a media type and the specificity of the range that gives it."""
     specificity, weight = max((one.specificity(offer), one.weight) for one in ranges)
     return (weight, specificity) if specificity else (0.0, 0)
 
@@ -134,10 +138,10 @@ def listed_answer(
     num_items: int,
     num_bytes: int = 0,
 ) -> Response:
-    """Returns `content` with the field `results` last, each of them made when it is written.
+    """Answers with `content` and, as its last field, `results`; each result is made when written.
 
-    num_items, num_bytes: about how much there is in all results together; a small answer goes out
-    in one piece.
+    num_items, num_bytes: the approximate size of all results together. A small answer is sent in
+    one piece.
     """
     if num_items <= _LARGE_ITEMS and num_bytes <= _LARGE_BYTES:
         return json_answer({**content, "results": [make() for make in results]}, stamp)

@@ -59,7 +59,7 @@ from service.http.routes import (
 from service.resources import Resources
 
 _DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)
-_ROOMS: Final = (
+_ROUTES: Final = (
     health,
     info,
     models,
@@ -93,22 +93,24 @@ _REQUESTS: Final = (
 
 
 def create_app(resources: Resources | None) -> FastAPI:
-    """An ASGI application over open resources; their owner closes them. None: to be described, as it is with keys.
+    """Returns an ASGI application over open resources; their owner closes them.
 
-    Raises ValueError for a route of which nobody said who may enter.
+    With None the application can only be described, as one whose server asks for keys.
+    Raises ValueError for a route that declares no scope.
     """
     app = FastAPI(
         title="mlcd",
         version=__version__,
         summary="Image embeddings, nearest-cluster labels and search.",
-        # FastAPI's own pages load their scripts from elsewhere; ours come with the package.
+        # FastAPI's own pages load scripts from other hosts; fastapi-swagger ships them.
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        # A redirect would name the server as the client does, whoever that is, and loses the method with some.
+        # A redirect would repeat the Host header that the client sent, and some clients change the
+        # method when they follow one.
         redirect_slashes=False,
     )
-    # A page that remembers a key would hand it to whoever opens it next.
+    # A page that remembers a key would hand it to the next person who opens the page.
     parameters = {"tryItOutEnabled": True, "filter": True, "persistAuthorization": False}
     patch_fastapi(app, redirect_from_root_to_docs=False, swagger_ui_parameters=parameters)
     check_declared(app.routes)
@@ -124,18 +126,23 @@ def create_app(resources: Resources | None) -> FastAPI:
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_unexpected)
     app.state.routes = []
-    for room in _ROOMS:
-        check_declared(room.router.routes)
-        app.include_router(room.router)
-        app.state.routes += room.router.routes
+    for module in _ROUTES:
+        check_declared(module.router.routes)
+        app.include_router(module.router)
+        app.state.routes += module.router.routes
     keyed = resources is None or resources.keys is not None
-    app.openapi = cache(partial(openapi.describe, app, keyed=keyed, requests=_REQUESTS))  # type: ignore[method-assign]  # FastAPI's own way
+    # FastAPI documents this assignment as the way to replace its document.
+    described = cache(partial(openapi.describe, app, keyed=keyed, requests=_REQUESTS))
+    app.openapi = described  # type: ignore[method-assign]
     _serve_document_once_written(app)
     return app
 
 
 def _serve_document_once_written(app: FastAPI) -> None:
-    """Replaces FastAPI's route, which writes the same 200 kB of JSON for everybody who asks, without a key too."""
+    """Replaces FastAPI's route, which writes the same 200 kB of JSON for every request.
+
+    The route needs no key, so anybody could make the server write the document again and again.
+    """
 
     @cache
     def written() -> bytes:

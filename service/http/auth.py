@@ -1,10 +1,11 @@
-"""Who may enter: which key a route asks for, and which web pages may make a browser ask.
+"""The checks of access: the API key that a route needs, and the web pages that may send requests.
 
-A key is declared where the route is, and checked before anything of the request is read.
+A route declares its scope, and the key is checked before the request's body is read.
 
-A server without keys takes whoever reaches it for its user. A page from elsewhere makes a browser send requests to it,
-and with a name of its own that resolves to the server's address (DNS rebinding) even reads the answers. Two headers
-that no page can forge tell: Host, which must be a name that the server is known by, and Sec-Fetch-Site or Origin.
+A server without keys trusts every client that reaches it. A foreign web page can make a browser
+send requests to it. With a host name that resolves to the server's address (DNS rebinding) the page
+can even read the answers. Two headers that no page can forge reveal this: Host, which must be a
+name of the server, and Sec-Fetch-Site or Origin.
 """
 
 from collections.abc import Iterable
@@ -29,15 +30,16 @@ from service.keys.file import Scope
 from service.resources import Resources
 from service.settings import Settings
 
+# The only routes that need no key.
 EXEMPT: Final = frozenset(
     {
-        # Probes and scrapers; what they are told names no client and no image.
+        # Probes and scrapers: these answers name no client and no image.
         "/health/live",
         "/health/ready",
         "/metrics",
         "/v2/health/live",
         "/v2/health/ready",
-        # The same for everybody who installs this: documents, and a page that asks with the key it is given.
+        # These are the same in every installation: documents, and a page that asks for a key.
         "/",
         "/docs",
         "/openapi.json",
@@ -46,7 +48,6 @@ EXEMPT: Final = frozenset(
         "/swagger/favicon-32x32.png",
     }
 )
-"""The only routes that nobody needs a key for."""
 
 BEARER: Final = "bearer"
 HEADER: Final = "header"
@@ -56,7 +57,10 @@ _LOCAL: Final = ("localhost", "*.localhost")
 
 
 class _Gate(SecurityBase):
-    """Raises Unauthorized and Forbidden; puts the key that came in into `request.state.key`, None where all may."""
+    """Checks a request's key and puts it into `request.state.key`; None on a server without keys.
+
+    Raises Unauthorized and Forbidden.
+    """
 
     def __init__(self) -> None:
         self.model = HTTPBearer(description="a key of `mlcd keys create`")
@@ -78,12 +82,18 @@ _GATE: Final = _Gate()
 
 
 def needs(scope: Scope | None = None) -> Any:
-    """Among a route's `dependencies`: it takes keys of this scope; None: every valid key."""
+    """Returns the entry of a route's `dependencies` that asks for a key of this scope.
+
+    scope: None accepts every valid key.
+    """
     return Security(_GATE, scopes=[] if scope is None else [scope])
 
 
 def shows_key(request: Request, scope: Scope) -> bool:
-    """Tells whether a request to a route that needs no key shows one of this scope; true where all may enter."""
+    """Tells whether a request to a route that needs no key has one of this scope.
+
+    It is true on a server without keys.
+    """
     resources: Resources = request.app.state.resources
     if resources.keys is None:
         return True
@@ -94,7 +104,7 @@ def shows_key(request: Request, scope: Scope) -> bool:
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
-    """Raises ValueError for a route that neither declares its scope nor is exempt, and for one that does both."""
+    """Raises ValueError unless every route either declares a scope or is exempt, and not both."""
     for route in routes:
         path = getattr(route, "path", "")
         declared = isinstance(route, APIRoute) and any(
@@ -108,7 +118,10 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
 
 
 def _shown(request: Request) -> str | None:
-    """X-API-Key goes first: some clients send an Authorization of their own that no one asked for."""
+    """Returns the key in X-API-Key, else the one in Authorization.
+
+    X-API-Key goes first, because some clients send an Authorization of their own.
+    """
     if (key := request.headers.get(HEADER_NAME)) is not None:
         return key.strip()
     given = request.headers.get("authorization", "")
@@ -116,7 +129,10 @@ def _shown(request: Request) -> str | None:
 
 
 class OriginMiddleware:
-    """Refuses requests that a web page of another origin makes, and HTTP/1.1 without one Host (RFC 9112, 3.2)."""
+    """Refuses requests from web pages of other origins.
+
+    It also refuses HTTP/1.1 requests without exactly one Host header (RFC 9112, 3.2).
+    """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
@@ -160,7 +176,7 @@ class OriginMiddleware:
         address = _address(name)
         if allows((*_LOCAL, *self._hosts), name) or (address is not None and address.is_loopback):
             return True
-        # Names of the public DNS have a dot: one without was given by this network's owner.
+        # Names in the public DNS have a dot; the owner of this network gave a name without one.
         return self._open and (address is not None or "." not in name)
 
 
@@ -177,7 +193,10 @@ def _without_port(host: str) -> str:
 
 
 def _is_foreign(request: Request) -> bool:
-    """A link from elsewhere may still be followed: nothing changes, and no page reads what it opens."""
+    """Tells whether a web page of another origin made the request.
+
+    A link from another page is allowed: it changes nothing, and no page can read what it opens.
+    """
     headers = request.headers
     is_link = (
         headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"

@@ -1,4 +1,4 @@
-"""Request bodies: multipart files, one raw image, or JSON."""
+"""The readers of request bodies: multipart files, one raw image, or JSON."""
 
 import asyncio
 import math
@@ -20,9 +20,9 @@ from service.http.problems import bad_field
 from service.resources import Resources
 from service.settings import Limits
 
-# The body cap bounds their bytes; this bounds the work of parsing them.
+# The limit on the body bounds the bytes of a form; this bounds the work of parsing it.
 _MAX_FORM_PARTS: Final = 1000
-_MAX_FIELDS: Final = 64  # no route knows half as many, and each unknown one is reported
+_MAX_FIELDS: Final = 64  # no route has half as many fields, and each unknown one is reported
 MEDIA_TYPES: Final = (
     "multipart/form-data",
     "image/*",
@@ -37,7 +37,7 @@ def media_type(request: Request) -> str:
 
 
 async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRejected]:
-    """The images of a multipart form (field `files`, 1..n) or of a raw image body."""
+    """Reads the images of a multipart form (field `files`, 1..n) or the one image of a raw body."""
     kind = media_type(request)
     if kind == "multipart/form-data":
         return [*(await read_form(request, limits))[0]]
@@ -80,13 +80,13 @@ async def read_optional_json(request: Request, resources: Resources) -> dict[str
 
 
 async def parse_json(body: bytes | bytearray, resources: Resources) -> Any:
-    """Parses JSON off the event loop, one body after the other: the parser lets nobody else run."""
+    """Parses JSON off the event loop, one body at a time, because the parser blocks all threads."""
     loop, limits = asyncio.get_running_loop(), resources.settings.limits
     return await loop.run_in_executor(resources.parsing, parsed_json, body, limits)
 
 
 def parsed_json(body: bytes | bytearray | memoryview, limits: Limits) -> Any:
-    """Parses JSON of a bounded size. Raises TooLarge, and BadRequest for what is no JSON."""
+    """Parses JSON of a bounded size. Raises TooLarge, and BadRequest where it is not JSON."""
     check_json(body, limits)
     try:
         return orjson.loads(body)
@@ -95,14 +95,15 @@ def parsed_json(body: bytes | bytearray | memoryview, limits: Limits) -> Any:
 
 
 def _check_says_json(request: Request) -> None:
-    # Also where the header is missing: a page of another origin may send such a body without asking.
+    # A missing header is refused, too: a page of another origin may send such a body without asking
+    # the server first.
     kind = media_type(request)
     if kind != "application/json" and not kind.endswith("+json"):
         raise Unsupported("this route takes JSON", remedy="send Content-Type: application/json")
 
 
 async def _received(request: Request, limits: Limits) -> bytearray:
-    """Returns the body, of which no second copy is kept with the request."""
+    """Returns the body, without a second copy in the request."""
     _check_plain(request)
     stated = int(request.headers.get("content-length", "0"))  # the middleware has looked at it
     body = bytearray()
@@ -126,7 +127,7 @@ def _object(content: Any) -> dict[str, Any]:
 
 
 def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
-    """Raises BadRequest naming the first field that is wrong."""
+    """Returns the content as a model. Raises BadRequest naming the first field that is wrong."""
     if len(content) > _MAX_FIELDS:
         raise BadRequest(
             f"the body has {len(content)} fields",
@@ -139,9 +140,10 @@ def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
 
 
 async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str, str]]:
-    """The images of a multipart form (field `files`, 1..n), and its fields of text, the last of each name.
+    """Returns the images of a multipart form (field `files`, 1..n) and its text fields.
 
-    Files stay in memory, which the body's permit counts: no disk can be too full for an upload.
+    Of several text fields with one name the last counts. Files stay in memory, which is reserved
+    for the body, so an upload never depends on free disk space.
     """
     size = limits.max_body_bytes
     parser = MultiPartParser(
@@ -193,7 +195,7 @@ def check_count(num: int, limits: Limits) -> None:
 
 
 def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddings:
-    """A list of vectors to unit rows [N, D]."""
+    """Returns a list of vectors as unit rows [N, D]."""
     if not isinstance(value, list) or not value:
         raise BadRequest("embeddings must be a list of vectors", param="embeddings")
     check_count(len(value), limits)

@@ -1,7 +1,8 @@
-"""One HTTP connection, bounded: how long it may wait, how much of it may be other than a body, how many there are.
+"""Bounds on HTTP connections: their number, their waiting times, and the bytes outside of bodies.
 
-uvicorn waits for ever for a request's headers, for the rest of a body that nobody reads, and for a client that does not
-read its answer; it takes headers of any size and any number of connections.
+uvicorn alone waits forever for a request's headers, for the rest of a body that nobody reads, and
+for a client that does not read its answer. It accepts headers of any size and any number of
+connections.
 """
 
 import asyncio
@@ -18,11 +19,11 @@ from service.http.middleware import PROBES
 from service.telemetry.metrics import Metrics
 from service.timings import ANSWER_READ_S, BODY_REST_S, CROWDED_RETRY_S, REQUEST_HEADERS_S
 
+# Headers, chunk framing and trailers of one request; more is allowed only beside as much body.
 MAX_OVERHEAD_BYTES: Final = 64 * 2**10
-"""Of a request: headers, the framing of chunks, trailers. More only where there is as much body."""
 _MAX_PIPELINED: Final = 16
 _MAX_DESCRIPTORS: Final = 65_536
-PLACES_FOR_PROBES: Final = 16  # connections beyond the most there may be, for health and metrics
+PLACES_FOR_PROBES: Final = 16  # connections above the limit, for health and metrics
 _PROBES: Final = frozenset(path.encode() for path in PROBES)
 _CROWDED: Final = orjson.dumps(
     {
@@ -35,33 +36,37 @@ _CROWDED: Final = orjson.dumps(
 
 
 class Bounds:
-    """Shared by the connections of a server."""
+    """The state that all connections of a server share."""
 
     def __init__(self, *, most: int, exchange_s: float, metrics: Metrics) -> None:
-        """most: connections; exchange_s: seconds from a request's last header until its answer is ready."""
+        """Prepares empty bounds.
+
+        most: connections. exchange_s: seconds from a request's last header until its answer is
+        ready.
+        """
         self.most, self.exchange_s = most, exchange_s + ANSWER_READ_S
+        # Connections whose client still sends an answered body, or does not read its answer; the
+        # oldest first.
         self.answered: dict[Connection, None] = {}
-        """Connections whose client still sends an answered body, or does not read its answer; the oldest first."""
+        # Connections between two requests; the one that has waited longest comes first.
         self.waiting: dict[Connection, None] = {}
-        """Between two requests; the one that has waited longest comes first."""
         self._metrics = metrics
 
     def make_room(self, newest: "Connection", num: int) -> None:
-        """Closes the connection that is needed least; the newest of `num` where all others are at work.
+        """Closes the connection that is needed least; the newest of `num` where all others work.
 
-        A few more than there may be stay then, for probes.
+        A few connections above the limit stay open then, for probes.
         """
         oldest = next(chain(self.answered, self.waiting), None)
         if oldest is None and num <= self.most + PLACES_FOR_PROBES:
             return
-        self.forget(
-            oldest or newest
-        )  # the loop tells it of its end only later, when others may have come
+        # `connection_lost` forgets it, too, but runs later, when more connections may have come.
+        self.forget(oldest or newest)
         self.closed("too-many")
         (oldest or newest).transport.abort()
 
     def forget(self, connection: "Connection") -> None:
-        """Lists the connection no longer: it is at work, or gone."""
+        """Removes the connection from the lists: it is at work, or gone."""
         self.answered.pop(connection, None)
         self.waiting.pop(connection, None)
 
@@ -70,7 +75,7 @@ class Bounds:
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with a timer that runs at every moment of its life."""
+    """A connection of uvicorn with a timer that runs at every moment of its life."""
 
     def __init__(self, *, bounds: Bounds, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -110,13 +115,14 @@ class Connection(HttpToolsProtocol):
         self._bounds.forget(self)
         self._within(self._bounds.exchange_s)
         if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ValueError("too many requests at once")  # the parser makes a 400 of it
+            raise ValueError("too many requests at once")  # the parser answers 400
         crowded = (
             len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
         )
         self.app = _refuse if crowded else self.config.loaded_app
         super().on_headers_complete()
-        self.cycle.transport = _Closing(self)  # type: ignore[assignment]  # all of it that a cycle uses
+        # It has every method of a transport that a cycle uses.
+        self.cycle.transport = _Closing(self)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -133,9 +139,10 @@ class Connection(HttpToolsProtocol):
             self._wait()
 
     def close_after_answer(self) -> None:
-        """End the connection, but not before its client has sent what it is sending.
+        """Ends the connection after the client has sent the rest of its request.
 
-        Closed with bytes unread it would be reset, and many a client would never read why it was refused.
+        Closing it with unread bytes would reset it, and many clients would never read why they
+        were refused.
         """
         if self._message_complete or not self.transport.can_write_eof():
             self.transport.close()
@@ -164,7 +171,7 @@ class Connection(HttpToolsProtocol):
 
     def _wait(self) -> None:
         self._bounds.forget(self)
-        if self.transport.get_write_buffer_size():  # the answer is complete here and not yet there
+        if self.transport.get_write_buffer_size():  # the client has not received the whole answer
             self._bounds.answered[self] = None
             self._within(self._bounds.exchange_s)
             return
@@ -190,13 +197,13 @@ class Connection(HttpToolsProtocol):
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers what is no probe while there are more connections than there may be."""
+    """Answers 503 to a request that is no probe while there are too many connections."""
     headers = {"Retry-After": str(CROWDED_RETRY_S), "Connection": "close"}
     await Response(_CROWDED, 503, headers, "application/problem+json")(scope, receive, send)
 
 
 class _Closing:
-    """A connection's transport to the answer that is written on it."""
+    """The transport that an answer sees: closing it waits for the rest of the request."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -212,13 +219,16 @@ class _Closing:
 
 
 def allow_descriptors() -> None:
-    """As many open files as the system lets this process have: a connection is one, and a large upload another."""
+    """Raises the process's limit on open files to the most that the system allows.
+
+    A connection is an open file, and a large upload another.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_DESCRIPTORS), most))
 
 
 def affordable(num: int) -> int:
-    """Returns how many of `num` connections may be there: with half of the open files that there may be."""
+    """Returns how many of `num` connections fit into half of the limit on open files."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return num if most == resource.RLIM_INFINITY else min(num, max(1, most // 2))

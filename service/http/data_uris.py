@@ -12,7 +12,10 @@ _REMEDY: Final = "data:image/jpeg;base64,…"
 
 
 def image_from_uri(value: Any) -> GivenImage:
-    """A data-URI to its bytes; a URL stays one. Anything else is refused: a string is never a path."""
+    """Returns the bytes of a data-URI; a URL stays a URL.
+
+    Anything else is refused: a string is never a path.
+    """
     if not isinstance(value, str):
         return ImageRejected("unreadable", "an image must be a data-URI", remedy=_REMEDY)
     if is_url(value):
@@ -28,14 +31,14 @@ def image_from_uri(value: Any) -> GivenImage:
 
 
 def image_from_field(value: Any) -> GivenImage:
-    """As `image_from_uri`, but of a field that can hold nothing but an image: plain base64 is one too."""
+    """Reads a field that can hold only an image; unlike `image_from_uri` it also takes base64."""
     if not isinstance(value, str) or is_url(value) or is_data_uri(value):
         return image_from_uri(value)
     return image_from_base64(value)
 
 
 def image_from_base64(text: str) -> bytes | ImageRejected:
-    """Strict: what is not base64 is refused and never skipped over."""
+    """Decodes base64 strictly: a character outside of it is refused and never skipped."""
     try:
         return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

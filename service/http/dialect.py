@@ -1,6 +1,7 @@
-"""How a refusal looks in each client's own language: by the route's prefix, as the application lists them.
+"""The dialects: shapes of refusals, chosen by the route's prefix.
 
-Our own routes speak RFC 9457; OpenAI's, Cohere's and KServe's speak as their servers do, validation included.
+Our own routes answer by RFC 9457. Those of OpenAI, Cohere and KServe answer as their servers do,
+also where validation fails.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,17 +11,18 @@ from typing import Any, Final
 from pydantic import BaseModel
 from starlette.applications import Starlette
 
+# OpenAI's and Cohere's clients have no error class for these: code that catches classes would miss
+# them.
 WITHOUT_CLASS: Final = frozenset({413, 415})
-"""Statuses that OpenAI's and Cohere's clients have no class of error for: who catches classes would miss them."""
 _BAD_REQUEST: Final = 400
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a client is told, before it is put in a shape.
+    """A refusal before a dialect gives it its shape.
 
-    name: stable, see docs/reference/rest.md. param: the field at fault. index: of the item at fault. limit: the name
-    of a limit of /v1/info.
+    name: stable, see docs/reference/rest.md. param: the field at fault. index: that of the item at
+    fault. limit: the name of a limit of /v1/info.
     """
 
     status: int
@@ -36,8 +38,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Dialect:
-    """prefixes: of its routes. media_type and schema: of every refusal; render: its body; unknown: statuses that it has
-    400 for.
+    """The shape of refusals on some routes.
+
+    prefixes: those of the routes' paths. media_type, schema: those of every refusal.
+    render: makes a refusal's body. unknown: statuses that the dialect lacks; 400 replaces them.
     """
 
     prefixes: tuple[str, ...]
@@ -55,6 +59,9 @@ class Dialect:
 
 
 def dialect_of(app: Starlette, path: str) -> Dialect:
-    """Returns the first dialect that speaks there, else the last. path: a route's pattern, or of a request."""
+    """Returns the first dialect that covers a path, else the last.
+
+    path: a route's pattern or the path of a request.
+    """
     dialects: Sequence[Dialect] = app.state.dialects
     return next((dialect for dialect in dialects if dialect.speaks(path)), dialects[-1])

@@ -1,4 +1,4 @@
-"""Images of a request to embeddings, by its deadline."""
+"""The way of a request's images to embeddings, within the request's deadline."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -23,9 +23,10 @@ from service.telemetry.request import count_images, stage_s
 async def encode(
     request: Request, resources: Resources, images: Sequence[GivenImage], *, num_beside: int = 0
 ) -> Encoded:
-    """Every image on its own; those at URLs are fetched.
+    """Encodes every image on its own, and fetches those at URLs.
 
-    They are counted for the client's key, together with what else the request has that counts, `num_beside`.
+    The images are counted for the client's key.
+    num_beside: how many other items of the request are counted with them.
     """
     count_images(len(images))
     account = await _counted(request, resources, len(images) + num_beside)
@@ -40,9 +41,10 @@ async def encode_strictly(
     *,
     param: str = "input[{index}]",
 ) -> Encoded:
-    """All of them, or StrictBatch of the first that failed, before any work where that is known.
+    """Encodes all images or raises StrictBatch for the first that failed.
 
-    param: the field's name in the client's own words.
+    An image that is known to be bad is refused before any work.
+    param: the name of the field in the client's dialect.
     """
     count_images(len(images))
     screened = resources.fetcher.screened(images)
@@ -59,9 +61,12 @@ async def encode_strictly(
 async def encode_pixels(
     request: Request, resources: Resources, pixels: ImageBatch, *, param: str
 ) -> Encoded:
-    """Images that the client has prepared, uint8 [n, 3, S, S]: as `encode_strictly`, without decoding."""
+    """Encodes images that the client has prepared, uint8 [n, 3, S, S], without decoding.
+
+    It is as strict as `encode_strictly`.
+    """
     count_images(len(pixels))
-    await resources.rates.take(request.state.key, len(pixels))
+    await resources.rate_limiter.take(request.state.key, len(pixels))
     deadline: float = request.state.deadline
     refuse_when_down(resources.engine, resources.metrics)
     with (
@@ -70,13 +75,13 @@ async def encode_pixels(
             pixels[:, 0].size, owner=request.state.key and request.state.key.id
         ),
     ):
-        together = (
+        encodings = (
             resources.dispatcher.encode(image, deadline=deadline, request=request)
             for image in pixels
         )
-        rows = await within_deadline(asyncio.gather(*together), deadline)
+        rows = await within_deadline(asyncio.gather(*encodings), deadline)
     for row in rows:
-        row.tell()
+        row.record_stages()
     timings = Timings(0.0, max(row.queue_s for row in rows), max(row.inference_s for row in rows))
     encoded = Encoded(
         np.stack([row.embedding for row in rows]), list(range(len(rows))), {}, timings
@@ -93,7 +98,11 @@ async def encode_pixels(
 async def _at_hand(
     request: Request, resources: Resources, images: Sequence[bytes | ImageRejected | Url]
 ) -> AsyncIterator[list[bytes | ImageRejected]]:
-    """Those at URLs fetched, unless nothing could be made of them now; nothing is admitted while they are awaited."""
+    """Yields the images with those at URLs fetched.
+
+    Nothing is fetched while the engine is down or no image would be admitted, and no image is
+    admitted while others are fetched.
+    """
     if any(isinstance(image, Url) for image in images):
         refuse_when_down(resources.engine, resources.metrics)
         if resources.admission.full:
@@ -103,10 +112,12 @@ async def _at_hand(
 
 
 async def _counted(request: Request, resources: Resources, num: int) -> RequestAccount:
-    """So many images are counted for the client's key; what large ones are beyond that is charged to the account."""
+    """Counts `num` images for the client's key, and returns the account that charges large ones."""
     key, limits = request.state.key, resources.settings.limits
-    await resources.rates.take(key, num)
-    return RequestAccount(resources.rates, key, taken=num, pixels_per_image=limits.rate_pixels)
+    await resources.rate_limiter.take(key, num)
+    return RequestAccount(
+        resources.rate_limiter, key, taken=num, pixels_per_image=limits.rate_pixels
+    )
 
 
 async def _encode(
@@ -133,9 +144,10 @@ def _refuse_rejected(
 
 
 def shortened(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
-    """The first `num` components, of unit length again: [N, D] to [N, num].
+    """Returns the first `num` components, normalized to unit length: [N, D] to [N, num].
 
-    Raises BadRequest naming `param` where rows have fewer, StrictBatch where nothing of a row is left.
+    Raises BadRequest naming `param` where rows have fewer components, and StrictBatch where the
+    first components of a row are all zero.
     """
     if num is None:
         return rows

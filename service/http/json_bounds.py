@@ -1,8 +1,8 @@
 """Bounds on JSON that are checked before it is parsed.
 
 orjson holds the interpreter's lock from the first byte to the last: 60 MB of `[],[],…` would stop
-every thread of the server for seconds and become gigabytes of objects. What makes parsing slow is
-counted here first, by numpy, which lets others run.
+every thread of the server for seconds and become gigabytes of objects. This module first counts
+with numpy, which lets other threads run, what makes parsing slow.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from service.errors import TooLarge
 from service.settings import Limits
 
 _BLOCK_BYTES: Final = 2**18  # fits into a core's cache
+# The values that a byte announces; lists, objects and their fields take ten times as long to parse.
 _COSTS: Final = {b",": 1, b'"': 1, b":": 10, b"[": 10, b"{": 10}
-"""The values that a byte announces: lists, objects and their fields take ten times as long."""
-_LONG_BYTES: Final = 4096  # an image in base64 has more; what is shorter need not be told apart
+_LONG_BYTES: Final = 4096  # an image in base64 is longer; a shorter string counts as text
 _SLASH, _BACKSLASH, _QUOTE = b'/\\"'
 _FIRST_NOT_ASCII: Final = 0x80
 
@@ -35,7 +35,8 @@ def check_json(body: bytes | bytearray | memoryview, limits: Limits) -> None:
         octets, limits.max_json_text_bytes
     ):
         raise TooLarge(
-            f"the JSON holds more than {limits.max_json_text_bytes} bytes beside numbers and images in base64",
+            f"the JSON holds more than {limits.max_json_text_bytes} bytes beside numbers and images"
+            " in base64",
             limit="max_json_text_bytes",
         )
 
@@ -47,7 +48,7 @@ def _blocks(octets: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.uint8]]
 
 
 def _cost(octets: NDArray[np.uint8]) -> int:
-    """Returns how many values there can be at most; what stands inside strings counts, too."""
+    """Returns an upper bound on the number of values; characters inside strings count, too."""
     return sum(
         cost * int(np.count_nonzero(block[:_BLOCK_BYTES] == ord(byte)))
         for _, block in _blocks(octets)
@@ -56,10 +57,11 @@ def _cost(octets: NDArray[np.uint8]) -> int:
 
 
 def _holds_more_text(octets: NDArray[np.uint8], most: int) -> bool:
-    """Tells whether more than `most` bytes are neither numbers nor in long strings of plain ASCII, as base64 is.
+    """Tells whether more than `most` bytes are neither numbers nor long strings of plain ASCII.
 
-    Python keeps a string at one, two or four bytes a character, by its widest one: a single emoji
-    makes four times as much of a long string. All text is therefore bounded as a whole.
+    Base64 is such a string. Python stores a string at one, two or four bytes a character, by its
+    widest one: a single emoji makes a long string take four times as much memory. All other text
+    is therefore bounded as a whole.
     """
     specials = _specials(octets, most)
     if len(specials) > most:
@@ -67,20 +69,19 @@ def _holds_more_text(octets: NDArray[np.uint8], most: int) -> bool:
     found = [
         start + np.flatnonzero(block[:_BLOCK_BYTES] == _QUOTE) for start, block in _blocks(octets)
     ]
-    edges = np.concatenate(
-        [[-1], *found, [len(octets)]]
-    )  # what lies between two of them has no quote
+    # No quote lies between two neighboring edges.
+    edges = np.concatenate([[-1], *found, [len(octets)]])
     lengths = np.diff(edges) - 1
     plain = np.diff(np.searchsorted(specials, edges)) == 0
-    # An escaped quote opens nothing: what follows one may be the rest of a string that is not plain.
+    # An escaped quote opens no string: it may be followed by the rest of one that is not plain.
     plain[1:] &= octets[edges[1:-1] - 1] != _BACKSLASH
     return len(octets) - int(lengths[plain & (lengths >= _LONG_BYTES)].sum()) > most
 
 
 def _specials(octets: NDArray[np.uint8], most: int) -> NDArray[np.int64]:
-    r"""Returns the positions of bytes that no plain string has; a few more than `most` at the most.
+    r"""Returns the positions of bytes that no plain string has; it stops soon after `most` of them.
 
-    They are those outside of ASCII and backslashes, but for `\/`, which PHP writes for a slash.
+    These are bytes outside of ASCII and backslashes, except in `\/`, which PHP writes for a slash.
     """
     found: list[NDArray[np.int64]] = []
     num = 0

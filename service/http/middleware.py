@@ -1,6 +1,7 @@
-"""Around every request: an id, the deadline, the bounds on its body, the measurement; and it ends with its client.
+"""The work around every request: id, deadline, bounds on its body, measurement and cancellation.
 
-HEAD is answered wherever there is a GET, and every answer says what browsers and caches on the way may do with it.
+HEAD is answered wherever there is a GET. Every answer has headers that say what browsers and caches
+may do with it.
 """
 
 import asyncio
@@ -24,32 +25,33 @@ from service.timings import BODY_PATIENCE_S
 
 _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_CLIENT_GONE: Final = 499
-"""nginx's status for it, in metrics only: nobody is there to read it."""
+_CLIENT_GONE: Final = 499  # nginx's status, used in metrics and logs only
 _IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
+# Bodies of these routes hold images and nothing else, JSON included.
 _IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/embed", "/v2/models/")
-"""Whose bodies, JSON included, hold images and nothing else."""
 _SERVER_TIMING: Final = b"server-timing"
 _RETRY_AFTER: Final = b"retry-after"
+# Probes come all day: they are logged at debug and not traced.
 PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
-"""They come all day: logged at debug, and not traced."""
-_RESERVED_BYTES: Final = 64 * 2**10  # of a body that begins; the rest is charged as it comes
-MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over BODY_PATIENCE_S, is given up
+_RESERVED_BYTES: Final = 64 * 2**10  # reserved when a body begins; the rest as it comes
+MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over BODY_PATIENCE_S, is refused
 _OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
 _DOCS: Final = "/docs"
 _DATA_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
-# The page has one script in it and styles of its own; all else is ours, and nothing may be loaded from elsewhere.
+# The page has an inline script and inline styles; everything else comes from this server.
 _DOCS_POLICY: Final = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
-    " connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
+    " img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none';"
+    " form-action 'none'"
 )
 
 
 class RequestMiddleware:
-    """Gives each request an id (its own X-Request-Id where that is harmless) and a deadline, and counts its answer.
+    """Gives each request an id and a deadline, and counts its answer.
 
-    `request.state.deadline` is by the loop's clock, from the request's first byte; a body that is not here by then is
-    answered 504. A request whose client leaves is cancelled.
+    The id is that of X-Request-Id where it is harmless. `request.state.deadline` is by the loop's
+    clock and counts from the request's first byte; a body that is not complete by then is answered
+    504. A request whose client leaves is cancelled.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -66,7 +68,7 @@ class RequestMiddleware:
             if not exchange.client_gone:
                 raise
         except Exception as error:
-            # Past this place the server would log the error with the library's text in it.
+            # Raised further, the error would be logged by the server with the library's text.
             if exchange.answered:
                 raise
             answer = await handle_unexpected(Request(scope), error)
@@ -165,14 +167,17 @@ class _Exchange:
         )
 
     async def _watch(self) -> None:
-        """The server tells of a client's leaving only to who asks."""
+        """Cancels the request when its client leaves; only a pending receive hears of that."""
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self.answered and self._handler is not None:
             self.client_gone = True
             self._handler.cancel()
 
     def _headers(self, stages: list[bytes], retry_after: bytes | None) -> list[tuple[bytes, bytes]]:
-        """retry_after: where the refusal knows better than the load does."""
+        """Returns the headers that every answer gets.
+
+        retry_after: the refusal's own, which replaces the estimate from the load.
+        """
         total_ms = 1000 * (time.perf_counter() - self._started)
         timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
         headers = [
@@ -190,8 +195,10 @@ class _Exchange:
 
 
 class BodyLimitMiddleware:
-    """Refuses a body over the limit, or that the server has no room for: by its stated length at once, else while it
-    streams in. What can only be images is refused before its body while no image would be admitted.
+    """Refuses a body that is over the limit or that the server has no memory for.
+
+    A body is refused at once by its stated length, else while it streams in. A request that can
+    only hold images is refused before its body while no image would be admitted.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -209,7 +216,7 @@ class BodyLimitMiddleware:
 
 
 class _Body:
-    """Bytes of one request's body, within its own limit and the server's."""
+    """The body of one request, counted against its own limit and the server's."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._scope, self._receive = scope, receive
@@ -243,9 +250,9 @@ class _Body:
         self._resources.admission.bytes.release(self._reserved, owner=self._key)
 
     async def _arrival(self) -> Message:
-        """Returns the next part of the body. Raises TooSlow where the client lets the server wait.
+        """Returns the next part of the body. Raises TooSlow where the client sends too slowly.
 
-        Every wait uses up the patience with this body, and every byte that comes restores some.
+        Waiting uses up the patience with this body, and every byte that comes restores some.
         """
         now = asyncio.get_running_loop().time
         began = now()
@@ -270,13 +277,13 @@ class _Body:
                 raise self._resources.admission.refusal()
         key = self._scope["state"].get("key")  # the route has identified it before it reads
         self._key = None if key is None else key.id
-        # What a client only states costs nothing yet: it is charged when it comes.
+        # The stated length is only checked; bytes are reserved when they come.
         self._resources.admission.bytes.check(int(self._stated), owner=self._key)
         self._reserve(min(int(self._stated), _RESERVED_BYTES))
 
     def _has_room(self) -> bool:
         admission = self._resources.admission
-        # What the cache knows needs no place, and only the body tells what it is.
+        # Cached images need no capacity, and only the body shows which images they are.
         if isinstance(self._resources.pipeline, CachedPipeline):
             return not admission.full
         return admission.has_room(1, deadline=self._deadline)
@@ -292,12 +299,12 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def _route_of(scope: Scope) -> str:
-    """The route's pattern, not the path: a metric label must not grow with what clients type."""
+    """Returns the route's pattern; the path would give metrics as many labels as clients type."""
     return str(getattr(scope.get("route"), "path", "other"))
 
 
 class HeadMiddleware:
-    """Answers HEAD as GET would be; the server below leaves the body out, by the request's own method."""
+    """Answers HEAD like GET; the server below leaves the body out, by the request's own method."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -309,7 +316,7 @@ class HeadMiddleware:
 
 
 class SecurityHeadersMiddleware:
-    """Adds to every answer what its route did not state itself."""
+    """Adds to every answer the security headers that its route did not set itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -335,7 +342,8 @@ class SecurityHeadersMiddleware:
 def _with_policy(policy: str) -> tuple[tuple[bytes, bytes], ...]:
     return (
         (b"x-content-type-options", b"nosniff"),
-        # An embedding tells of its image, and a cache on the way does not know that X-API-Key tells clients apart.
+        # An embedding reveals its image, and a cache does not know that X-API-Key separates
+        # clients.
         (b"cache-control", b"no-store"),
         (b"referrer-policy", b"no-referrer"),
         (b"content-security-policy", policy.encode()),

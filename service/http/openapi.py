@@ -1,4 +1,4 @@
-"""The OpenAPI document: what every route takes and every status it can give, errors in the dialect of the route."""
+"""The OpenAPI document: every route's input and statuses, with errors in the route's dialect."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -77,7 +77,10 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
 
 
 def json_body(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads JSON; others: further media types with their schemas."""
+    """Returns `openapi_extra` of a route that reads JSON.
+
+    others: further media types with their schemas.
+    """
     return {
         "requestBody": {
             "required": True,
@@ -87,7 +90,7 @@ def json_body(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any
 
 
 def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads a form, one raw image and, with `model`, JSON."""
+    """Returns `openapi_extra` of a route that reads a form, a raw image and, with `model`, JSON."""
     content = {"multipart/form-data": _FORM, "image/*": BINARY, "application/octet-stream": BINARY}
     if model is not None:
         content["application/json"] = {"schema": reference(model)}
@@ -95,18 +98,16 @@ def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    """keyed: keys are asked for; the list beside each scheme is the scope that a key needs.
+    """Returns the document of an application.
 
-    requests: bodies that routes name by `reference`.
+    keyed: routes need keys; the list beside each scheme is the scope that a key needs.
+    requests: the models of bodies that routes name by `reference`.
     """
     document = get_openapi(
         title=app.title, version=app.version, summary=app.summary, routes=app.routes
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for unused in (
-        "HTTPValidationError",
-        "ValidationError",
-    ):  # FastAPI's own, which nobody here speaks
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own; no route answers so
         schemas.pop(unused, None)
     named: list[type[BaseModel]] = [*requests, *(dialect.schema for dialect in app.state.dialects)]
     _, models = models_json_schema(
@@ -125,7 +126,7 @@ def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) 
 
 
 def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
-    """Either header will do; without keys, neither is looked at."""
+    """States that either header may carry the key; without keys, no header is asked for."""
     declared = operation.pop("security", None)
     if keyed and declared is not None:
         operation["security"] = [{scheme: declared[0][BEARER]} for scheme in (BEARER, HEADER)]

@@ -1,4 +1,4 @@
-"""The name of an error to its status: the only place with status codes. `service.http.dialects` gives them a shape."""
+"""The status of each error, by its name; `service.http.dialects` gives refusals their shape."""
 
 import logging
 import re
@@ -24,6 +24,7 @@ from service.telemetry.logs import places
 _log = logging.getLogger("mlcd.service")
 
 
+# By the name of an error; an error whose name is not here has the status of its base class.
 STATUS: Final[dict[str, int]] = {
     "malformed-request": 400,
     "unauthorized": 401,
@@ -42,16 +43,14 @@ STATUS: Final[dict[str, int]] = {
     "too-many-requests": 429,
     "unavailable": 503,
     "deadline-exceeded": 504,
-    # Faults of the server's own configuration or artifacts; training's own error cannot happen here.
+    # Faults of the server's configuration or artifacts; errors of training cannot happen here.
     "internal-error": 500,
     "job-damaged": 500,
 }
-"""By the name of an error; one whose name is not here has the status of the kind above it."""
 _COLLECTION: Final = re.compile(rb"/v1/collections/([^/]+)")
 _IMAGE_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
 _SERVER_FAULT: Final = 500
-COMES_BACK: Final = (429, 503)
-"""Statuses after which a client should try again; with Retry-After."""
+COMES_BACK: Final = (429, 503)  # a client should try again; the answer has Retry-After
 TITLES: Final = {
     400: "Malformed request",
     401: "Unauthorized",
@@ -73,7 +72,7 @@ TITLES: Final = {
 _FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _BRANCHES: Final = ("str", "int", "float", "bool")
 _OTHER_FAULT: Final = "is not what it can be"
-# What pydantic finds wrong, in our words: its own may hold what the client sent.
+# Messages for pydantic's error types: pydantic's own messages may hold what the client sent.
 _FAULTS: Final = {
     "missing": "is required",
     "extra_forbidden": "is not known here",
@@ -103,7 +102,7 @@ def status_of(error: MlcdError) -> int:
 
 
 def item_error(index: int, error: InvalidInput) -> dict[str, Any]:
-    """One entry of `errors` in a batch answer."""
+    """Returns one entry of `errors` in a batch answer."""
     return {
         "index": index,
         "type": error.name,
@@ -113,15 +112,15 @@ def item_error(index: int, error: InvalidInput) -> dict[str, Any]:
 
 
 def name_of(status: int) -> str:
-    """The name of an answer that no error of ours is behind."""
+    """Returns the name of a refusal that does not come from an `MlcdError`."""
     return TITLES.get(status, "Error").lower().replace(" ", "-")
 
 
 def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
-    """The first of pydantic's findings, naming the field and nothing that the client sent."""
+    """Returns pydantic's first error; it names the field and nothing that the client sent."""
     first = next(iter(errors))
     places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
-    # Of a union each branch has a finding of its own, under a name that is no field.
+    # Each branch of a union has an error of its own, under a name that is no field.
     field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
     fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
     param = ".".join(str(part) for part in field) or None
@@ -135,11 +134,10 @@ def _is_field(part: str) -> bool:
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlcdError)
     status = status_of(error)
-    if status >= _SERVER_FAULT and not isinstance(
-        error, Unavailable
-    ):  # those are counted: load must not fill a log
+    # Unavailable is only counted: load must not fill a log.
+    if status >= _SERVER_FAULT and not isinstance(error, Unavailable):
         _log.error("request %s: %s (%s)", _request_id(request), error, places(error))
-    # The text of a server fault names files and versions: that is for the log, not for the client.
+    # The text of a server fault names files and versions, which only the log may show.
     is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
     detail = str(error) if is_shown else "the server is misconfigured; its log says how"
     param, limit = getattr(error, "param", None), getattr(error, "limit", None)
@@ -167,9 +165,9 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def misnamed(request: Request) -> InvalidInput | None:
-    """Returns the fault of a collection's name in the path as it came in; None where it has none.
+    """Returns what is wrong with the collection's name in the raw path; None where nothing is.
 
-    Routes are found by the decoded path, in which a name with a slash is two of its parts.
+    Routes are found by the decoded path, where a slash in a name divides it into two parts.
     """
     path = request.scope.get("raw_path", b"").partition(b"?")[0]
     if found := _COLLECTION.match(path):
@@ -181,7 +179,7 @@ def misnamed(request: Request) -> InvalidInput | None:
 
 
 def _methods(request: Request) -> set[str]:
-    """Of all routes at this path: the framework names those of one of them alone."""
+    """Returns the methods of all routes at this path; the framework names those of one route."""
     routes: list[Route] = request.app.state.routes
     return {
         method
@@ -192,7 +190,8 @@ def _methods(request: Request) -> set[str]:
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:
-    # Where it happened and not what the library said: that text may hold what the client sent.
+    # The log names the place of the failure without the error's text, which may hold what the
+    # client sent.
     _log.error(
         "request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error)
     )

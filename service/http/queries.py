@@ -1,4 +1,4 @@
-"""Unit embeddings to look up: encoded from images, or sent as they are."""
+"""The unit embeddings to look up, which are encoded from images or sent by the client."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,9 +26,10 @@ from service.resources import Resources
 
 @dataclass(frozen=True)
 class Queries:
-    """embeddings: [M, D] unit rows; rows: their indexes in the request; errors: of the other indexes.
+    """The embeddings of one request to look up.
 
-    encoded: where they were encoded for this request.
+    embeddings: unit rows [M, D]. rows: their indexes in the request. errors: by the other indexes.
+    encoded: the encoding behind them; None where the client sent embeddings.
     """
 
     embeddings: Embeddings
@@ -42,7 +43,7 @@ class Queries:
 
 
 async def read_queries(request: Request, resources: Resources) -> Queries:
-    """From a multipart form, a raw image, or JSON with `images` or `embeddings`."""
+    """Reads queries from a multipart form, a raw image, or JSON with `images` or `embeddings`."""
     if media_type(request) == "application/json":
         return await queries_from_json(request, await read_json(request, resources), resources)
     with resources.dispatcher.announced():
@@ -65,7 +66,7 @@ async def queries_from_json(
         rows = await loop.run_in_executor(
             resources.compute, embeddings_from_json, given, resources.encoder.dimension, limits
         )
-        await resources.rates.take(request.state.key, len(rows))
+        await resources.rate_limiter.take(request.state.key, len(rows))
         return Queries.given(rows)
     images = content["images"]
     if not isinstance(images, list) or not images:
@@ -78,7 +79,7 @@ async def queries_from_json(
 
 
 def given_fields(content: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are null, which is how some clients leave a field out."""
+    """Returns the fields that are not null: some clients send null to leave a field out."""
     return {name: value for name, value in content.items() if value is not None}
 
 

@@ -1,1 +1,4 @@
-"""Image bytes to embeddings: admission, decoding, batching, an engine. Knows no HTTP."""
+"""The way of image bytes to embeddings: admission, decoding, batching, an engine.
+
+No module here knows HTTP.
+"""

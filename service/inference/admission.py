@@ -1,4 +1,7 @@
-"""How much the server takes on at a time: images, their pixels, the bytes of bodies. More is refused at once."""
+"""Bounds on what the server takes on at a time: images, their pixels, the bytes of bodies.
+
+More is refused at once.
+"""
 
 import asyncio
 import contextlib
@@ -12,34 +15,43 @@ from mlcd.errors import Overloaded
 from service.telemetry.metrics import Metrics
 from service.timings import BURST_S, MAX_RETRY_S, MIN_RETRY_S, RATE_MEMORY_S
 
+# The share of the time left that the work may take: the rate is a measurement, and an admitted
+# image must be answered in time.
 _MARGIN: Final = 0.75
-"""Of the time left: the rate is a measurement, and what is admitted shall be answered in time."""
 
 
 class Capacity:
-    """A bounded number of units, of which owners leave each other a share. Use from one event loop."""
+    """A bounded number of units that owners share fairly. Use from one event loop."""
 
     def __init__(self, of: str, most: int, *, always: int, metrics: Metrics) -> None:
-        """of: what the units are. always: so many one owner may hold, however little is free."""
+        """Prepares a capacity of `most` units.
+
+        of: the name of the units. always: how many one owner may reserve, however few are free.
+        """
         self._of, self._most, self._always = of, most, always
         self._metrics = metrics
-        self._held = 0
-        self._held_by: Counter[object] = Counter()
+        self._reserved = 0
+        self._reserved_by: Counter[object] = Counter()
 
     def check(self, num: int, *, owner: object | None) -> None:
-        """Raises Overloaded where so many cannot be reserved now. None is an owner without a share."""
-        free = self._most - self._held - num
-        # However many owners are greedy, each leaves as much free as it holds itself: one alone can
-        # take half of the whole, two a third each, and there is always something for a newcomer.
-        if free < 0 or (owner is not None and self._held_by[owner] + num > max(free, self._always)):
+        """Raises Overloaded where `num` units cannot be reserved now.
+
+        owner: with None only the server's own limit counts.
+        """
+        free = self._most - self._reserved - num
+        # Each owner must leave as much free as it has reserved itself, however many are greedy: one
+        # alone can take half of the whole, two a third each, and a newcomer always finds something.
+        if free < 0 or (
+            owner is not None and self._reserved_by[owner] + num > max(free, self._always)
+        ):
             whose = "the server" if free < 0 else "this client"
             self._metrics.rejected("overloaded")
             raise Overloaded(
-                f"{whose} holds as many {self._of} as it may", remedy="try again in a moment"
+                f"{whose} is at its limit of {self._of}", remedy="try again in a moment"
             )
 
     def reserve(self, num: int, *, owner: object | None) -> None:
-        """Reserves so many until `release`. Raises as `check`."""
+        """Reserves `num` units until `release`. Raises what `check` raises."""
         self.check(num, owner=owner)
         self._change(num, owner)
 
@@ -48,7 +60,7 @@ class Capacity:
 
     @contextmanager
     def reserved(self, num: int, *, owner: object | None) -> Iterator[None]:
-        """Reserves so many for a while. Raises as `check`."""
+        """Reserves `num` units within the context. Raises what `check` raises."""
         self.reserve(num, owner=owner)
         try:
             yield
@@ -56,16 +68,16 @@ class Capacity:
             self.release(num, owner=owner)
 
     def _change(self, num: int, owner: object | None) -> None:
-        self._held += num
-        self._metrics.held(self._of, self._held)
+        self._reserved += num
+        self._metrics.reserved(self._of, self._reserved)
         if owner is not None:
-            self._held_by[owner] += num
-            if not self._held_by[owner]:
-                del self._held_by[owner]
+            self._reserved_by[owner] += num
+            if not self._reserved_by[owner]:
+                del self._reserved_by[owner]
 
 
 class DrainRate:
-    """Images finished per second of work, lately. Times are by one clock, in seconds."""
+    """The number of images finished lately per second of work. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._images = self._busy_s = 0.0
@@ -74,11 +86,11 @@ class DrainRate:
         self._since: float | None = None
 
     def working(self, now: float) -> None:
-        """Work starts, where there was none."""
+        """Notes that work starts, if there was none."""
         self._since = now if self._since is None else self._since
 
     def finished(self, num: int, now: float, *, idle: bool) -> None:
-        """idle: that was all the work there was."""
+        """Counts `num` finished images. idle: no more work is left."""
         elapsed = now - (self._since if self._since is not None else now)
         if now - self._burst_began > BURST_S:
             self._end_burst()
@@ -90,7 +102,7 @@ class DrainRate:
             self._end_burst()
 
     def seconds_for(self, num: int, now: float) -> float:
-        """0 before anything was measured."""
+        """Returns how long `num` images take; 0 before anything was measured."""
         under_way = now - self._burst_began <= BURST_S
         images, busy_s = (self._images, self._busy_s) if under_way else self._with_burst()
         return num * busy_s / images if images else 0.0
@@ -106,7 +118,7 @@ class DrainRate:
 
 
 class Admission:
-    """Shared by all requests of a server; use from one event loop."""
+    """The limits that all requests of a server share. Use from one event loop."""
 
     def __init__(
         self,
@@ -117,7 +129,10 @@ class Admission:
         streams: Capacity,
         metrics: Metrics,
     ) -> None:
-        """pixels: of pictures, by their headers. bytes_: of bodies. streams: of events."""
+        """Takes the capacities that requests reserve.
+
+        pixels: pixels of images, by their headers. bytes_: bytes of bodies. streams: event streams.
+        """
         self.pixels, self.bytes, self.streams = pixels, bytes_, streams
         self._max_images = max_images
         self._images = 0
@@ -126,11 +141,14 @@ class Admission:
 
     @property
     def full(self) -> bool:
-        """Whether no further image would be admitted."""
+        """Tells whether no further image would be admitted."""
         return self._images >= self._max_images
 
     def has_room(self, num: int, *, deadline: float) -> bool:
-        """Whether so many images would be admitted now: there is a place, and by the measured rate they are in time."""
+        """Tells whether `num` images would be admitted now.
+
+        The limit must leave capacity for them, and by the measured rate they must be in time.
+        """
         if self._images + num > self._max_images:
             return False
         now = asyncio.get_running_loop().time()
@@ -140,31 +158,35 @@ class Admission:
 
     @property
     def retry_after_s(self) -> int:
-        """When about half of what is held will be done, by the measured rate: whole seconds, 1 to 30."""
+        """The time until about half of the images are done, by the measured rate.
+
+        It is a whole number of seconds, from 1 to 30.
+        """
         return bounded_retry_s(
             self._rate.seconds_for(self._images, asyncio.get_running_loop().time()) / 2
         )
 
     @contextlib.contextmanager
     def images(self, num: int, *, deadline: float) -> Iterator[None]:
-        """A place for so many images. Raises Overloaded where there is none, or none that would be served in time."""
+        """Reserves capacity for `num` images within the context.
+
+        Raises Overloaded where there is none, or where they would not be done in time.
+        """
         if not self.has_room(num, deadline=deadline):
             raise self.refusal()
         self._rate.working(asyncio.get_running_loop().time())
         self._images += num
-        self._metrics.held("images", self._images)
+        self._metrics.reserved("images", self._images)
         try:
             yield
         finally:
             self._images -= num
-            self._metrics.held("images", self._images)
+            self._metrics.reserved("images", self._images)
             self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._images)
 
     def refusal(self) -> Overloaded:
         self._metrics.rejected("overloaded")
-        return Overloaded(
-            "the server holds as many images as it may", remedy="try again in a moment"
-        )
+        return Overloaded("the server is at its limit of images", remedy="try again in a moment")
 
 
 def bounded_retry_s(seconds: float) -> int:

@@ -1,9 +1,10 @@
-"""One micro-batcher between the requests and an engine.
+"""The micro-batcher between the requests and an engine.
 
-While the engine works on one batch the next one fills, so batches grow with load; a batch that is full goes ahead and
-waits at the engine, which is then never idle. An idle engine waits at most two milliseconds, and only for images that
-are known to be on their way: a lone request never waits. Requests take turns. When the engine fails, every waiter of
-the batch gets the error; those still queued are for the next engine.
+The next batch fills while the engine works on one, so batches grow with load. A full batch goes
+ahead and waits at the engine, which is then never idle. An idle engine waits at most two
+milliseconds, and only for images that are known to be on their way: a lone request never waits.
+Requests take turns. When the engine fails, every waiter of the batch gets the error; those still
+queued go to the next engine.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ class MicroBatcher:
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
-        """Its batch may wait a moment for it."""
+        """Announces an image, for which its batch may wait a moment."""
         self._coming += 1
         try:
             yield
@@ -73,7 +74,7 @@ class MicroBatcher:
     async def encode(
         self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """See `Dispatcher.encode`."""
+        """Encodes one prepared image; see `Dispatcher.encode`."""
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(
                 "the server is at its limit of queued images", remedy="try again in a moment"
@@ -100,7 +101,7 @@ class MicroBatcher:
         self._changed.set()
 
     async def _until_due(self) -> None:
-        """Return when a batch may go: any to an idle engine, a full one to wait for its turn there."""
+        """Returns when a batch may go: any to an idle engine, a full one to wait for its turn."""
         while True:
             self._changed.clear()
             if self._waiting and not self._at_engine:
@@ -111,7 +112,7 @@ class MicroBatcher:
             await self._changed.wait()
 
     async def _gather(self) -> None:
-        """Let what arrives together, or is announced and arrives in time, ride together."""
+        """Waits a moment for announced images, so that they join the batch."""
         deadline = time.perf_counter() + MAX_BATCH_DELAY_S
         await asyncio.sleep(0)
         while (
@@ -122,7 +123,7 @@ class MicroBatcher:
                 await asyncio.wait_for(self._changed.wait(), deadline - time.perf_counter())
 
     def _take(self) -> list[_Waiter]:
-        """Up to max_batch waiters; those that nobody waits for any more, or that are late, are dropped."""
+        """Takes up to max_batch waiters; it drops those that are late or whose client has gone."""
         now = asyncio.get_running_loop().time()
         batch: list[_Waiter] = []
         while self._waiting and len(batch) < self._max_batch:
@@ -149,7 +150,7 @@ class MicroBatcher:
             self._answer(batch, inference, time.perf_counter() - sent)
 
     def _answer(self, batch: list[_Waiter], inference: Inference, at_engine_s: float) -> None:
-        # A batch that went ahead waited at the engine too.
+        # A batch that went ahead waited at the engine, too.
         started = time.perf_counter() - min(inference.seconds, at_engine_s)
         self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
         for waiter, embedding in zip(batch, inference.rows, strict=True):

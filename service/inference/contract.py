@@ -1,4 +1,4 @@
-"""What routes, readiness and the pipeline ask of an engine and of the way to it, whichever these are."""
+"""The protocols of an engine and of the way to it, which routes, readiness and the pipeline use."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,81 +14,85 @@ from service.telemetry.request import took
 
 
 class Engine(Protocol):
-    """What computes embeddings, and how it is."""
+    """A part that computes embeddings, and its health."""
 
     served: ServedEncoder
 
     @property
     def up(self) -> bool:
-        """Whether it can be given images now."""
+        """Tells whether the engine takes images now."""
         ...
 
     @property
     def failing(self) -> bool:
-        """Whether the latest inference failed."""
+        """Tells whether the latest inference failed."""
         ...
 
     @property
     def overdue(self) -> bool:
-        """Whether an inference has been running for longer than `overdue_s`."""
+        """Tells whether an inference has been running for longer than `overdue_s`."""
         ...
 
     @property
     def overdue_s(self) -> float:
-        """An inference that runs longer is in doubt."""
+        """The seconds after which a running inference is in doubt."""
         ...
 
     @property
     def last_success(self) -> float:
-        """By the loop's clock."""
+        """The time of the last success, by the loop's clock."""
         ...
 
     @property
     def back_in_s(self) -> float:
-        """While it is down: about when it will be up."""
+        """The approximate seconds until an engine that is down is up again."""
         ...
 
     def observe(self, metrics: Metrics) -> None:
-        """Tell `metrics`, which are labeled with what was opened, how it is."""
+        """Connects the engine's health to `metrics`, which are labeled with the opened model."""
         ...
 
 
 @dataclass(frozen=True)
 class Row:
-    """embedding: [D]; queue_s: wait for the engine; inference_s: of the batch it rode in."""
+    """The embedding of one image with its times.
+
+    embedding: [D]. queue_s: the wait for the engine. inference_s: that of its batch. started: the
+    start of that batch's inference, by time.perf_counter.
+    """
 
     embedding: NDArray[np.float32]
     queue_s: float
     inference_s: float
     started: float
-    """Of that batch's inference, by time.perf_counter."""
 
-    def tell(self) -> None:
-        """The request that it belongs to."""
+    def record_stages(self) -> None:
+        """Adds the stages to the record of the current request."""
         took("queue", self.started - self.queue_s, self.started)
         took("inference", self.started, self.started + self.inference_s)
 
 
 class Dispatcher(Protocol):
-    """The way of one prepared image to an engine; from any task of one loop."""
+    """The way of one prepared image to an engine. Use from any task of one loop."""
 
     def announced(self) -> AbstractContextManager[None]:
-        """An image is being prepared and will be here soon."""
+        """Announces, within the context, that an image is being prepared and will come soon."""
         ...
 
     async def encode(
         self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """One prepared image, uint8 [3, S, S], to its unit embedding.
+        """Encodes one prepared image, uint8 [3, S, S], to its unit embedding.
 
-        deadline: by the loop's clock; request: images of the same one share its turns.
-        Raises Overloaded when the queue is full, Unavailable when the engine fails, DeadlineExceeded when it is late.
+        deadline: by the loop's clock. request: images of the same request share its turns.
+        Raises Overloaded when the queue is full, Unavailable when the engine fails, and
+        DeadlineExceeded when the image is late.
         """
         ...
 
 
 def refuse_when_down(engine: Engine, metrics: Metrics) -> None:
-    """Raises Unavailable, counted, while there is no engine: before work that only it could finish."""
+    """Raises and counts Unavailable while the engine is down, before work that needs it begins."""
     if not engine.up:
         metrics.rejected("unavailable")
         raise down()

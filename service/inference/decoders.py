@@ -1,4 +1,4 @@
-"""Threads that decode, shared by pixels."""
+"""The decoding threads, which owners share fairly by pixels."""
 
 import asyncio
 import threading
@@ -9,13 +9,14 @@ from typing import Any, Final, TypeVar
 from service.inference.fair import CostQueue
 
 _Result = TypeVar("_Result")
-_LEAST: Final = 2**16  # pixels: a picture of none costs something, too
+_LEAST: Final = 2**16  # pixels; the cost of an image apart from its own pixels
 
 
 class Decoders:
-    """Whoever has had the fewest pixels decoded comes next: after at most one picture of each thread.
+    """A fair queue of images in front of decoding threads.
 
-    A thread asks what comes next when it is free, not when the picture is given in.
+    The owner with the fewest decoded pixels comes next, after at most one image of each thread. A
+    thread chooses the next image when it is free, not when the image is submitted.
     """
 
     def __init__(self, threads: Executor) -> None:
@@ -24,7 +25,10 @@ class Decoders:
         self._waiting: CostQueue[tuple[Future[Any], Callable[[], Any]]] = CostQueue()
 
     async def run(self, owner: object, pixels: int, decode: Callable[[], _Result]) -> _Result:
-        """Returns what `decode` returns, on a thread. owner: the client of the picture; pixels: its cost."""
+        """Returns what `decode` returns on a thread.
+
+        owner: the client that sent the image. pixels: its cost.
+        """
         future: Future[_Result] = Future()
         with self._lock:
             self._waiting.put(owner, _LEAST + pixels, (future, decode))
@@ -38,7 +42,7 @@ class Decoders:
             return
         try:
             future.set_result(decode())
-        except BaseException as error:  # noqa: BLE001 - for who waits for it
+        except BaseException as error:  # noqa: BLE001 - the waiter of the future raises it
             future.set_exception(error)
         finally:
-            del future, decode  # else the error's frames hold the error, and the picture
+            del future, decode  # else the error's frames keep the error and the image in memory

@@ -1,4 +1,4 @@
-"""Queues that serve whoever waits in turn: by number at the engine, by cost at the decoders."""
+"""The fair queues: by number of images at the engine, by cost at the decoders."""
 
 import heapq
 import itertools
@@ -9,7 +9,7 @@ _Item = TypeVar("_Item")
 
 
 class FairQueue(Generic[_Item]):
-    """First in, first out within a request; one of each request in turn."""
+    """A queue that serves requests in turn, one item each; first in, first out within a request."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[object, deque[_Item]] = OrderedDict()
@@ -34,16 +34,17 @@ class FairQueue(Generic[_Item]):
 
 
 class CostQueue(Generic[_Item]):
-    """Self-clocked fair queueing: an item comes when all owners that wait have been served its cost.
+    """A self-clocked fair queue: an item comes when all waiting owners have been served its cost.
 
-    A small item of one owner comes before a large one of another, however many of these there are; and these come,
-    whatever is put in meanwhile. First in, first out for each owner.
+    A small item of one owner comes before a large one of another, however many large ones wait.
+    Large ones come in the end, whatever is put in meanwhile. Each owner is served first in, first
+    out.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, object, _Item]] = []
+        # The time at which the last item of each waiting owner is due.
         self._due: dict[object, float] = {}
-        """The time at which the last item of each waiting owner is due."""
         self._now = 0.0
         self._numbers = itertools.count()
 

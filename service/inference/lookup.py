@@ -1,4 +1,4 @@
-"""The nearest class centers of embeddings: exactly, or approximately with an audit made at start."""
+"""The nearest centers of embeddings, exact or approximate; approximation is audited at start."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,12 +22,15 @@ from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors, unit_rows
 
 LookupMode = Literal["exact", "approximate"]
-_AUDITED_TOP: Final = 8  # what /v1/labels gives unless asked otherwise
+_AUDITED_TOP: Final = 8  # the default `top` of /v1/labels
 
 
 @dataclass(frozen=True)
 class Approximation:
-    """audit: recall, low, high, rows, source, top, cells and probes, as answers show it."""
+    """The approximate look-up.
+
+    audit: recall, low, high, rows, source, top, cells and probes, as answers show them.
+    """
 
     scan: ApproximateScan
     probes: int
@@ -37,10 +40,11 @@ class Approximation:
     def build(
         cls, centers: Centers, exact: CenterScan, collections: Iterable[Collection]
     ) -> "Approximation":
-        """Cells of the centers, as few probes as recall allows, and the audit on other rows than chose them.
+        """Divides the centers into cells, chooses as few probes as recall allows, and audits them.
 
-        The rows are those shipped with the centers, else indexed ones. Raises ConfigInvalid for too few centers or
-        rows, or where no number of probes is enough.
+        The audit uses other rows than the choice. The rows are those shipped with the centers, else
+        indexed ones. Raises ConfigInvalid for too few centers or rows, or where no number of probes
+        is enough.
         """
         source, unaligned = _audited_rows(centers, collections)
         rows = centers.align(unaligned)
@@ -60,16 +64,16 @@ class Approximation:
 
 
 class Lookup:
-    """Centers made ready once."""
+    """The centers, prepared once for look-ups."""
 
     def __init__(self, centers: Centers) -> None:
         self.centers = centers
-        # numpy: the service never loads torch, and the labels are the same by any arithmetic.
+        # The service never loads torch, and numpy's labels are the same.
         self.scan = CenterScan(centers.vectors, products="numpy")
         self.approximation: Approximation | None = None
 
     def approximate(self, collections: Iterable[Collection]) -> None:
-        """Make the approximate mode ready, audited on rows shipped with the centers, or indexed ones."""
+        """Prepares the approximate mode, audited on the centers' own rows or on indexed ones."""
         try:
             self.approximation = Approximation.build(self.centers, self.scan, collections)
         except ConfigInvalid as error:
@@ -88,7 +92,7 @@ class Lookup:
         *,
         mode: LookupMode = "exact",
     ) -> Neighbors:
-        """The `top` nearest centers of unit rows as the model gives them; at most as many as there are."""
+        """Finds the `top` nearest centers, or all if fewer, of unit rows from the model."""
         rows, top = self.centers.align(embeddings), min(top, len(self.centers.vectors))
         if mode == "exact":
             return self.scan.nearest(rows, top, threshold)
@@ -99,7 +103,10 @@ class Lookup:
 
 
 def _audited_rows(centers: Centers, collections: Iterable[Collection]) -> tuple[str, Embeddings]:
-    """Whose rows they are, and the rows: unit [n, D] as the model gives them, MIN_AUDITED_ROWS of them or more."""
+    """Returns the source of the rows to audit, and the rows.
+
+    The rows are unit [n, D] as the model gives them, with n of at least MIN_AUDITED_ROWS.
+    """
     shipped = centers.audit_rows
     if shipped is not None and len(shipped) >= MIN_AUDITED_ROWS:
         return "centers", unit_rows(shipped)
@@ -107,13 +114,14 @@ def _audited_rows(centers: Centers, collections: Iterable[Collection]) -> tuple[
 
 
 def _sample(collections: Iterable[Collection], num: int) -> Embeddings:
-    """At most `num` indexed rows, [n, D], drawn by the hash of their places."""
+    """Returns at most `num` indexed rows, [n, D], drawn by the hash of their positions."""
     opened = [collection.rows() for collection in collections]
-    places = [(read, row) for ids, read in opened for row in range(len(ids))]
-    if len(places) < MIN_AUDITED_ROWS:
+    positions = [(read, row) for ids, read in opened for row in range(len(ids))]
+    if len(positions) < MIN_AUDITED_ROWS:
         raise ConfigInvalid(
-            f"approximate labels are audited on {MIN_AUDITED_ROWS} rows or more: these centers ship none, as"
-            f" `mlcd cluster` writes them, and there are {len(places)} indexed images (--state)"
+            f"approximate labels are audited on {MIN_AUDITED_ROWS} rows or more: these centers ship"
+            " none, as `mlcd cluster` writes them, and there are"
+            f" {len(positions)} indexed images (--state)"
         )
-    chosen = np.argsort(hash_counters(np.arange(len(places))), kind="stable")[:num]
-    return np.concatenate([read(row, row + 1) for read, row in (places[place] for place in chosen)])
+    chosen = np.argsort(hash_counters(np.arange(len(positions))), kind="stable")[:num]
+    return np.concatenate([read(row, row + 1) for read, row in (positions[i] for i in chosen)])

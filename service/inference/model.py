@@ -1,4 +1,4 @@
-"""The model that is served, and all that stands and falls with it: one of them after the other where it is swapped."""
+"""The served model with the parts that belong to it; a switch to another version replaces them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,17 +18,17 @@ from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import Direct, TritonEngine
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
-from service.inference.served import ServedEncoder
-from service.inference.space import Space
+from service.inference.space import ModelData
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
+# The share of the deadline that a batch may take: an image may wait for the batch that runs and for
+# the one that is ready before its own is taken.
 _BATCH_SHARE: Final = 0.25
-"""Of the deadline: an image may wait for the batch that runs and the one that is ready before its own is taken."""
 
 
 class InFlight:
-    """Counts them; use from one event loop."""
+    """The number of requests in flight. Use from one event loop."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -45,26 +45,28 @@ class InFlight:
             self._none.set()
 
     async def none(self) -> None:
-        """Until there are none."""
+        """Returns when no request is in flight."""
         await self._none.wait()
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What every model of a process stands on."""
+class SharedResources:
+    """The resources that every model of a process uses.
+
+    large: threads for images that take seconds, apart from `decoders`. memory: the cache of
+    embeddings; models have different keys in it. collections: those of all models; None without a
+    state directory.
+    """
 
     settings: Settings
     headers: ThreadPoolExecutor
     decoders: ThreadPoolExecutor
     large: ThreadPoolExecutor
-    """For pictures that take seconds, apart from `decoders`."""
     num_decoders: int
     admission: Admission
     metrics: Metrics
     memory: MemoryCache | None
-    """Of vectors; one for all models, whose keys differ."""
     collections: Collections | None
-    """Of all models; None without a place for them."""
 
     @property
     def decode_limits(self) -> DecodeLimits:
@@ -74,15 +76,14 @@ class Ground:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """An engine, the way to it, and what was made of its vectors."""
+    """An engine, the way to it, and the data of its model. requests: those it answers now."""
 
     engine: Engine
     dispatcher: Dispatcher
     readiness: Readiness
     pipeline: Pipeline | CachedPipeline
-    space: Space
+    space: ModelData
     requests: InFlight = field(default_factory=InFlight)
-    """That are answered by this model."""
 
     @property
     def encoder(self) -> ServedEncoder:
@@ -91,36 +92,36 @@ class ServedModel:
 
 @asynccontextmanager
 async def open_model(
-    engine: SupervisedEngine | TritonEngine, ground: Ground, space: Space
+    engine: SupervisedEngine | TritonEngine, shared: SharedResources, space: ModelData
 ) -> AsyncIterator[ServedModel]:
-    """A model on an open engine, warmed up."""
+    """Opens a model on an open engine, and warms it up."""
     async with AsyncExitStack() as stack:
         dispatcher = await stack.enter_async_context(
-            _dispatching(engine, ground.settings, ground.metrics)
+            _dispatching(engine, shared.settings, shared.metrics)
         )
         pipeline = Pipeline(
             engine,
             dispatcher,
-            ground.admission,
-            headers=ground.headers,
-            decoders=ground.decoders,
-            large=ground.large,
-            num_decoders=ground.num_decoders,
+            shared.admission,
+            headers=shared.headers,
+            decoders=shared.decoders,
+            large=shared.large,
+            num_decoders=shared.num_decoders,
             preprocess=engine.served.preprocess,
             dimension=engine.served.dimension,
-            limits=ground.decode_limits,
-            max_pixels=ground.settings.limits.pixels_of_one,
-            metrics=ground.metrics,
+            limits=shared.decode_limits,
+            max_pixels=shared.settings.limits.pixels_of_one,
+            metrics=shared.metrics,
         )
         await pipeline.warm_up()
         cached = await stack.enter_async_context(
             open_cached(
                 pipeline,
-                ground.settings,
+                shared.settings,
                 engine.served,
-                ground.decode_limits,
-                ground.metrics,
-                ground.memory,
+                shared.decode_limits,
+                shared.metrics,
+                shared.memory,
             )
         )
         yield ServedModel(engine, dispatcher, Readiness(engine, dispatcher), cached, space)
@@ -130,7 +131,7 @@ async def open_model(
 async def _dispatching(
     engine: SupervisedEngine | TritonEngine, settings: Settings, metrics: Metrics
 ) -> AsyncIterator[Dispatcher]:
-    """Triton batches by itself; any other engine sits behind one micro-batcher."""
+    """Opens the way to an engine: Triton batches by itself, others have a micro-batcher."""
     if isinstance(engine, TritonEngine):
         yield Direct(engine, timeout_s=settings.triton.timeout_s, metrics=metrics)
         return

@@ -1,6 +1,7 @@
-"""Image bytes to embeddings: admission, decoding in a bounded pool, dispatch. A bad image fails alone.
+"""The pipeline from image bytes to embeddings: admission, decoding in a bounded pool, dispatch.
 
-Decoders are threads: Pillow and simplejpeg let go of the interpreter's lock while they work.
+A bad image fails alone. Decoders are threads: Pillow and simplejpeg release the interpreter's lock
+while they work.
 """
 
 import asyncio
@@ -32,20 +33,16 @@ _LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds that the slowest image of a request spent in each stage."""
+    """The seconds that the slowest image of a request spent in each stage."""
 
-    decode_s: float = 0.0
-    """The wait for a free decoder included."""
+    decode_s: float = 0.0  # with the wait for a free decoder
     queue_s: float = 0.0
-    inference_s: float = 0.0
-    """Of the batch it rode in."""
-    cache_s: float = 0.0
-    """Look-ups of the whole request, and its wait for what another one was having encoded."""
-    fetch_s: float | None = None
-    """Of all images at URLs together; None where there are none."""
+    inference_s: float = 0.0  # of the image's batch
+    cache_s: float = 0.0  # look-ups of the whole request, and waits for encodings of other requests
+    fetch_s: float | None = None  # of all images at URLs together; None where there are none
 
     def server_timing(self) -> str:
-        """The value of a Server-Timing header, in milliseconds."""
+        """Returns the value of a Server-Timing header, in milliseconds."""
         stages = {
             **({} if self.fetch_s is None else {"fetch": self.fetch_s}),
             "cache": self.cache_s,
@@ -58,9 +55,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Encoded:
-    """embeddings: [M, D] of the images that succeeded; rows: their M indexes in the request; errors: the others.
+    """The embeddings of a request.
 
-    rounded: the type that the cache rounds vectors to, None where they are exact.
+    embeddings: [M, D] of the images that succeeded. rows: their M indexes in the request. errors:
+    those of the other images. rounded: the type that the cache rounds vectors to, None where they
+    are exact.
     """
 
     embeddings: Embeddings
@@ -76,25 +75,29 @@ class _One:
     timings: Timings
 
 
+# An image and the number of its pixels.
 _Sized: TypeAlias = tuple[bytes | ImageRejected, int]
-"""An image and its pixels."""
+# A callback for every image as soon as it is done: its index in the request, its embedding [D] or
+# its rejection.
 Each: TypeAlias = Callable[[int, NDArray[np.float32] | ImageRejected], None]
-"""Hears of every image as soon as it is done: its index in the request, its embedding [D] or its rejection."""
 
 
 class Account(Protocol):
-    """The client that asks: its pictures are charged to it, and decoded in turn with those of others."""
+    """The client of a request: its images are charged to it and decoded in turn with others'."""
 
     @property
     def owner(self) -> object: ...
 
     async def charge(self, pixels: Sequence[int]) -> None:
-        """Raises RateExceeded, or InvalidInput, where pictures of so many pixels are too much."""
+        """Charges images with these numbers of pixels.
+
+        Raises RateExceeded or InvalidInput where they are too much.
+        """
         ...
 
 
 class Anybody:
-    """A request of nobody in particular, whose pictures cost nothing."""
+    """The account of a request without a client, whose images cost nothing."""
 
     @property
     def owner(self) -> object:
@@ -104,7 +107,7 @@ class Anybody:
 
 
 class Pipeline:
-    """Shared by all routes."""
+    """The way from image bytes to embeddings, shared by all routes."""
 
     def __init__(
         self,
@@ -122,9 +125,11 @@ class Pipeline:
         max_pixels: int,
         metrics: Metrics,
     ) -> None:
-        """headers: where headers are read, apart from `decoders`: a refusal must not wait for other images.
+        """Takes the thread pools and limits.
 
-        large: for pictures that take seconds, so that they leave `decoders` to the others. max_pixels: of one request.
+        headers: threads that read headers; they are not `decoders`, because a refusal must not wait
+        for other images. large: threads for images that take seconds, which leaves `decoders` to
+        the others. max_pixels: the limit of one request.
         """
         self._engine, self._dispatcher, self._admission = engine, dispatcher, admission
         self._headers, self._num_decoders = headers, num_decoders
@@ -136,7 +141,7 @@ class Pipeline:
         metrics.queue_depth("decode", lambda: max(0, self._num_decoding - self._num_decoders))
 
     async def warm_up(self) -> None:
-        """Read and decode a picture: what is loaded for the first one, no client shall wait for."""
+        """Reads and decodes an image, so that no client waits for what the first one loads."""
         loop, image = asyncio.get_running_loop(), _blank_jpeg()
         await loop.run_in_executor(self._headers, _read_headers, [image], self._limits)
         await self._decoders.run(self, 0, partial(self._preprocess.prepare, image, self._limits))
@@ -149,11 +154,12 @@ class Pipeline:
         each: Each | None = None,
         account: Account | None = None,
     ) -> Encoded:
-        """Every image on its own; an ImageRejected in `images` is passed through to `errors`.
+        """Encodes every image on its own; an ImageRejected in `images` is passed on to `errors`.
 
-        deadline: by the running loop's clock. Cancelled, it drops what is not decoded or not encoded yet.
-        Raises Overloaded when the server holds too much already, TooLarge for too many pixels in one request,
-        Unavailable while the engine is down or when it fails, DeadlineExceeded, and what `account` raises.
+        deadline: by the running loop's clock. A cancelled call drops images that are not decoded or
+        not encoded yet. Raises Overloaded when the server is at a limit, TooLarge for too many
+        pixels in one request, Unavailable while the engine is down or when it fails,
+        DeadlineExceeded, and what `account` raises.
         """
         account = account or Anybody()
         loop = asyncio.get_running_loop()
@@ -182,7 +188,7 @@ class Pipeline:
     async def _encode_all(
         self, images: Sequence[_Sized], deadline: float, each: Each | None, owner: object
     ) -> list[_One | ImageRejected]:
-        # A request with many images has a few at the decoders at a time: others come in between.
+        # A request gives only a few images to the decoders at a time, so others come in between.
         turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
         tasks = [
             asyncio.ensure_future(self._encode_one(image, turn, deadline, request, owner))
@@ -190,7 +196,7 @@ class Pipeline:
         ]
         if each is not None:
             for index, task in enumerate(tasks):
-                task.add_done_callback(partial(_tell, each, index))
+                task.add_done_callback(partial(_report, each, index))
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -220,7 +226,7 @@ class Pipeline:
         decoded = time.perf_counter()
         took("decode", started, decoded)
         row = await self._dispatcher.encode(pixels, deadline=deadline, request=request)
-        row.tell()
+        row.record_stages()
         if not row.embedding.any():
             return ImageRejected(
                 "no-embedding", "the model finds nothing in this image to describe"
@@ -262,7 +268,7 @@ class Pipeline:
         )
 
 
-def _tell(each: Each, index: int, task: "asyncio.Task[_One | ImageRejected]") -> None:
+def _report(each: Each, index: int, task: "asyncio.Task[_One | ImageRejected]") -> None:
     if task.cancelled() or task.exception() is not None:
         return
     outcome = task.result()
@@ -272,7 +278,10 @@ def _tell(each: Each, index: int, task: "asyncio.Task[_One | ImageRejected]") ->
 def _read_headers(
     images: Sequence[bytes | ImageRejected], limits: DecodeLimits
 ) -> tuple[list[bytes | ImageRejected], list[int]]:
-    """The images, those whose header says enough replaced by their rejection, and the pixels of each, 0 of these."""
+    """Returns the images and the number of pixels of each.
+
+    An image whose header shows that it must be rejected is replaced by its rejection, of 0 pixels.
+    """
     checked: list[bytes | ImageRejected] = []
     pixels: list[int] = []
     for image in images:
@@ -288,7 +297,10 @@ def _read_headers(
 
 
 def _bare(rejection: ImageRejected) -> ImageRejected:
-    """Without the frames that it came through: they hold the images, and in a circle the rejection itself."""
+    """Returns the rejection without its traceback.
+
+    Its frames would keep the images in memory and, in a circle, the rejection itself.
+    """
     rejection.__cause__ = rejection.__context__ = None
     return rejection.with_traceback(None)
 

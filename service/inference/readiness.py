@@ -1,4 +1,4 @@
-"""Whether the server can serve: it is not stopping, its engine is up, and an inference succeeded lately."""
+"""The readiness of a server: it is not stopping, its engine is up, an inference succeeded."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from service.timings import READY_FRESH_S
 
 
 class Readiness:
-    """Asked by probes: however many come, one inference is tried at a time, and at most two a second."""
+    """The answer to probes: however many come, one inference is tried at a time, two a second."""
 
     def __init__(self, engine: Engine, dispatcher: Dispatcher) -> None:
         self._engine, self._dispatcher = engine, dispatcher
@@ -20,7 +20,11 @@ class Readiness:
         self.draining = False
 
     async def check(self) -> bool:
-        """Answers within the time after which an inference is in doubt: 0.8 s, or three times the largest batch."""
+        """Tells whether the server is ready.
+
+        It answers within the time after which an inference is in doubt: 0.8 s, or three times the
+        largest batch.
+        """
         if self.draining or not self._engine.up or self._engine.overdue:
             return False
         if self._age > READY_FRESH_S or self._engine.failing:

@@ -1,4 +1,4 @@
-"""What is served: the encoder as its worker opened it, and how to open it again."""
+"""The served encoder as its process opened it, and how to open it again."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # an extra
 
 @dataclass(frozen=True)
 class Opening:
-    """Everything that a worker needs to open the encoder. A `spec` that begins with fake: has none."""
+    """The arguments of `mlcd.encoders.open_encoder` for the engine's process, and how to log."""
 
     spec: str
     max_batch: int
@@ -35,7 +35,11 @@ class Opening:
 
 @dataclass(frozen=True)
 class ServedEncoder:
-    """The encoder that a worker has opened, without its weights: those are in the worker."""
+    """The encoder that the engine's process has opened, without its weights.
+
+    shortest_s: seconds of one image on a warm engine. longest_s: seconds of the first batch of
+    `max_batch` images.
+    """
 
     name: str
     fingerprint: Fingerprint
@@ -45,9 +49,7 @@ class ServedEncoder:
     preprocess: PreprocessSpec
     max_batch: int
     shortest_s: float
-    """Seconds of one image, when the engine was warm."""
     longest_s: float
-    """Seconds of `max_batch` images, the first time."""
 
     @classmethod
     def of(
@@ -72,7 +74,7 @@ class ServedEncoder:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Returns the labels that metrics have."""
+        """The labels of metrics about the model."""
         return {
             "model": self.name,
             "fingerprint": self.fingerprint,
@@ -82,7 +84,10 @@ class ServedEncoder:
         }
 
     def batch_within(self, seconds: float) -> int:
-        """The largest batch that takes so long, or twice as long as one image, by the times at start."""
+        """Returns the largest batch that takes at most `seconds`, or twice as long as one image.
+
+        It is computed from the times measured at start.
+        """
         allowed_s = max(seconds, 2 * self.shortest_s)
         if self.longest_s <= allowed_s:
             return self.max_batch

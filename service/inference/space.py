@@ -1,4 +1,4 @@
-"""Centers and collections: usable only in the space of the model that they were made with."""
+"""The centers and collections of a model: they are usable only with the model behind them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,32 +13,32 @@ from mlcd.types import Fingerprint
 from service.inference.lookup import Lookup
 from service.settings import Settings
 
-_SHOWN: Final = 12
-"""Digits of a fingerprint, for people who read a terminal."""
+_SHOWN: Final = 12  # digits of a fingerprint in a message
 
 
 @dataclass(frozen=True)
-class Space:
-    """What is there for the vectors of one model; what is there for another's is told apart, and refused."""
+class ModelData:
+    """The centers and collections of one model; those of other models are refused.
+
+    lookup: that of the model's centers. store: the collections of all models. foreign_centers: the
+    model of the centers, where it is another one.
+    """
 
     fingerprint: Fingerprint
     lookup: Lookup | None
-    """Of the centers."""
     store: Collections | None
-    """Of collections of all models."""
     foreign_centers: Fingerprint | None = None
-    """Whose space they are in, where it is not this one."""
 
     @property
     def collections(self) -> dict[str, Collection]:
-        """Those of this model, as of now."""
+        """The open collections of this model."""
         return {
             name: one for name, one in self._all().items() if one.fingerprint == self.fingerprint
         }
 
     @property
     def foreign_collections(self) -> dict[str, Fingerprint]:
-        """Whose space the others are in."""
+        """The fingerprints of the models of all other collections, by name."""
         return {
             name: one.fingerprint
             for name, one in self._all().items()
@@ -46,7 +46,10 @@ class Space:
         }
 
     def opened_lookup(self) -> Lookup:
-        """Raises NotFound where there are no centers, Conflict where they are in another model's space."""
+        """Returns the look-up of the centers.
+
+        Raises NotFound where there are no centers, Conflict where they are those of another model.
+        """
         if self.foreign_centers is not None:
             raise self._foreign(
                 "the centers are",
@@ -60,7 +63,10 @@ class Space:
         return self.lookup
 
     def opened_collection(self, name: str) -> Collection:
-        """Raises NotFound where there is none of that name, Conflict where it is in another model's space."""
+        """Returns an open collection.
+
+        Raises NotFound where none has that name, Conflict where it is that of another model.
+        """
         found = None if self.store is None else self.store.find(name)
         if found is None:
             raise NotFound("there is no such collection", remedy="GET /v1/collections lists them")
@@ -71,7 +77,7 @@ class Space:
         return found
 
     def opened_store(self) -> Collections:
-        """Raises Conflict where the server has no place for collections."""
+        """Returns the collections. Raises Conflict where the server has no state directory."""
         if self.store is None:
             raise Conflict("this server keeps no collections", remedy="start it with --state DIR")
         return self.store
@@ -82,7 +88,8 @@ class Space:
     def _foreign(self, what: str, fingerprint: Fingerprint, way: str) -> Conflict:
         return Conflict(
             f"{what} in the space of the model {fingerprint}, and {self.fingerprint} is served",
-            remedy=f"{way}, then load the served version again; or go back to the version they were made with",
+            remedy=f"{way}, then load the served version again;"
+            " or go back to the version they were made with",
         )
 
 
@@ -93,25 +100,29 @@ def open_space(
     fingerprint: Fingerprint,
     *,
     strict: bool,
-) -> Space:
-    """What `settings` name, or ships in the model's `folder`, and what was put among `collections` meanwhile; slow.
+) -> ModelData:
+    """Opens the centers and finds new `collections`; slow.
 
-    strict: raise ConfigInvalid for centers of another model, in place of telling them apart. Raises ConfigInvalid, too,
-    where approximate labels cannot be audited.
+    The centers are those that `settings` name, else those that the model's `folder` holds.
+    strict: raise ConfigInvalid for centers of another model. Raises ConfigInvalid, too, where
+    approximate labels cannot be audited.
     """
     centers = _open_centers(settings, folder, fingerprint, strict=strict)
     if collections is not None:
         collections.find_new()
     lookup = Lookup(centers) if centers is not None and centers.fingerprint == fingerprint else None
     foreign_centers = None if centers is None or lookup is not None else centers.fingerprint
-    space = Space(fingerprint, lookup, collections, foreign_centers)
+    space = ModelData(fingerprint, lookup, collections, foreign_centers)
     if settings.approximate and lookup is not None:
         lookup.approximate(space.collections.values())
     return space
 
 
 def open_collections(settings: Settings) -> Collections | None:
-    """All that are in the state folder, None without one; slow. Several processes may only search them."""
+    """Opens all collections in the state directory; slow. Returns None without a state directory.
+
+    Several server processes may only search them.
+    """
     if settings.state_dir is None:
         return None
     return Collections.open(
@@ -134,7 +145,7 @@ def _open_centers(
 
 
 def find_centers(settings: Settings, folder: str) -> Path | None:
-    """Those that are named, else those that the model's folder holds."""
+    """Returns the path of the named centers, else of those that the model's folder holds."""
     if settings.centers is not None:
         return Path(settings.centers)
     shipped = Path(folder) / "centers"
@@ -145,7 +156,7 @@ def check_centers(path: Path, centers: Centers, fingerprint: Fingerprint) -> Non
     """Raises ConfigInvalid for centers of another model."""
     if centers.fingerprint != fingerprint:
         raise ConfigInvalid(
-            f"the centers {path} are in the space of another model ({centers.fingerprint[:_SHOWN]}, served"
-            f" {fingerprint[:_SHOWN]})",
+            f"the centers {path} are in the space of another model"
+            f" ({centers.fingerprint[:_SHOWN]}, served {fingerprint[:_SHOWN]})",
             remedy="use the centers shipped with the model, or cluster its own embeddings",
         )

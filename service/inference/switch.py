@@ -1,4 +1,4 @@
-"""From one version of the model to another while requests are being answered."""
+"""The switch from one version of the model to another while requests are being answered."""
 
 import asyncio
 import logging
@@ -19,26 +19,29 @@ from mlcd.errors import (
 )
 from service.host.allocator import keep_what_is_open
 from service.inference.engine.triton import TritonEngine, open_triton_engine
-from service.inference.model import Ground, ServedModel, open_model
-from service.inference.served import ServedEncoder
+from service.inference.model import ServedModel, SharedResources, open_model
 from service.inference.space import open_space
 from service.timings import RETIREMENT_S
 
 _log = logging.getLogger("mlcd.service")
 
 
-class Swap:
-    """One swap at a time. Use as an async context manager, which ends one that is under way and closes what it opened.
+class ModelSwitch:
+    """The switch to another version of the served model, one at a time.
 
-    A request sees one model from its first byte to its answer. The model before is closed when its requests have
-    ended, and only then Triton is told to let go of it.
+    Use it as an async context manager, which ends a switch under way and closes what it opened. A
+    request sees one model from its first byte to its answer. The model before is closed when its
+    requests have ended, and only then Triton unloads it.
     """
 
     def __init__(
-        self, ground: Ground, folder: str, model: ServedModel, opened: AsyncExitStack
+        self, shared: SharedResources, folder: str, model: ServedModel, opened: AsyncExitStack
     ) -> None:
-        """folder: where centers may lie beside the model. opened: closes `model`, and may do so twice."""
-        self._ground, self._folder = ground, folder
+        """Takes the open model.
+
+        folder: the model's, which may hold centers. opened: closes `model`, and may do so twice.
+        """
+        self._shared, self._folder = shared, folder
         self._model, self._opened = model, opened
         self._loading: asyncio.Task[int] | None = None
         self._retiring: asyncio.Task[None] | None = None
@@ -66,20 +69,21 @@ class Swap:
         publish: Callable[[ServedModel], None],
         deadline: float,
     ) -> int:
-        """Serve `version` (None: the newest in Triton's repository) by `publish`; its number. On any error the one
-        before goes on.
+        """Loads a version, serves it by `publish`, and returns its number.
 
-        unload: have Triton let go of every other version afterwards. deadline: of the caller's wait, by the loop's
-        clock; the swap itself goes on after it.
-        Raises Conflict where this server cannot swap, where a swap is under way or where the version does not fit,
-        NotFound for a version that is not there, Unavailable, DeadlineExceeded.
+        On any error the version before stays. version: None is the newest in Triton's repository.
+        unload: have Triton unload every other version afterwards. deadline: that of the caller's
+        wait, by the loop's clock; the switch itself goes on after it.
+        Raises Conflict where this server cannot switch, where a switch is under way or where the
+        version does not fit, NotFound for a version that does not exist, Unavailable and
+        DeadlineExceeded.
         """
         if not isinstance(self._model.engine, TritonEngine):
             raise Conflict(
                 f"the engine {self._model.encoder.engine} serves what it was started with",
                 remedy="start the server with the other model, or with MLCD_ENGINE=triton",
             )
-        if self._ground.settings.processes > 1:
+        if self._shared.settings.processes > 1:
             raise Conflict(
                 "several processes cannot change their model at one moment",
                 remedy="restart the server",
@@ -90,9 +94,9 @@ class Swap:
                 remedy="wait until /v1/info says that it is served",
             )
         work = self._load(self._model.engine, version, unload=unload, publish=publish)
-        # Of no request in particular: it may outlive the one that asked for it.
-        self._loading = asyncio.create_task(work, name="model-swap", context=Context())
-        self._loading.add_done_callback(_tell)
+        # It has a context of its own, because it may outlive the request that asked for it.
+        self._loading = asyncio.create_task(work, name="model-switch", context=Context())
+        self._loading.add_done_callback(_log_failure)
         try:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.shield(self._loading)
@@ -116,22 +120,20 @@ class Swap:
             number = await engine.load_beside(version)
             async with AsyncExitStack() as stack:
                 later = await stack.enter_async_context(
-                    open_triton_engine(self._ground.settings, version=number)
+                    open_triton_engine(self._shared.settings, version=number)
                 )
                 _check_shape(engine.served, later.served)
-                ground = self._ground
+                shared = self._shared
                 opening = partial(
-                    open_space, ground.settings, self._folder, ground.collections, strict=False
+                    open_space, shared.settings, self._folder, shared.collections, strict=False
                 )
                 space = await asyncio.to_thread(opening, later.served.fingerprint)
-                model = await stack.enter_async_context(open_model(later, self._ground, space))
+                model = await stack.enter_async_context(open_model(later, self._shared, space))
                 if self._model.readiness.draining:
                     raise Unavailable("the server is stopping")
                 self._flip(model, stack.pop_all(), publish, unload=unload)
-        except (
-            ArtifactInvalid,
-            ConfigInvalid,
-        ) as error:  # faults of what was asked for, not of this server
+        # These are faults of the version that was asked for, not of this server.
+        except (ArtifactInvalid, ConfigInvalid) as error:
             raise Conflict(error.message, remedy=error.remedy) from error
         return number
 
@@ -145,22 +147,21 @@ class Swap:
     ) -> None:
         former, to_close = self._model, self._opened
         self._model, self._opened = model, opened
-        self._ground.metrics.serve(**model.encoder.labels)
-        model.engine.observe(self._ground.metrics)
+        self._shared.metrics.serve(**model.encoder.labels)
+        model.engine.observe(self._shared.metrics)
         publish(model)
         _log.info("another version is served: %s", model.encoder.fingerprint)
         retiring = self._retire(former, to_close, model, unload=unload)
         self._retiring = asyncio.create_task(retiring, name="model-retirement", context=Context())
-        self._retiring.add_done_callback(
-            lambda _: keep_what_is_open()
-        )  # its centers may be gigabytes
+        # The centers of the model before may be gigabytes.
+        self._retiring.add_done_callback(lambda _: keep_what_is_open())
 
     async def _retire(
         self, former: ServedModel, opened: AsyncExitStack, model: ServedModel, *, unload: bool
     ) -> None:
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._ground.settings.limits.deadline_s + RETIREMENT_S):
+                async with asyncio.timeout(self._shared.settings.limits.deadline_s + RETIREMENT_S):
                     await former.requests.none()
         finally:
             await opened.aclose()
@@ -177,14 +178,14 @@ def _check_shape(former: ServedEncoder, later: ServedEncoder) -> None:
     if shapes[0] != shapes[1]:
         (dimension, side), (other_dimension, other_side) = shapes
         raise Conflict(
-            f"that version gives {other_dimension} numbers of {other_side} x {other_side} pixels, the one that is"
-            f" served {dimension} of {side} x {side}",
+            f"that version gives {other_dimension} numbers of {other_side} x {other_side} pixels,"
+            f" the one that is served {dimension} of {side} x {side}",
             remedy="start a server with it",
         )
 
 
-def _tell(loading: "asyncio.Task[int]") -> None:
-    """To the log, whether or not somebody still waits for it."""
+def _log_failure(loading: "asyncio.Task[int]") -> None:
+    """Logs that the load failed, whether or not a request still waits for it."""
     if loading.cancelled():
         return
     error = loading.exception()

@@ -1,1 +1,1 @@
-"""API keys: who may enter, and how much."""
+"""The API keys and their rates."""

@@ -1,4 +1,4 @@
-"""`mlcd keys`."""
+"""The command `mlcd keys`."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,10 @@ _file_option = click.option("--file", help="The keys file.  [default: MLCD_AUTH_
 
 @click.group()
 def keys() -> None:
-    """API keys of `mlcd serve`: create, list, revoke. A running server follows within two seconds."""
+    """Create, list and revoke API keys of `mlcd serve`.
+
+    A running server follows within two seconds.
+    """
 
 
 @keys.command()
@@ -45,7 +48,7 @@ def keys() -> None:
 def create(
     name: str, scopes: tuple[Any, ...], rate: int | None, days: int | None, file: str | None
 ) -> None:
-    """Make a key for NAME, whoever or whatever will use it, and print it: the only time that it is seen."""
+    """Make a key for NAME, a person or a program, and print it: it is never shown again."""
     if not name.strip() or not name.isprintable() or len(name) > Key.MAX_NAME:
         raise InvalidInput(
             "that is no name for a key", remedy=f"give up to {Key.MAX_NAME} characters of one line"
@@ -56,7 +59,8 @@ def create(
         Path(read_keys_file(file)), name, scopes=scopes, now=now, rate=rate, expires=expires
     )
     click.echo(
-        f"mlcd: key {key.id} for {key.name}: {', '.join(key.scopes)}; it is kept nowhere, note it now",
+        f"mlcd: key {key.id} for {key.name}: {', '.join(key.scopes)};"
+        " it is kept nowhere, note it now",
         err=True,
     )
     click.echo(token)
@@ -66,7 +70,7 @@ def create(
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @_file_option
 def list_keys(as_json: bool, file: str | None) -> None:
-    """Every key with its state, oldest first; never the key itself."""
+    """List every key with its state, oldest first; never the key itself."""
     now = datetime.now(UTC)
     rows = [_shown(key, now) for key in read_keys(Path(read_keys_file(file))).keys]
     if as_json:
@@ -86,7 +90,7 @@ def list_keys(as_json: bool, file: str | None) -> None:
 def revoke(key_id: str, file: str | None) -> None:
     """End the key with this ID, as `mlcd keys list` shows it."""
     if not _ID.fullmatch(key_id):
-        # Perhaps the key itself: it must not be repeated.
+        # The argument may be the key itself, which must not be repeated.
         raise InvalidInput(
             "that is no id of a key",
             remedy="give the 8 letters and digits that `mlcd keys list` shows",

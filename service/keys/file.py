@@ -1,4 +1,4 @@
-"""API keys: random tokens, of which only the hashes are kept, in one JSON file."""
+"""The keys file: one JSON file with the hashes of random tokens."""
 
 import contextlib
 import fcntl
@@ -19,11 +19,10 @@ from mlcd.artifacts.disk import sync_path
 from mlcd.errors import ConfigInvalid, NotFound
 
 Scope = Literal["embed", "search", "write", "jobs", "admin"]
-SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-"""admin grants them all."""
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)  # admin grants them all
 
+# A prefix that scanners for leaked secrets can look for, the public id, 256 random bits.
 _TOKEN: Final = re.compile(r"mlcd_([0-9a-f]{8})_[0-9a-f]{64}")
-"""A prefix that scanners for leaked secrets can look for, the public id, 256 random bits."""
 _ID_BYTES: Final = 4
 _SECRET_BYTES: Final = 32
 _MODE: Final = 0o600
@@ -31,7 +30,7 @@ _NOBODY: Final = "0" * 64
 
 
 class Key(BaseModel, frozen=True, extra="forbid"):
-    """What is known of a key. Times are aware; rate: images a minute, None without bound."""
+    """A key. Times are aware. rate: images a minute, None without a limit."""
 
     MAX_NAME: ClassVar = 100
 
@@ -70,7 +69,10 @@ class KeySet(BaseModel, frozen=True, extra="forbid"):
         return {key.id: key for key in self.keys}
 
     def find(self, token: str) -> Key | None:
-        """The key that this token is, whatever its state. Takes as long for every token of one length."""
+        """Returns the key of a token, whatever its state.
+
+        It takes the same time for all tokens of one length.
+        """
         shaped = _TOKEN.fullmatch(token)
         named = self._by_id.get(shaped[1]) if shaped else None
         same = hmac.compare_digest(_digest(token), named.sha256 if named else _NOBODY)
@@ -78,7 +80,7 @@ class KeySet(BaseModel, frozen=True, extra="forbid"):
 
 
 def read_keys(path: Path) -> KeySet:
-    """Raises ConfigInvalid where the file is missing, unreadable or other than `mlcd keys` writes it."""
+    """Reads the file. Raises ConfigInvalid where it is missing, unreadable or no keys file."""
     try:
         return KeySet.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
@@ -90,7 +92,7 @@ def read_keys(path: Path) -> KeySet:
             f"the keys file {path} cannot be read", remedy="give this user the right to"
         ) from error
     except ValidationError:
-        # Not `from`: pydantic's text holds pieces of the file.
+        # The cause is left out, because pydantic's text holds parts of the file.
         raise ConfigInvalid(
             f"{path} is not a keys file", remedy="only `mlcd keys` should write it"
         ) from None
@@ -105,9 +107,9 @@ def create_key(
     rate: int | None = None,
     expires: datetime | None = None,
 ) -> tuple[Key, str]:
-    """A new key in the file, which is made where there is none, and its token, which is kept nowhere.
+    """Adds a new key to the file and returns it with its token, which is kept nowhere.
 
-    Raises ConfigInvalid for a file that cannot be written.
+    The file is made where there is none. Raises ConfigInvalid for a file that cannot be written.
     """
     with _alone(path):
         held = read_keys(path) if path.exists() else KeySet()
@@ -127,11 +129,11 @@ def create_key(
 
 
 def revoke_key(path: Path, identity: str, *, now: datetime) -> Key:
-    """The key as it is then; one that was revoked before stays as it was.
+    """Revokes a key and returns it; a key that was revoked before stays as it was.
 
     Raises NotFound for an unknown id, ConfigInvalid for a file that cannot be read or written.
     """
-    read_keys(path)  # no lock beside a file that is not there
+    read_keys(path)  # raises for a missing file before a lock is made beside it
     with _alone(path):
         held = {key.id: key for key in read_keys(path).keys}
         if identity not in held:
@@ -150,13 +152,13 @@ def _unused_id(held: KeySet) -> str:
 
 
 def _digest(token: str) -> str:
-    """Of one round: a token holds 256 random bits, so there is nothing to guess and a slow hash would guard nothing."""
+    """Returns the hash of a token, in one round: no slow hash is needed for 256 random bits."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One writer at a time."""
+    """Locks the file for one writer."""
     try:
         descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, _MODE)
     except OSError as error:
@@ -169,8 +171,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, keys: KeySet) -> None:
-    """Readers find the old file or the new one, never a part; nobody else may read either."""
-    path = path.resolve()  # a link stays one
+    """Replaces the file: readers find the old one or the new one; only this user may read it."""
+    path = path.resolve()  # a symbolic link stays, and its target is replaced
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""How many images a minute each key may send: counted in one place, shared through Redis where there is one."""
+"""The limit on images a minute of each key, counted in this process or shared through Redis."""
 
 import asyncio
 import logging
@@ -28,14 +28,21 @@ _log = logging.getLogger("mlcd.service")
 
 
 class _Counter:
-    """Images of the last minute: the minute's own and, by the part that still counts, those of the one before."""
+    """The images of the last minute, by a sliding window.
+
+    It counts those of the current minute, and the share of the minute before that is still in the
+    window.
+    """
 
     def __init__(self, storage: MemoryStorage | RedisStorage) -> None:
         self._storage: SlidingWindowCounterSupport = storage
         self._limiter = SlidingWindowCounterRateLimiter(storage)
 
     async def take(self, key: Key, rate: int, num: int, taken: int) -> int:
-        """0, or in how many seconds so many, and what was `taken` before, would be let through."""
+        """Counts `num` images and returns 0, or returns the seconds after which they would pass.
+
+        taken: images of the same request that were counted before and come back with them.
+        """
         item = RateLimitItemPerMinute(rate)
         if await self._limiter.hit(item, key.id, cost=num):
             return 0
@@ -47,30 +54,35 @@ class _Counter:
 
 
 def _wait_s(room: int, before: int, before_s: float, now: int, now_s: float) -> float:
-    """After which no more than `room` counts. before, now: images of the two minutes; …_s: what is left of each.
+    """Returns the seconds after which at most `room` images count.
 
-    Those of the minute before count by the part that is left of it, the fraction of an image left away.
+    before, now: images of the two minutes. before_s, now_s: what is left of each. Images of the
+    minute before count by the share that is left of it, rounded down to a whole image.
     """
     if now <= room:
         return before_s - (room + 1 - now) * RATE_WINDOW_S / before if before else 0.0
     return now_s + max(0.0, RATE_WINDOW_S - (room + 1) * RATE_WINDOW_S / now)
 
 
-class Rates:
-    """Use from one event loop. Redis that is down, slow or full never fails a request."""
+class RateLimiter:
+    """The rates of all keys. Use from one event loop.
+
+    A Redis that is down, slow or full never fails a request.
+    """
 
     def __init__(self, shared: "ConnectionPool | None" = None, *, metrics: Metrics) -> None:
-        """shared: of a Redis where several servers count together."""
+        """Prepares the counters. shared: of the Redis in which several servers count together."""
         self._local = _Counter(MemoryStorage())
         self._shared = None if shared is None else _Counter(_storage(shared))
         self._rest_until: float | None = None
         self._metrics = metrics
 
     async def take(self, key: Key | None, num: int, *, taken: int = 0) -> None:
-        """Count so many images; a key without a rate, and no key, may send what it likes.
+        """Counts `num` images; a key without a rate, and no key, has no limit.
 
-        taken: of the same request, which comes back with all of them. Raises RateExceeded, and InvalidInput for more at
-        once than the key may ever send; neither counts `num`.
+        taken: images of the same request that were counted before and come back with them. Raises
+        RateExceeded, and InvalidInput for more at once than the key may ever send; neither counts
+        `num`.
         """
         if key is None or key.rate is None or not num:
             return
@@ -92,19 +104,19 @@ class Rates:
         if self._shared is None or (self._rest_until is not None and now < self._rest_until):
             return await self._local.take(key, rate, num, taken)
         if self._rest_until is not None:
-            self._rest_until = now + RATE_REDIS_REST_S  # one request tries it again, not all
+            self._rest_until = now + RATE_REDIS_REST_S  # only one request tries Redis again
         try:
             async with asyncio.timeout(RATE_REDIS_S):
                 wait_s = await self._shared.take(key, rate, num, taken)
         except (StorageError, TimeoutError):
-            self._tell(answers=False)
+            self._log_once(answers=False)
             self._rest_until = now + RATE_REDIS_REST_S
             return await self._local.take(key, rate, num, taken)
-        self._tell(answers=True)
+        self._log_once(answers=True)
         self._rest_until = None
         return wait_s
 
-    def _tell(self, *, answers: bool) -> None:
+    def _log_once(self, *, answers: bool) -> None:
         if answers != (self._rest_until is None):
             state = (
                 "answers again"
@@ -115,11 +127,16 @@ class Rates:
 
 
 class RequestAccount:
-    """The account of one request at the pipeline: its pictures are its key's, and without a key its own."""
+    """The account of one request at the pipeline; its owner is the key, or else the request."""
 
-    def __init__(self, rates: Rates, key: Key | None, *, taken: int, pixels_per_image: int) -> None:
-        """taken: images that are counted already. pixels_per_image: see `Limits.rate_pixels`."""
-        self._rates, self._key = rates, key
+    def __init__(
+        self, limiter: RateLimiter, key: Key | None, *, taken: int, pixels_per_image: int
+    ) -> None:
+        """Takes what is counted already.
+
+        taken: images. pixels_per_image: see `Limits.rate_pixels`.
+        """
+        self._limiter, self._key = limiter, key
         self._taken, self._pixels_per_image = taken, pixels_per_image
 
     @property
@@ -127,20 +144,22 @@ class RequestAccount:
         return self if self._key is None else self._key.id
 
     async def charge(self, pixels: Sequence[int]) -> None:
-        """Count what large pictures are beyond one image each."""
+        """Counts large images several times: each was counted once already."""
         more = sum(max(0, num - 1) // self._pixels_per_image for num in pixels)
-        await self._rates.take(self._key, more, taken=self._taken)
+        await self._limiter.take(self._key, more, taken=self._taken)
 
 
 @asynccontextmanager
-async def open_rates(redis_url: str | None, *, metrics: Metrics) -> AsyncIterator[Rates]:
-    """Raises ConfigInvalid for a URL that is none of Redis, and where its client is not installed."""
+async def open_rate_limiter(
+    redis_url: str | None, *, metrics: Metrics
+) -> AsyncIterator[RateLimiter]:
+    """Opens the rates. Raises ConfigInvalid for a malformed URL, or without the Redis client."""
     if redis_url is None:
-        yield Rates(metrics=metrics)
+        yield RateLimiter(metrics=metrics)
         return
     pool = _open_pool(redis_url)
     try:
-        yield Rates(pool, metrics=metrics)
+        yield RateLimiter(pool, metrics=metrics)
     finally:
         await pool.aclose()
 
@@ -157,18 +176,18 @@ def _open_pool(url: str) -> "ConnectionPool":
     try:
         return ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0))
     except ValueError:
-        # Not `from`: the text may hold the URL, and the URL a password.
+        # The cause is left out, because its text may hold the URL with a password.
         raise ConfigInvalid(
-            "MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database"
+            "MLCD_REDIS_URL is not a Redis URL", remedy="write it like redis://host:6379/0"
         ) from None
 
 
 def _storage(pool: "ConnectionPool") -> RedisStorage:
-    # The pool knows the server; limits asks for the kind of one only.
+    # The pool knows the server; the library takes only the kind of server from the URL.
     return RedisStorage(
         "async+redis://",
         wrap_exceptions=True,
         implementation="redispy",
         key_prefix=_PREFIX,
-        connection_pool=pool,  # type: ignore[arg-type]  # handed on to redis as it is
+        connection_pool=pool,  # type: ignore[arg-type]  # passed on to redis as it is
     )

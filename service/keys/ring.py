@@ -1,4 +1,4 @@
-"""The keys of a running server: those of the file, as it is now."""
+"""The keys of a running server, which follow the file."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ _log = logging.getLogger("mlcd.service")
 
 
 class KeyRing:
-    """Use from one event loop; `watch` keeps it as the file is."""
+    """The keys of a file, kept current by `watch`. Use from one event loop."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigInvalid for a file that cannot be read, or that holds no key to enter with."""
+        """Reads the file. Raises ConfigInvalid where it cannot be read or holds no valid key."""
         self._path = path
         self._stamp = _stamp_of(path)
         self._keys: KeySet | None = read_keys(path)
@@ -27,10 +27,10 @@ class KeyRing:
             )
 
     def identify(self, token: str | None) -> Key:
-        """The key that a client shows.
+        """Returns the key of a client's token.
 
-        Raises Unauthorized for none, and for one that is not or no longer valid; Unavailable while the file cannot be
-        read: which keys are revoked is then not known.
+        Raises Unauthorized without a token and for one that is not valid, or no longer. Raises
+        Unavailable while the file cannot be read, because a key may have been revoked.
         """
         if token is None:
             raise Unauthorized(
@@ -48,12 +48,12 @@ class KeyRing:
         return key
 
     async def watch(self) -> None:
-        """Read the file whenever it has changed, until cancelled."""
+        """Reads the file whenever it has changed, until cancelled."""
         while True:
             await asyncio.sleep(KEYS_POLL_S)
             stamp = await asyncio.to_thread(_stamp_of, self._path)
             if stamp != self._stamp:
-                # The stamp is the older of the two: what is written in between is seen the next time.
+                # The stamp is older than the content: a change in between is seen the next time.
                 self._keys, self._stamp = await asyncio.to_thread(_read, self._path), stamp
 
 
@@ -66,7 +66,7 @@ def _read(path: Path) -> KeySet | None:
 
 
 def _stamp_of(path: Path) -> tuple[int, ...] | None:
-    """Another one for every other content: the file is replaced, never written in place."""
+    """Returns a stamp that changes with the content: the file is always replaced as a whole."""
     try:
         found = path.stat()
     except OSError:

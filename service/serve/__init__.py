@@ -1,1 +1,1 @@
-"""`mlcd serve`: one server process, or several on one port."""
+"""The processes of `mlcd serve`: one server process, or several on one port."""

@@ -1,4 +1,4 @@
-"""`mlcd serve`."""
+"""The command `mlcd serve`."""
 
 import asyncio
 import errno
@@ -43,7 +43,10 @@ from service.settings import Auth, Settings, read_settings, setting_lines
     help="Print every setting as it would be used, secrets masked, and end.",
 )
 def serve(config: str | None, print_config: bool, **options: object) -> None:
-    """Serve a model over REST. Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …"""
+    """Serve a model over REST.
+
+    Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …
+    """
     settings = read_settings(options, file=config)
     if print_config:
         click.echo("\n".join(setting_lines(settings)))
@@ -77,15 +80,16 @@ def _serve(settings: Settings, source: Source, listener: socket.socket) -> int:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Bind before the model is loaded, so that a port in use is known at once."""
+    """Binds the port before the model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        # Taken over by every connection: an answer's body must not wait for its head to be acknowledged, 40 ms.
+        # Every connection inherits it. Without it, an answer's body waits up to 40 ms until its
+        # head is acknowledged.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((settings.host, settings.port))
-        listener.listen(BACKLOG)  # from here on nobody else can take the port
+        listener.listen(BACKLOG)  # from here on no other process can take the port
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -100,10 +104,14 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def check_exposure(auth: Auth, address: str) -> None:
-    """address: numeric, that a socket is bound to. Raises ConfigInvalid for one that others reach without a key."""
+    """Raises ConfigInvalid where other machines reach the server and it has no keys.
+
+    address: the numeric address that the socket is bound to.
+    """
     local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
     if auth.keys_file is None and auth.mode != "open" and not local:
         raise ConfigInvalid(
-            f"on {address} the server would be reached from elsewhere, and it knows no keys",
-            remedy="make one with `mlcd keys create` and set MLCD_AUTH__KEYS_FILE, or set MLCD_AUTH__MODE=open",
+            f"on {address} other machines would reach the server, and it has no API keys",
+            remedy="make one with `mlcd keys create` and set MLCD_AUTH__KEYS_FILE,"
+            " or set MLCD_AUTH__MODE=open",
         )

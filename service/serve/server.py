@@ -1,9 +1,10 @@
-"""One server process: resources opened, an application on a listening socket, and its end by a signal.
+"""One server process: it opens resources, serves an application on a socket, and ends by a signal.
 
-It serves in the process of the command, or in one of several under a supervisor, as `python -m service.serve.server`.
-There standard input brings one line of JSON, `Order`; standard output takes {"serving", "identity"} when it serves, or
-{"error", "message", "remedy"}. The settings are read again, from where the supervisor had them: no secret is written
-anywhere. The signal FINISH, and the supervisor's death, make it finish what is in flight and end.
+It is the process of the command, or one of several under a supervisor, as
+`python -m service.serve.server`. There standard input brings one line of JSON, `Order`; standard
+output takes {"serving", "identity"} when it serves, or {"error", "message", "remedy"}. It reads the
+settings from the supervisor's sources, so that no secret is written anywhere. The signal FINISH,
+and the supervisor's death, make it finish what is in flight and end.
 """
 
 import asyncio
@@ -35,26 +36,25 @@ from service.http.connections import Bounds, Connection, affordable, allow_descr
 from service.resources import Resources, find_model, open_resources
 from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
-from service.telemetry.metrics import count_together
+from service.telemetry.metrics import use_multiprocess_dir
 from service.timings import SERVER_CLOSE_S
 
-Stops: TypeAlias = tuple[signal.Signals, ...]
-"""The signals that end a process."""
-BACKLOG: Final = 2048
+Stops: TypeAlias = tuple[signal.Signals, ...]  # the signals that end a process
+BACKLOG: Final = 2048  # connections that wait to be accepted
 
 
 def bound_s(settings: Settings) -> float:
-    """Within so many seconds of a signal a server process has ended."""
+    """Returns the seconds after a signal within which a server process has ended."""
     return settings.drain_s + settings.grace_s + SERVER_CLOSE_S
 
 
 def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
-    """Prepares a process that is going to serve. stops: as for `serve_on`."""
+    """Prepares a process that is going to serve. stops: those of `serve_on`."""
     return_large_blocks()
     allow_descriptors()
     silence_decoders()
     configure_logs(settings.log)
-    # Heard from the beginning: without a handler, the first process of a container ignores it.
+    # The first process of a container ignores the signal until it has a handler.
     signal.signal(stops[0], lambda *_: sys.exit(0))
 
 
@@ -64,17 +64,18 @@ def serve_on(
     *,
     announce: Callable[[str], None],
     serving: Callable[[Resources], None],
-    together: Path | None = None,
+    multiprocess_dir: Path | None = None,
     identity: str | None = None,
     stops: Stops = STOPS,
 ) -> None:
-    """Serve until a signal, one of `stops`.
+    """Serves until one of the signals `stops`.
 
-    announce: told when weights are exported first. serving: called when everything is open. together: see `Metrics`.
-    identity: what `identity_of` must say of the resources; ConfigInvalid where it does not.
+    announce: called when weights are exported first. serving: called when everything is open.
+    multiprocess_dir: see `Metrics`. identity: the `identity_of` that the resources must have; else
+    it raises ConfigInvalid.
     """
     folder = find_model(settings, announce)
-    asyncio.run(_serve(listener, settings, folder, serving, together, identity, stops))
+    asyncio.run(_serve(listener, settings, folder, serving, multiprocess_dir, identity, stops))
 
 
 async def _serve(
@@ -82,12 +83,12 @@ async def _serve(
     settings: Settings,
     folder: str,
     serving: Callable[[Resources], None],
-    together: Path | None,
+    multiprocess_dir: Path | None,
     identity: str | None,
     stops: Stops,
 ) -> None:
     with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
-        async with open_resources(settings, folder, together=together) as resources:
+        async with open_resources(settings, folder, multiprocess_dir=multiprocess_dir) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid(
                     "the model or its centers on disk are others now", remedy="restart the server"
@@ -99,18 +100,19 @@ async def _serve(
 
 
 def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
-    """Its end by one of `stops` is arranged."""
+    """Returns a server that ends by one of `stops`."""
     settings, app = resources.settings, create_app(resources)
     limits = settings.limits
     most = affordable(limits.max_connections)
     bounds = Bounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
     config = uvicorn.Config(
         app,
-        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # called as a class would be
+        # It is called like the class that uvicorn expects.
+        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
-        log_config=None,  # ours holds for its lines too
-        log_level="error",  # what a connection sent is counted: clients must not fill a log
+        log_config=None,  # our configuration holds for its lines, too
+        log_level="error",  # faults of connections are only counted: clients must not fill a log
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
@@ -124,13 +126,13 @@ def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
 
 
 def identity_of(resources: Resources) -> str:
-    """The same for processes whose answers are the same."""
+    """Returns a text that is equal for processes whose answers are equal."""
     centers = resources.centers.digest if resources.centers else "-"
     return f"{resources.encoder.fingerprint} {centers}"
 
 
 def describe(resources: Resources) -> str:
-    """What is served, for people."""
+    """Describes what is served, for people."""
     centers = len(resources.centers.vectors) if resources.centers else 0
     collections = ", ".join(resources.collections) or "none"
     encoder = resources.encoder
@@ -140,25 +142,28 @@ def describe(resources: Resources) -> str:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours: the server has to go on serving for a while after one."""
+        """Leaves signals to `_Stop`: the server must go on serving for a while after one."""
         yield
 
 
 class _Stop:
-    """The end of serving: not ready at once, served for a while still, then what is in flight, and no longer."""
+    """The shutdown of a server, in order.
+
+    It reports not-ready, keeps serving for `drain_s`, finishes requests in flight, and exits.
+    """
 
     def __init__(self, server: uvicorn.Server, app: FastAPI, settings: Settings) -> None:
         self._server, self._app, self._settings = server, app, settings
         self._signals = StopSignals()
 
     def requested(self, number: int) -> None:
-        """By a signal; a second one ends the process as it would have without us, and the engine's ends with it."""
+        """Begins the shutdown on a signal; a second one ends this process and the engine's."""
         if not self._signals.begins(number):
             return
         resources: Resources = self._app.state.resources
         resources.readiness.draining = True
         asyncio.get_running_loop().call_later(self._settings.drain_s, self._stop_listening)
-        # Whatever hangs, a decoder's thread or the loop itself: the end is bounded.
+        # The end is bounded, even where a decoder's thread or the loop hangs.
         last = threading.Timer(bound_s(self._settings), os._exit, (1,))
         last.daemon = True
         last.start()
@@ -169,7 +174,7 @@ class _Stop:
 
 @dataclass(frozen=True)
 class Source:
-    """Where settings are read from, beside the environment. options: of the command line; file: named there."""
+    """The sources of settings beside the environment: command-line options and a file."""
 
     options: dict[str, object]
     file: str | None
@@ -177,15 +182,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Order:
-    """descriptor: of the listening socket. slot: 0 to processes - 1.
+    """The supervisor's message to a new server process.
 
-    together: where all processes' numbers are. identity: what must be served, None for the first to come.
+    descriptor: that of the listening socket. slot: 0 to processes - 1. multiprocess_dir: the
+    directory of all processes' metrics. identity: the `identity_of` that the process must have,
+    None for the first one.
     """
 
     source: Source
     descriptor: int
     slot: int
-    together: str
+    multiprocess_dir: str
     identity: str | None
 
     def to_json(self) -> str:
@@ -200,14 +207,14 @@ class Order:
 def main() -> None:
     heed_parent_alone(int(sys.argv[1]), at_its_end=FINISH)
     pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no message
+    os.dup2(2, 1)  # prints of libraries must not mix with messages
 
-    def tell(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
 
     def serving(resources: Resources) -> None:
-        tell({"serving": describe(resources), "identity": identity_of(resources)})
+        send({"serving": describe(resources), "identity": identity_of(resources)})
 
     line = sys.stdin.readline()
     if not line:  # the supervisor is gone
@@ -215,7 +222,7 @@ def main() -> None:
     order = Order.from_json(line)
     settings = read_settings(order.source.options, file=order.source.file)
     prepare_process(settings, stops=(FINISH,))
-    count_together(Path(order.together), order.slot)
+    use_multiprocess_dir(Path(order.multiprocess_dir), order.slot)
     listener = socket.socket(fileno=order.descriptor)
     try:
         serve_on(
@@ -223,12 +230,12 @@ def main() -> None:
             settings,
             announce=lambda line: click.echo(f"mlcd: {line}", err=True),
             serving=serving,
-            together=Path(order.together),
+            multiprocess_dir=Path(order.multiprocess_dir),
             identity=order.identity,
             stops=(FINISH,),
         )
     except MlcdError as error:
-        tell({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+        send({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
         sys.exit(2)
 
 

@@ -1,7 +1,8 @@
-"""Several server processes on one listening socket, each with an engine of its own, kept alive until a signal.
+"""The supervisor of several server processes on one socket, each with an engine of its own.
 
-Whichever process is free takes the next connection; one that is down leaves its share to the others. The first process
-is opened alone: what is wrong with the model is said once, and weights are exported once.
+It keeps them alive until a signal. Any free process takes the next connection; the others take over
+the share of one that is down. The first process starts alone: a fault of the model is reported
+once, and weights are exported once.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ _log = logging.getLogger("mlcd.service")
 
 
 class Supervisor:
-    """`run` it once."""
+    """The server processes and their restarts. Call `run` once."""
 
     def __init__(
         self,
@@ -40,7 +41,10 @@ class Supervisor:
         *,
         announce: Callable[[str], None],
     ) -> None:
-        """source: of the settings. announce: told what is served, once all processes serve it."""
+        """Takes the settings and their source.
+
+        announce: called with what is served, once all processes serve it.
+        """
         self._settings, self._source, self._listener = settings, source, listener
         self._announce = announce
         self._processes: dict[int, asyncio.subprocess.Process] = {}
@@ -49,35 +53,40 @@ class Supervisor:
         self._signals = StopSignals(last=self._kill)
 
     async def run(self) -> int:
-        """The exit status: 0 where every process ended in time. Raises what kept the first ones from opening."""
+        """Serves until a signal and returns the exit status: 0 where every process ended in time.
+
+        Raises the error of a first process that cannot be opened.
+        """
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, self._stop, number)
-        with tempfile.TemporaryDirectory(prefix="mlcd-metrics-") as together:
+        with tempfile.TemporaryDirectory(prefix="mlcd-metrics-") as multiprocess_dir:
             try:
-                return await self._supervise(Path(together))
+                return await self._supervise(Path(multiprocess_dir))
             finally:
                 await self._end()
 
-    async def _supervise(self, together: Path) -> int:
-        served = await self._start(0, together)
+    async def _supervise(self, multiprocess_dir: Path) -> int:
+        served = await self._start(0, multiprocess_dir)
         if served is not None:
             others = range(1, self._settings.processes)
-            await asyncio.gather(*(self._start(slot, together) for slot in others))
+            await asyncio.gather(*(self._start(slot, multiprocess_dir) for slot in others))
         if served is not None and not self._stopping.is_set():
             self._announce(served)
-        statuses = await asyncio.gather(*(self._keep(slot, together) for slot in self._processes))
+        statuses = await asyncio.gather(
+            *(self._keep(slot, multiprocess_dir) for slot in self._processes)
+        )
         return max(map(abs, statuses), default=0) and 1
 
-    async def _keep(self, slot: int, together: Path) -> int:
-        """Replace the process whenever it ends before it should; its status when it should."""
+    async def _keep(self, slot: int, multiprocess_dir: Path) -> int:
+        """Replaces the process whenever it ends early; returns its exit status at the shutdown."""
         pause_s = 0.0
         while True:
             born = time.monotonic()
             status = await self._processes[slot].wait()
-            mark_process_dead(slot, str(together))
+            mark_process_dead(slot, str(multiprocess_dir))
             if self._stopping.is_set():
-                # A process that is just beginning cannot hear FINISH yet and ends by it: told to, all the same.
+                # A process that is just starting has no handler yet and ends by FINISH itself.
                 return 0 if status == -FINISH else status
             pause_s = 0.0 if time.monotonic() - born > SERVER_STEADY_S else pause_s
             _log.error(
@@ -86,31 +95,36 @@ class Supervisor:
                 status,
                 pause_s,
             )
-            while not await self._started_again(slot, together, pause_s):
+            while not await self._started_again(slot, multiprocess_dir, pause_s):
                 pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
                 if self._stopping.is_set():
                     return 0
             pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
 
-    async def _started_again(self, slot: int, together: Path, pause_s: float) -> bool:
+    async def _started_again(self, slot: int, multiprocess_dir: Path, pause_s: float) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._stopping.wait()
         if self._stopping.is_set():
             return False
         try:
-            return await self._start(slot, together) is not None
+            return await self._start(slot, multiprocess_dir) is not None
         except MlcdError as error:
             _log.error("server process %d cannot be started: %s", slot, error)
             return False
 
-    async def _start(self, slot: int, together: Path) -> str | None:
-        """What it serves, None where it was told to stop before. Raises what opening raised."""
+    async def _start(self, slot: int, multiprocess_dir: Path) -> str | None:
+        """Starts a process and returns what it serves, None where the shutdown came before.
+
+        Raises what opening raised.
+        """
         process = await start_child("service.serve.server", descriptors=(self._listener.fileno(),))
         self._processes[slot] = process
-        if self._stopping.is_set():  # the signal came while it was being made
+        if self._stopping.is_set():  # the signal came while the process was being started
             process.send_signal(FINISH)
-        order = Order(self._source, self._listener.fileno(), slot, str(together), self._identity)
+        order = Order(
+            self._source, self._listener.fileno(), slot, str(multiprocess_dir), self._identity
+        )
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(order.to_json().encode() + b"\n")
@@ -130,11 +144,11 @@ class Supervisor:
         return served
 
     def _stop(self, number: int) -> None:
-        """By a signal; with a second one all ends at once."""
+        """Begins the shutdown on a signal; a second one ends everything at once."""
         if not self._signals.begins(number):
             return
         self._stopping.set()
-        self._listener.close()  # else it would take connections that nobody serves any more
+        self._listener.close()  # else it would take connections that no process serves
         self._send(FINISH)
         asyncio.get_running_loop().call_later(bound_s(self._settings) + SERVER_KILL_S, self._kill)
 

@@ -1,1 +1,1 @@
-"""What operators see: logs, metrics, traces."""
+"""The logs, metrics and traces for operators."""

@@ -1,6 +1,6 @@
-"""The log: one line per event on standard error, JSON for programs and plain for people at a terminal.
+"""The log: one line per event on standard error, as JSON for programs and plain text on a terminal.
 
-A line holds nothing of a payload, no key and no query string, and of an error its kind and place only.
+A line has no payload, no key and no query string, and of an error only its kind and code lines.
 """
 
 import logging
@@ -18,13 +18,12 @@ from service.settings import Log
 from service.telemetry.request import current_request
 from service.timings import LOG_FLUSH_S
 
-_MAX_WAITING: Final = 10_000
-"""Lines; about 3 MB."""
-_PLACES: Final = 12
+_MAX_WAITING: Final = 10_000  # lines; about 3 MB
+_PLACES: Final = 12  # the innermost code lines of an error
 
 
 def configure_logs(log: Log, stream: TextIO | None = None) -> None:
-    """All of the process's logging, the libraries' included, to `stream` (standard error); of theirs, warnings."""
+    """Sends all logging of the process to `stream` (standard error), with warnings of libraries."""
     stream = sys.stderr if stream is None else stream
     as_json = not stream.isatty() if log.format == "auto" else log.format == "json"
     root = logging.getLogger()
@@ -34,13 +33,15 @@ def configure_logs(log: Log, stream: TextIO | None = None) -> None:
     root.addHandler(QueuedLines(stream, JsonLines() if as_json else PlainLines()))
     root.setLevel(logging.WARNING)
     logging.getLogger("mlcd").setLevel(log.level.upper())
-    logging.getLogger("python_multipart").setLevel(
-        logging.CRITICAL
-    )  # it remarks on every odd byte that it is sent
+    # It logs every odd byte of a body.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class JsonLines(logging.Formatter):
-    """time, level, logger, message, pid; of a request its request_id, trace_id and span_id; fields of the event."""
+    """A line as JSON: time, level, logger, message, pid and the fields of the event.
+
+    A line about a request also has its request_id, trace_id and span_id.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -87,9 +88,10 @@ def _of_request() -> dict[str, str]:
 
 
 class QueuedLines(logging.Handler):
-    """Lines are made at once and written by a thread of their own: who reads them slowly holds up no request.
+    """A handler that formats lines at once and writes them in a thread of its own.
 
-    Where too many wait, further ones are dropped, and the log says how many.
+    A slow reader therefore delays no request. While too many lines wait, further ones are dropped,
+    and the log says how many.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class QueuedLines(logging.Handler):
         super().close()
 
     def _write(self) -> None:
-        with suppress(OSError, ValueError):  # who read it is gone, or it is closed
+        with suppress(OSError, ValueError):  # the stream's reader is gone, or the stream is closed
             while (line := self._lines.get()) is not None:
                 self._stream.write(line + "\n")
                 if self._num_dropped:
@@ -138,7 +140,7 @@ def _dropped(num: int) -> logging.LogRecord:
 
 
 def kinds(error: BaseException | None) -> str:
-    """Of the error and of its causes, outermost first."""
+    """Returns the class names of the error and of its causes, outermost first."""
     found = []
     while error is not None:
         found.append(type(error).__name__)
@@ -147,7 +149,7 @@ def kinds(error: BaseException | None) -> str:
 
 
 def places(error: BaseException) -> str:
-    """Modules and lines that the error came through, outermost first, with those of its cause."""
+    """Returns the modules and lines that the error passed, outermost first, with its cause's."""
     found, trace = [], error.__traceback__
     while trace is not None:
         found.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")

@@ -1,6 +1,6 @@
-"""Prometheus metrics of a server: of one process, or of several that are counted together.
+"""Prometheus metrics of a server, of one process or summed over several.
 
-Those of collections are told by name, or summed up for a scraper that may not know the names.
+Those of collections are written by name, or summed up for a scraper that may not know the names.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from service.timings import METRICS_POLL_S
 
-if TYPE_CHECKING:  # faiss comes with it
+if TYPE_CHECKING:  # it imports faiss
     from mlcd.collections.collection import Collection, Description
 
 _SECOND_BUCKETS: Final = (
@@ -50,10 +50,9 @@ _SECOND_BUCKETS: Final = (
 _IMAGE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
 
-disable_created_metrics()  # a second series for every one, which only one process alone would have
-_MAX_NAMED: Final = (
-    100  # clients name them: the number of series must not grow with what clients do
-)
+disable_created_metrics()  # they would double the series, and exist only in one process alone
+# Clients name collections: the number of series must not grow with what clients do.
+_MAX_NAMED: Final = 100
 _COUNTED: Final = {
     "items": "Items that can be found.",
     "indexed": "Items that its index was made of.",
@@ -62,18 +61,22 @@ _COUNTED: Final = {
 _RECALL: Final = "Recall@10 that the audit of its index measured; none where searches are exact."
 
 
-def count_together(directory: Path, slot: int) -> None:
-    """Keep this process's numbers in files of `directory`, which all processes of a server have in common.
+def use_multiprocess_dir(multiprocess_dir: Path, slot: int) -> None:
+    """Keeps this process's numbers in files of a directory that all server processes share.
 
-    slot: distinct among the processes that run at one time; one that is started again for another goes on with its
-    counters. Before the first Metrics is made.
+    Call it before the first Metrics is made. slot: distinct among the processes that run at one
+    time; a process that replaces another has its slot and goes on with its counters.
     """
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)  # noqa: TID251 - how the library is told
+    # The library takes the directory only from the environment.
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(multiprocess_dir)  # noqa: TID251
     values.ValueClass = values.MultiProcessValue(process_identifier=lambda: slot)
 
 
 class Metrics:
-    """Names start with `mlcd_`; units are base units. docs/how-to/observe.md says what each is good for."""
+    """The metrics of a server, which docs/how-to/observe.md explains.
+
+    Names start with `mlcd_`; units are base units.
+    """
 
     def __init__(
         self,
@@ -83,11 +86,14 @@ class Metrics:
         engine: str,
         precision: str,
         preprocess: str,
-        together: Path | None = None,
+        multiprocess_dir: Path | None = None,
     ) -> None:
-        """together: the directory given to `count_together`; None counts this process alone."""
+        """Registers all metrics.
+
+        multiprocess_dir: that of `use_multiprocess_dir`; None counts this process alone.
+        """
         self._registry = CollectorRegistry()
-        self._together = together
+        self._multiprocess_dir = multiprocess_dir
         self._asked: dict[Gauge, Callable[[], float]] = {}
         self._requests = self._counter(
             "mlcd_requests_total", "Requests answered.", "route", "status"
@@ -147,7 +153,7 @@ class Metrics:
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
         self._collections: Callable[[], Mapping[str, Collection]] = dict
-        # Of the queue, which every process looks at: to be counted once.
+        # Every process looks at the one queue, so its numbers count once.
         self._jobs = self._gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
         self._job_depth = self._gauge(
             "mlcd_job_depth", "Pieces of jobs that wait for a worker.", mode="livemax"
@@ -187,7 +193,7 @@ class Metrics:
     def serve(
         self, *, model: str, fingerprint: str, engine: str, precision: str, preprocess: str
     ) -> None:
-        """From now on another version of the model, by the same engine. For a process that is counted alone."""
+        """Labels the metrics with another version of the model, in a process counted alone."""
         self._info.clear()
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
@@ -198,7 +204,7 @@ class Metrics:
     def inference_request(
         self, status: int, seconds: float, stages: Mapping[str, tuple[float, float]]
     ) -> None:
-        """Counts a request with images. stages: start and end of each that it went through."""
+        """Counts a request with images. stages: start and end of each stage that it passed."""
         self._answers.labels("success" if status < _FIRST_ERROR else "fail").observe(seconds)
         for stage, (started, ended) in stages.items():
             self._stages.labels(stage).observe(ended - started)
@@ -219,44 +225,52 @@ class Metrics:
         self.inferred(inference_s)
 
     def inferred(self, seconds: float) -> None:
-        """For `batch`, and for an engine that makes its own batches."""
+        """Counts one inference: a part of `batch`, and for engines that make their own batches."""
         self._inferences.observe(seconds)
         self._latest.set_to_current_time()
 
     def cache_looked_up(self, tier: str, result: str, num: int) -> None:
-        """tier: memory, redis, in_flight. result: hit, miss, damaged (Redis holds something else), error."""
+        """Counts look-ups of images in a cache.
+
+        tier: memory, redis, in_flight. result: hit, miss, damaged (Redis holds something else),
+        error.
+        """
         self._cache.labels(tier, result).inc(num)
 
     def cache_written(self, result: str, num: int) -> None:
-        """result: written, error, dropped (too many wait, or Redis does not answer), full (by the operator's bound)."""
+        """Counts vectors to be written to Redis.
+
+        result: written, error, dropped (too many wait, or Redis does not answer), full (by the
+        operator's limit).
+        """
         self._cache_writes.labels(result).inc(num)
 
     def cache_holds(self, num_bytes: int) -> None:
         self._cache_bytes.set(num_bytes)
 
-    def cache_up(self, up: bool) -> None:  # noqa: FBT001 - told by `Circuit`
+    def cache_up(self, up: bool) -> None:  # noqa: FBT001 - a callback of `Circuit`
         self._cache_up.set(up)
 
     @contextmanager
     def looking_up(self, mode: str) -> Iterator[None]:
-        """The wait for a free thread included."""
+        """Measures a label look-up, with the wait for a free thread."""
         with self._lookups.labels(mode).time():
             yield
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """The wait for a free thread included."""
+        """Measures a search, with the wait for a free thread."""
         with self._searches.time():
             yield
 
     def collections(self, opened: Callable[[], Mapping[str, "Collection"]]) -> None:
-        """opened: asked when the metrics are read, by name."""
+        """Connects the collections. opened: called when the metrics are read; by name."""
         self._collections = opened
 
     def jobs(
         self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int
     ) -> None:
-        """jobs: of every state."""
+        """Sets the numbers of the queue. jobs: how many jobs are in each state."""
         for state, num in jobs.items():
             self._jobs.labels(state).set(num)
         self._job_depth.set(depth)
@@ -272,25 +286,29 @@ class Metrics:
     def dropped(self, reason: str) -> None:
         self._drops.labels(reason).inc()
 
-    def held(self, of: str, amount: int) -> None:
+    def reserved(self, of: str, amount: int) -> None:
         self._held.labels(of).set(amount)
 
     def threads(self, of: str, num: int) -> None:
         self._threads.labels(of).set(num)
 
     def engine_up(self, up: Callable[[], bool]) -> None:
-        """up: asked when the metrics of this process are read, and ten times a second for the others; the latest."""
+        """Connects the engine's state; the latest callback counts.
+
+        up: called when the metrics of this process are read, and ten times a second for readers in
+        other processes.
+        """
         self._asked[self._engines_up] = up
 
     def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
-        """depth: asked as `engine_up` is."""
+        """Connects the depth of a queue. depth: called when `up` of `engine_up` is called."""
         self._asked[self._depths.labels(stage)] = depth
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
 
     async def watch(self) -> None:
-        """Measure the event loop, and ask what is to be asked, until cancelled."""
+        """Measures the event loop, and calls the callbacks of gauges, until cancelled."""
         while True:
             due = time.perf_counter() + METRICS_POLL_S
             await asyncio.sleep(METRICS_POLL_S)
@@ -298,20 +316,20 @@ class Metrics:
             self._ask()
 
     def exposition(self, *, names: bool = False) -> bytes:
-        """Writes the metrics of all processes that are counted together, each of which has the same collections.
+        """Returns the metrics of all server processes, which have the same collections.
 
-        names: of collections may be told.
+        names: names of collections may be written.
         """
         self._ask()
         of_collections = CollectionMetrics(self._collections(), names=names)
         return generate_latest(self.counted()) + generate_latest(of_collections)
 
     def counted(self) -> CollectorRegistry:
-        """Returns what all processes that are counted together have counted."""
-        if self._together is None:
+        """Returns what all server processes have counted."""
+        if self._multiprocess_dir is None:
             return self._registry
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=str(self._together))
+        MultiProcessCollector(registry, path=str(self._multiprocess_dir))
         return registry
 
     def _ask(self) -> None:
@@ -328,15 +346,24 @@ class Metrics:
         return Summary(name, meaning, labels, registry=self._registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str, mode: str = "livesum") -> Gauge:
-        """mode: how the values of several processes become one; without one, each would have a line of its own."""
-        return Gauge(name, meaning, labels, registry=self._registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+        """Returns a new gauge. mode: how the values of several processes become one."""
+        return Gauge(
+            name,
+            meaning,
+            labels,
+            registry=self._registry,
+            multiprocess_mode=mode,  # type: ignore[arg-type]
+        )
 
 
 class CollectionMetrics(Collector):
-    """Gauges of what `opened` holds at the time of a scrape."""
+    """The gauges of collections, read at the time of a scrape."""
 
     def __init__(self, opened: Mapping[str, "Collection"], *, names: bool) -> None:
-        """names: tell of each of the first hundred by its name; else their sums, and the worst recall."""
+        """Takes the open collections.
+
+        names: write each of the first hundred by its name; else write sums and the worst recall.
+        """
         self._opened, self._names = opened, names
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -348,7 +375,7 @@ class CollectionMetrics(Collector):
                 {name: one.describe() for name, one in islice(self._opened.items(), _MAX_NAMED)}
             )
         else:
-            yield from _together([one.describe() for one in self._opened.values()])
+            yield from _summed([one.describe() for one in self._opened.values()])
 
 
 def _by_name(described: Mapping[str, "Description"]) -> Iterator[GaugeMetricFamily]:
@@ -364,7 +391,7 @@ def _by_name(described: Mapping[str, "Description"]) -> Iterator[GaugeMetricFami
     yield recall
 
 
-def _together(described: list["Description"]) -> Iterator[GaugeMetricFamily]:
+def _summed(described: list["Description"]) -> Iterator[GaugeMetricFamily]:
     for what, meaning in _COUNTED.items():
         total = sum(getattr(one, what) for one in described)
         yield GaugeMetricFamily(f"mlcd_collection_{what}", meaning, value=total)

@@ -1,6 +1,4 @@
-"""What is known of the request that is being answered, wherever its work goes on: for its log line, its trace, and the
-headers of what is asked of others on its behalf.
-"""
+"""The record of the current request, for its log line, its trace and calls to other services."""
 
 import re
 import time
@@ -13,14 +11,15 @@ from typing import Final
 _TRACEPARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
-_MAX_TRACESTATE: Final = 512  # what W3C Trace Context asks a service to pass on at least
+_MAX_TRACESTATE: Final = 512  # characters; W3C Trace Context asks to pass on at least that many
 
 
 @dataclass
 class RequestRecord:
-    """trace_headers: `traceparent` and `tracestate`, as a call to another service must carry them.
+    """The record of one request.
 
-    num_images: None where the request brings none. stages: name to its start and end by time.perf_counter, from the
+    trace_headers: `traceparent` and `tracestate`, for calls to other services. num_images: None
+    where the request has none. stages: name to its start and end by time.perf_counter, from the
     first image's start to the last one's end.
     """
 
@@ -31,7 +30,7 @@ class RequestRecord:
 
     @property
     def trace_ids(self) -> tuple[str, str] | None:
-        """Of the trace and of the span, in hexadecimal."""
+        """The ids of the trace and of the span, in hexadecimal."""
         parts = self.trace_headers.get("traceparent", "").split("-")
         return (parts[1], parts[2]) if len(parts) == 4 else None
 
@@ -44,12 +43,12 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
 
 
 def begin_request(record: RequestRecord) -> None:
-    """For the running task and those that it starts."""
+    """Sets the record of the running task and of those that it starts."""
     _current.set(record)
 
 
 def current_request() -> RequestRecord | None:
-    """None outside of a request, as at the engine's own trials."""
+    """Returns the current record; None outside of a request, such as in trial inferences."""
     return _current.get()
 
 
@@ -59,13 +58,13 @@ def count_images(num: int) -> None:
 
 
 def took(stage: str, started: float, ended: float) -> None:
-    """By time.perf_counter; forgotten outside of a request."""
+    """Adds a stage, by time.perf_counter, to the current record, if there is one."""
     if (record := _current.get()) is not None:
         record.took(stage, started, ended)
 
 
 def stage_s(stage: str) -> float | None:
-    """What a stage of this request took so far, from its first image's start; None where it had none."""
+    """Returns the seconds of a stage so far, from its first image's start; None without one."""
     record = _current.get()
     if record is None or stage not in record.stages:
         return None
@@ -83,7 +82,7 @@ def timed(stage: str) -> Iterator[None]:
 
 
 def received_trace(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """The trace that a request belongs to, empty where it names none that is well formed."""
+    """Returns the trace headers of a request; none where they are malformed or missing."""
     parent = headers.get(b"traceparent", b"").decode("latin-1")
     if not _TRACEPARENT.fullmatch(parent):
         return {}

@@ -1,6 +1,7 @@
-"""Triton's statistics of the served model, of what the metrics have counted since the server started.
+"""The statistics of the served model in Triton's format, made from the metrics.
 
-Nothing is estimated: a duration that the service does not measure has the count 0.
+They count since the server started. Nothing is estimated: a duration that the service does not
+measure has the count 0.
 """
 
 from typing import Any, Final
@@ -13,13 +14,16 @@ _NOT_MEASURED: Final = {"count": 0, "ns": 0}
 
 
 def inference_statistics(counted: CollectorRegistry) -> dict[str, Any]:
-    """Returns one model's statistics without its name and version. counted: as `Metrics.counted` gives it."""
+    """Returns one model's statistics without its name and version.
+
+    counted: the result of `Metrics.counted`.
+    """
     totals = _Totals(counted)
     executions = round(totals.of("mlcd_inference_duration_seconds_count"))
     batches = round(totals.of("mlcd_batch_size_count"))
     return {
         "last_inference": round(_MILLISECONDS * totals.of("mlcd_last_inference_timestamp_seconds")),
-        # An engine that makes its own batches is given one image at a time.
+        # An engine that makes its own batches gets one image at a time.
         "inference_count": round(totals.of("mlcd_batch_size_sum")) + executions - batches,
         "execution_count": executions,
         "inference_stats": {
@@ -51,7 +55,7 @@ class _Totals:
         )
 
     def duration(self, name: str, **labels: str) -> dict[str, int]:
-        """Returns how often it was measured, and all of it together."""
+        """Returns the number of measurements and their sum."""
         seconds = self.of(f"{name}_sum", **labels)
         return {
             "count": round(self.of(f"{name}_count", **labels)),

@@ -1,4 +1,7 @@
-"""Spans of requests for a collector: OpenTelemetry, OTLP over HTTP. Imported only where one is configured."""
+"""Spans of requests for an OpenTelemetry collector, by OTLP over HTTP.
+
+The module is imported only where a collector is configured.
+"""
 
 import threading
 import time
@@ -23,10 +26,14 @@ _INFERENCE: Final = "inference"
 
 
 class RequestTracer:
-    """Gives requests their spans, and sends those off by a thread of its own; what cannot be sent is dropped."""
+    """The tracer of requests; a thread of its own sends spans, and drops those it cannot send."""
 
     def __init__(self, endpoint: str, *, sample: float, model: str) -> None:
-        """endpoint: of the collector, without the path; sample: share of the requests whose caller has not decided."""
+        """Starts the tracer.
+
+        endpoint: the collector's URL without the path. sample: the traced share of the requests
+        whose caller has not decided.
+        """
         resource = Resource.create({"service.name": "mlcd", "service.version": __version__})
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(sample), resource=resource, shutdown_on_exit=False
@@ -35,13 +42,13 @@ class RequestTracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("mlcd.service", __version__)
         self._propagator = TraceContextTextMapPropagator()
-        # OpenTelemetry's own names for an embedding, experimental still.
+        # OpenTelemetry's names for an embedding, which are experimental.
         self._of_inference = {"gen_ai.operation.name": "embeddings", "gen_ai.request.model": model}
-        # Spans have the time of day, stages that of time.perf_counter.
+        # Spans use the time of day, stages use time.perf_counter.
         self._epoch_s = time.time() - time.perf_counter()
 
     def begin(self, record: RequestRecord) -> Span:
-        """As a part of the trace that `record` came with; from here on it names this span."""
+        """Begins a span in the trace of `record`, whose headers then name this span."""
         span = self._tracer.start_span(
             "request", self._propagator.extract(record.trace_headers), SpanKind.SERVER
         )
@@ -59,7 +66,7 @@ class RequestTracer:
         status: int,
         fingerprint: str,
     ) -> None:
-        """fingerprint: of the model that answered."""
+        """Ends the span. fingerprint: that of the model that answered."""
         if span.is_recording():
             self._add_stages(set_span_in_context(span), record.stages)
             span.update_name(f"{method} {route}")
@@ -78,7 +85,7 @@ class RequestTracer:
         span.end()
 
     def close(self) -> None:
-        """Send what is left, within two seconds."""
+        """Sends the spans that are left, within two seconds."""
         closing = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         closing.start()
         closing.join(TRACE_CLOSE_S)

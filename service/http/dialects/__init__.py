@@ -1,1 +1,1 @@
-"""The languages of other servers: routes, wire models and the shape of a refusal."""
+"""The dialects of the API, by the servers they come from: routes, wire models, refusals."""

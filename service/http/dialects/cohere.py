@@ -1,4 +1,4 @@
-"""Cohere's `POST /v2/embed`."""
+"""The dialect of Cohere, with its route `POST /v2/embed`."""
 
 import asyncio
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -29,7 +29,10 @@ CohereType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 class EmbedRequest(BaseModel):
-    """Images as data-URIs or URLs: `images`, or `inputs` with one `image_url` each. `texts` are refused."""
+    """A request with images as data-URIs or URLs: `images`, or `inputs` with one `image_url` each.
+
+    `texts` are refused.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -49,27 +52,24 @@ class EmbedRequest(BaseModel):
     model: str
     input_type: (
         Literal["image", "search_document", "search_query", "classification", "clustering"] | None
-    ) = None
-    """About texts; images are embedded in one way."""
+    ) = None  # about texts; images are embedded in one way
     images: list[Any] | None = None
     inputs: list[Any] | None = None
     texts: list[Any] | None = None
     embedding_types: Annotated[list[CohereType], Field(min_length=1, max_length=64)] = ["float"]
+    # The number of first components to return, normalized again.
     output_dimension: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """So many first components, normalized again."""
-    truncate: Literal["NONE", "START", "END"] | None = None
-    """About texts."""
-    max_tokens: int | None = None
-    """About texts."""
-    priority: int | None = None
-    """Not used: requests are served in the order of their arrival."""
+    truncate: Literal["NONE", "START", "END"] | None = None  # about texts
+    max_tokens: int | None = None  # about texts
+    priority: int | None = None  # not used: requests are served in the order of their arrival
 
 
 class EmbedTypes(BaseModel):
-    """Of each type that was asked for, one row per image.
+    """The embeddings in each type that was asked for, one row per image.
 
-    int8: 127 times the row over its largest component, rounded; uint8: that and 128. binary, ubinary: 8 components in
-    one byte, most significant bit first, bit = value >= 0; binary is that byte less 128. base64: little-endian float32.
+    int8: 127 times the row over its largest component, rounded; uint8: that plus 128.
+    binary, ubinary: 8 components in one byte, most significant bit first, bit = value >= 0; binary
+    is that byte less 128. base64: little-endian float32.
     """
 
     float: Floats | None = None
@@ -81,26 +81,26 @@ class EmbedTypes(BaseModel):
 
 
 class ApiVersion(BaseModel):
-    """Of Cohere's interface."""
+    """The version of Cohere's interface."""
 
     version: Literal["2"]
 
 
 class BilledUnits(BaseModel):
-    """Nobody is billed; clients show it."""
+    """The number of images; nobody is billed, but clients show it."""
 
     images: int
 
 
 class Meta(BaseModel):
-    """What clients read beside the embeddings."""
+    """The fields that clients read besides the embeddings."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
 
 
 class EmbedResponse(BaseModel):
-    """id: of the request."""
+    """The answer with embeddings. id: that of the request."""
 
     id: str
     embeddings: EmbedTypes
@@ -110,7 +110,7 @@ class EmbedResponse(BaseModel):
 
 
 class CohereError(BaseModel):
-    """Cohere's shape of a refusal. id: of the request."""
+    """A refusal in Cohere's format. id: that of the request."""
 
     id: str
     message: str
@@ -134,7 +134,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse
     openapi_extra=json_body(EmbedRequest),
 )
 async def embed(request: Request, resources: Opened) -> Response:
-    """Embed images in Cohere's shapes; one bad image refuses the request, naming its index."""
+    """Embeds images in Cohere's format; one bad image refuses the request, naming its index."""
     body = validated(EmbedRequest, await read_json(request, resources))
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
@@ -166,7 +166,10 @@ def _images(body: EmbedRequest, limits: Limits) -> list[GivenImage]:
 
 
 def _of_input(item: Any) -> GivenImage:
-    """One entry of `inputs`; Cohere fuses several parts into one embedding, which an image model cannot."""
+    """Reads one entry of `inputs`, which must have one part.
+
+    Cohere fuses several parts into one embedding, which an image model cannot do.
+    """
     content = item.get("content") if isinstance(item, dict) else None
     part = content[0] if isinstance(content, list) and len(content) == 1 else None
     address = (

@@ -1,6 +1,6 @@
-"""OpenAI's embeddings and models, with what NIM, Infinity, vLLM and Jina add to them.
+"""OpenAI's routes for embeddings and models, with the additions of NIM, Infinity, vLLM and Jina.
 
-The models of answers are documentation: vectors go out without passing through them.
+The pydantic models of answers are documentation: vectors are written without passing through them.
 """
 
 import asyncio
@@ -34,8 +34,9 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 class EmbeddingsRequest(BaseModel):
     """Images in one of four ways; give `input` or `messages`.
 
-    `input`: a data-URI or URL, a list of them, or a list of objects with `image` (base64, a data-URI or URL),
-    `image_url`, `url` or `bytes` (base64). `messages`: one message with one `image_url`; one embedding comes back.
+    `input`: a data-URI or URL, a list of them, or a list of objects with `image` (base64, a
+    data-URI or URL), `image_url`, `url` or `bytes` (base64). `messages`: one message with one
+    `image_url`; one embedding comes back.
     """
 
     model_config = ConfigDict(
@@ -61,32 +62,27 @@ class EmbeddingsRequest(BaseModel):
     model: str
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
+    # Infinity, NIM: this model embeds images only.
     modality: (
         Literal["image"] | Annotated[list[Literal["image"]], Field(max_length=1024)] | None
     ) = None
-    """Infinity, NIM: this model embeds images only."""
+    # With base64, a row is little-endian float32; openai-python asks for it and decodes it.
     encoding_format: Literal["float", "base64"] | None = None
-    """base64: the row as little-endian float32. openai-python asks for it by itself and decodes it."""
+    # Jina's field, which goes before `encoding_format`. With binary, 8 components are in an int8,
+    # with ubinary in a uint8; a bit is set where the value is at least 0.
     embedding_type: EmbeddingType | None = None
-    """Jina; goes before `encoding_format`. binary: 8 components in an int8, ubinary: in a uint8, bit = value >= 0."""
-    encoding_type: EmbeddingType | None = None
-    """The former name of `embedding_type`."""
+    encoding_type: EmbeddingType | None = None  # the former name of `embedding_type`
+    # The number of first components to return, normalized again.
     dimensions: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """So many first components, normalized again."""
-    normalized: Literal[True] | None = None
-    """Jina: rows have unit length here, always."""
-    user: str | None = None
-    """OpenAI: who asks; not used."""
-    task: str | None = None
-    """Jina: about texts; images are embedded in one way."""
-    input_type: str | None = None
-    """NIM: about texts, as `task`."""
-    truncate: str | None = None
-    """NIM: about texts."""
+    normalized: Literal[True] | None = None  # Jina: rows always have unit length here
+    user: str | None = None  # OpenAI: the end user; not used
+    task: str | None = None  # Jina: about texts; images are embedded in one way
+    input_type: str | None = None  # NIM: about texts, like `task`
+    truncate: str | None = None  # NIM: about texts
 
 
 class Embedding(BaseModel):
-    """One row: floats, base64 text or packed words, as asked."""
+    """One row: floats, base64 text or packed integers, as the request asked."""
 
     object: Literal["embedding"]
     index: int
@@ -94,14 +90,14 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """Images have no tokens; clients require the fields."""
+    """The number of tokens, always 0: images have none, but clients require the fields."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(BaseModel):
-    """One embedding per image, in their order."""
+    """One embedding per image, in the order of the images."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -126,7 +122,7 @@ class ModelList(BaseModel):
 
 
 class OpenAIErrorBody(BaseModel):
-    """code: the stable name of docs/reference/rest.md."""
+    """The refusal itself. code: the stable name of docs/reference/rest.md."""
 
     message: str
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
@@ -135,7 +131,7 @@ class OpenAIErrorBody(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """OpenAI's shape of a refusal."""
+    """A refusal in OpenAI's format."""
 
     error: OpenAIErrorBody
 
@@ -167,7 +163,7 @@ DIALECT: Final = Dialect(
 )
 router = APIRouter(tags=["openai"])
 
-# Of an object that stands for an image: Jina's, and those of older LlamaIndex.
+# Fields of an object that stands for an image: those of Jina and of older LlamaIndex.
 _IMAGE_FIELDS: Final = ("image", "image_url", "url", "bytes")
 _BODY: Final = json_body(EmbeddingsRequest)
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsResponse}, 404: {}}
@@ -190,7 +186,7 @@ _MODEL: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Model}, 404: {}
     openapi_extra=_BODY,
 )
 async def create_embeddings(request: Request, resources: Opened) -> Response:
-    """Embed images in OpenAI's shapes; one bad image refuses the request, naming its index."""
+    """Embeds images in OpenAI's format; one bad image refuses the request, naming its index."""
     body = validated(EmbeddingsRequest, await read_json(request, resources))
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
@@ -213,19 +209,19 @@ async def create_embeddings(request: Request, resources: Opened) -> Response:
 
 @router.get("/v1/models", dependencies=[needs()], response_class=Response, responses=_MODELS)
 async def models(resources: Opened) -> Response:
-    """OpenAI's shape of the model list."""
+    """Answers with the served model in OpenAI's list of models."""
     return json_answer({"object": "list", "data": [_model(resources)]}, headers(resources))
 
 
 @router.get("/v1/models/{model}", dependencies=[needs()], response_class=Response, responses=_MODEL)
 async def model(model: str, resources: Opened) -> Response:
-    """OpenAI's shape of one model."""
+    """Answers with the served model in OpenAI's format."""
     check_model(model, resources)
     return json_answer(_model(resources), headers(resources))
 
 
 def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenImage], str]:
-    """The images, and how the client names one of them."""
+    """Returns the images, and the client's name for one of them."""
     if (body.input is None) == (body.messages is None):
         raise BadRequest("give either `input` or `messages`", param="input")
     if body.messages is not None:
@@ -258,12 +254,15 @@ def _of_item(item: Any) -> GivenImage:
 
 
 def _of_image_url(value: Any) -> GivenImage:
-    """The address itself, or OpenAI's object around it."""
+    """Reads an address, or OpenAI's object around it."""
     return image_from_uri(value.get("url") if isinstance(value, dict) else value)
 
 
 def _of_messages(messages: list[Any]) -> GivenImage:
-    """VLLM embeds a whole conversation at once; of an image model's there can be one image and nothing else."""
+    """Reads the one image of a conversation.
+
+    vLLM embeds a whole conversation at once; an image model takes one image and nothing else.
+    """
     contents = [
         message.get("content") if isinstance(message, dict) else None for message in messages
     ]
@@ -276,7 +275,8 @@ def _of_messages(messages: list[Any]) -> GivenImage:
     if not isinstance(part, dict) or part.get("type") != "image_url":
         raise BadRequest(
             "messages must hold exactly one image and no text",
-            remedy='one message whose content is [{"type": "image_url", "image_url": {"url": "data:…"}}]',
+            remedy="send one message whose content is"
+            ' [{"type": "image_url", "image_url": {"url": "data:…"}}]',
             param="messages",
         )
     return _of_image_url(part.get("image_url"))

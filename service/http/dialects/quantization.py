@@ -1,4 +1,4 @@
-"""The forms of an embedding that clients ask for beside float32."""
+"""The formats of an embedding besides float32."""
 
 import base64
 from typing import Any, Final
@@ -14,24 +14,30 @@ _UINT8_ZERO: Final = 128
 
 
 def as_base64(rows: NDArray[Any]) -> list[str]:
-    """Each row's bytes: float32 little-endian."""
+    """Returns each row's bytes, little-endian float32, in base64."""
     return [base64.b64encode(row).decode() for row in np.ascontiguousarray(rows, dtype="<f4")]
 
 
 def as_int8(rows: Embeddings) -> NDArray[np.int8]:
-    """127 times the row over its largest component in magnitude, rounded: [N, D], cosines kept but for rounding."""
+    """Returns 127 times each row over its largest component in magnitude, rounded: [N, D].
+
+    Cosines stay the same but for rounding.
+    """
     largest = np.abs(rows).max(axis=1, keepdims=True)
     rounded: NDArray[np.int8] = np.rint(rows * (_INT8_MAX / largest)).astype(np.int8)
     return rounded
 
 
 def as_uint8(rows: Embeddings) -> NDArray[np.uint8]:
-    """`as_int8` with its zero at 128."""
+    """Returns the values of `as_int8` plus 128."""
     return (as_int8(rows).astype(np.int16) + _UINT8_ZERO).astype(np.uint8)
 
 
 def as_ubinary(rows: Embeddings, *, param: str) -> NDArray[np.uint8]:
-    """[N, D / 8]: bit = component >= 0, the first in the most significant bit. Raises BadRequest naming `param`."""
+    """Packs rows into [N, D / 8]: bit = component >= 0, the first in the most significant bit.
+
+    Raises BadRequest naming `param`.
+    """
     if rows.shape[1] % 8:
         raise BadRequest(
             f"binary needs a dimension divisible by 8, not {rows.shape[1]}", param=param
@@ -40,5 +46,5 @@ def as_ubinary(rows: Embeddings, *, param: str) -> NDArray[np.uint8]:
 
 
 def as_binary(rows: Embeddings, *, param: str) -> NDArray[np.int8]:
-    """`as_ubinary` less 128."""
+    """Returns the values of `as_ubinary` less 128."""
     return (as_ubinary(rows, param=param).astype(np.int16) - _UINT8_ZERO).astype(np.int8)

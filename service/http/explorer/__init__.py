@@ -1,1 +1,1 @@
-"""The page for people."""
+"""The explorer, a web page for people."""

@@ -1,4 +1,4 @@
-"""The explorer: drop an image, see its labels and its neighbors."""
+"""The explorer: a page that shows the labels and neighbors of a dropped image."""
 
 from importlib import resources
 
@@ -7,10 +7,10 @@ from starlette.responses import HTMLResponse
 
 router = APIRouter(include_in_schema=False)
 _PAGE = (resources.files("service.http.explorer") / "explorer.html").read_text(encoding="utf-8")
-# Everything the page needs is in it; nothing may be loaded from elsewhere.
+# The page contains everything that it needs; it may load nothing from other hosts.
 _POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob:; connect-src 'self';"
-    " frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob:;"
+    " connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
 

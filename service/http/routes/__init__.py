@@ -1,1 +1,1 @@
-"""Our own routes: one file per resource; each parses, calls and maps."""
+"""The project's own routes, one file per resource; each parses, calls and maps errors."""

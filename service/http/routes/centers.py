@@ -1,4 +1,4 @@
-"""One class center: what it stands for."""
+"""The route that describes one center."""
 
 import asyncio
 from typing import Annotated, Any, Final
@@ -35,7 +35,10 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 async def describe_center(
     request: Request, center: Annotated[int, Path(ge=0)], resources: Opened
 ) -> Response:
-    """Size, name, the nearest other centers, and examples: its nearest members, then items of each collection."""
+    """Describes a center: size, name, the nearest other centers, and examples.
+
+    The examples are its nearest members, then items of each collection.
+    """
     centers = opened_lookup(resources).centers
     if center >= len(centers.vectors):
         raise NotFound(
@@ -62,7 +65,7 @@ def _describe(center: int, resources: Resources) -> dict[str, Any]:
     items = [
         {"collection": name, "id": match.id, "similarity": match.similarity}
         for name, collection in resources.collections.items()
-        # Where centers compare embeddings less their mean, their vectors are not in the items' space.
+        # Centers with a mean compare embeddings less the mean: items are not in that space.
         if centers.mean is None
         for match in collection.search(vector, _NUM_NEIGHBORS).matches[0]
     ]

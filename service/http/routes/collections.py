@@ -1,7 +1,7 @@
-"""Collections of images: made, listed, described, deleted; and how the other routes open and change one.
+"""The routes that create, list, describe and delete collections; other routes open them here.
 
-A collection that a job or a command has put among the server's own since it started is opened when it is asked for.
-Changes are made off the event loop, and are durable before they are answered.
+A job or a command may add a collection to the server's own while it runs; it is opened when a
+request names it. Changes are made off the event loop, and are durable before they are answered.
 """
 
 import asyncio
@@ -49,7 +49,10 @@ def _named(
         ),
     ],
 ) -> str:
-    """The name in the path, and not what is before a slash in it: a%2Fitems%2Fb is no item of a."""
+    """Returns the collection's name in the path.
+
+    Raises what is wrong with it in the raw path: a%2Fitems%2Fb is no item of the collection a.
+    """
     if (wrong := misnamed(request)) is not None:
         raise wrong
     return name
@@ -77,7 +80,7 @@ _DELETED: Final[dict[int | str, dict[str, Any]]] = {
     "/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST
 )
 async def list_collections(request: Request, resources: Opened) -> Response:
-    """All there are: those that are not `usable` hold embeddings of another model than is served."""
+    """Lists all collections; those that are not `usable` hold embeddings of another model."""
     store = resources.model.space.store
     if store is not None:
         await open_all_arrived(store, request, resources)
@@ -95,7 +98,10 @@ async def list_collections(request: Request, resources: Opened) -> Response:
     openapi_extra={"requestBody": {**json_body(CreateRequest)["requestBody"], "required": False}},
 )
 async def create_collection(name: Name, request: Request, resources: Opened) -> Response:
-    """An empty collection for the served model's embeddings; one that is there for the same stays as it is."""
+    """Creates an empty collection for the served model's embeddings.
+
+    A collection of this name for the same model stays as it is.
+    """
     content = await read_optional_json(request, resources)
     asked, dimension = validated(CreateRequest, given_fields(content)), resources.encoder.dimension
     if asked.dimension not in (None, dimension):
@@ -123,7 +129,7 @@ async def create_collection(name: Name, request: Request, resources: Opened) -> 
     responses=_ONE,
 )
 async def describe_collection(name: Name, request: Request, resources: Opened) -> Response:
-    """Its size, and its index: how it was tuned, and how much of the truth it finds."""
+    """Describes a collection's size and its index: how it was tuned, and its measured recall."""
     collection = await opened_collection(name, request, resources)
     return json_answer(_describe(name, collection, resources), headers(resources))
 
@@ -135,7 +141,7 @@ async def describe_collection(name: Name, request: Request, resources: Opened) -
     responses=_DELETED,
 )
 async def delete_collection(name: Name, request: Request, resources: Opened) -> Response:
-    """With all its items, for good; of another model's embeddings, too."""
+    """Deletes a collection with all its items for good, also one of another model."""
     store = resources.model.space.opened_store()
     await open_arrived(name, request, resources)
     await change(request, resources, lambda: store.delete(name))
@@ -169,13 +175,19 @@ def _describe(name: str, collection: Collection, resources: Resources) -> dict[s
 
 
 async def opened_collection(name: str, request: Request, resources: Resources) -> Collection:
-    """As `Space.opened_collection`. Raises Conflict, too, where it is there and cannot be opened."""
+    """Returns the collection. Raises Conflict where it exists and cannot be opened.
+
+    Raises what `ModelData.opened_collection` raises, too.
+    """
     await open_arrived(name, request, resources)
     return resources.model.space.opened_collection(name)
 
 
 async def open_arrived(name: str, request: Request, resources: Resources) -> None:
-    """Have the collection open if there is one. A name of none costs a look into the folder, and waits for nobody."""
+    """Opens the collection if there is one that is not open.
+
+    A name without a collection costs a look into the folder, and waits for no other request.
+    """
     store = resources.model.space.store
     if store is None or store.find(name) is not None:
         return
@@ -184,7 +196,7 @@ async def open_arrived(name: str, request: Request, resources: Resources) -> Non
 
 
 async def open_all_arrived(store: Collections, request: Request, resources: Resources) -> None:
-    """What cannot be opened is left aside."""
+    """Opens all collections that are not open, and skips those that cannot be opened."""
     if await _within(request, resources.compute, store.arrived):
         await _within(request, resources.opening, store.open_all_arrived)
 
@@ -198,17 +210,20 @@ async def _within(
 
 
 async def change(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
-    """What `work` returns, by the request's deadline. Past it, the change may still be made: it is idempotent.
+    """Returns what `work` returns, within the request's deadline.
 
-    Raises Unavailable where the disk is full or no more files can be opened; nothing has changed then.
+    After the deadline the change may still be made; it is idempotent. Raises Unavailable where the
+    disk is full or no more files can be opened; nothing has changed then.
     """
-    running = asyncio.get_running_loop().run_in_executor(resources.writing, _without_places, work)
+    running = asyncio.get_running_loop().run_in_executor(
+        resources.writing, _without_file_names, work
+    )
     with timed("store"):
         return await within_deadline(running, request.state.deadline)
 
 
-def _without_places(work: Callable[[], _Result]) -> _Result:
-    """What the disk refuses names files: that is for the log, not for the client."""
+def _without_file_names(work: Callable[[], _Result]) -> _Result:
+    """Does `work`; only the log, and not the client, sees the file names of a disk's error."""
     try:
         return work()
     except TooManyOpenFiles as error:

@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it can serve, what it has done."""
+"""The routes for probes and metrics."""
 
 from typing import Any
 
@@ -13,13 +13,16 @@ router = APIRouter(tags=["health"])
 
 @router.get("/health/live")
 async def live() -> dict[str, Any]:
-    """The process answers."""
+    """Answers as long as the process lives."""
     return {"status": "live"}
 
 
 @router.get("/health/ready", responses={503: {"model": dict[str, str]}})
 async def ready(resources: Opened, response: Response) -> dict[str, Any]:
-    """An inference succeeded within half a second (if none was asked for, one is tried), and no stop is under way."""
+    """Answers 200 if an inference succeeded in the last half second and no stop is under way.
+
+    If no request asked for an inference, one is tried.
+    """
     healthy = await resources.readiness.check()
     response.status_code = 200 if healthy else 503
     return {"status": "ready" if healthy else "not ready"}
@@ -27,6 +30,9 @@ async def ready(resources: Opened, response: Response) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, resources: Opened) -> Response:
-    """Prometheus text format. On a server with keys, collections are named to whoever shows one of scope `search`."""
+    """Answers with metrics in Prometheus' text format.
+
+    On a server with keys, only a request with a key of scope `search` sees names of collections.
+    """
     exposition = resources.metrics.exposition(names=shows_key(request, "search"))
     return Response(exposition, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,4 +1,4 @@
-"""Embeddings of uploaded images, as JSON, raw float32, npy or Arrow."""
+"""The route that embeds uploaded images, as JSON, raw float32, npy or Arrow."""
 
 from typing import Any, Final
 
@@ -45,9 +45,9 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     openapi_extra=image_body(),
 )
 async def embed_images(request: Request, resources: Opened) -> Response:
-    """Embed the images of a multipart form (field `files`) or one raw image.
+    """Embeds the images of a multipart form (field `files`) or one raw image.
 
-    JSON and Arrow answer per image. The two binary matrices know no partial answer: with them one bad image
+    JSON and Arrow answer per image. The two binary matrices have no partial answer: one bad image
     refuses the request, naming its index.
     """
     chosen = negotiated(request, _OFFERED)
@@ -80,7 +80,7 @@ def _as_json(encoded: Encoded, resources: Resources) -> dict[str, Any]:
 
 
 def _as_arrow(encoded: Encoded, num_images: int) -> bytes:
-    """Columns index, embedding (null where it failed), error (null where it did not)."""
+    """Returns the columns index, embedding (null if it failed), error (null if it did not)."""
     row_of = {index: row for row, index in enumerate(encoded.rows)}
     embeddings = [encoded.embeddings[row_of[i]] if i in row_of else None for i in range(num_images)]
     errors = [encoded.errors[i].reason if i in encoded.errors else None for i in range(num_images)]

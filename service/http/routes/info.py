@@ -1,4 +1,4 @@
-"""What is served, and within which limits."""
+"""The route that describes the served model and the limits."""
 
 from dataclasses import asdict
 from typing import Any, Final
@@ -21,7 +21,7 @@ _INFO: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Info}}
 
 @router.get("/v1/info", dependencies=[needs()], response_class=Response, responses=_INFO)
 async def info(resources: Opened) -> Response:
-    """Model, preprocessing, engine, centers, collections and every limit."""
+    """Describes the model, preprocessing, engine, centers, collections and every limit."""
     encoder = resources.encoder
     return json_answer(
         {

@@ -1,4 +1,4 @@
-"""Items of a collection: added, read, described anew, deleted."""
+"""The routes that add, read, update and delete the items of a collection."""
 
 import asyncio
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ _FORM: Final[dict[str, Any]] = {
             "files": {"type": "array", "minItems": 1, "items": BINARY["schema"]},
             "items": {
                 "type": "string",
-                "description": 'JSON, an entry for each file: [{"id": "a.jpg", "metadata": {"album": "sea"}}]',
+                "description": "JSON, an entry for each file:"
+                ' [{"id": "a.jpg", "metadata": {"album": "sea"}}]',
             },
         },
     }
@@ -66,7 +67,7 @@ _CHANGED: Final[dict[int | str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class _Given:
-    """An item as it was sent, checked. source: an image to be embedded, or its unit embedding [D]."""
+    """An item of a request, checked. source: an image to embed, or its unit embedding [D]."""
 
     id: str
     metadata: dict[str, Any]
@@ -75,7 +76,7 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Batch:
-    """By their indexes in the request: what can be added, and why the others cannot."""
+    """The items to add and the errors of those that cannot be added, by index in the request."""
 
     items: dict[int, _Given]
     errors: dict[int, InvalidInput]
@@ -89,9 +90,10 @@ class _Batch:
     openapi_extra=json_body(AddRequest, **{"multipart/form-data": _FORM}),
 )
 async def add_items(name: Name, request: Request, resources: Opened) -> Response:
-    """Items that are there afterward, each as it is given here: `created`, `updated` or `unchanged`.
+    """Adds items, or replaces those with the same id: `created`, `updated` or `unchanged`.
 
-    Durable when this is answered. An item that cannot be used is listed in `errors`, and the others are kept.
+    The items are durable when this is answered. An item that cannot be used is listed in `errors`,
+    and the others are kept.
     """
     collection = await opened_collection(name, request, resources)
     collection.check_writable()
@@ -129,7 +131,7 @@ async def get_item(
     *,
     embedding: Annotated[bool, Query()] = False,
 ) -> Response:
-    """Its metadata and, with `embedding`, its unit embedding."""
+    """Answers with an item's metadata and, with `embedding`, its unit embedding."""
     item = (await opened_collection(name, request, resources)).get(id)
     content = {"collection": name, "id": item.id, "metadata": item.metadata}
     return json_answer(
@@ -150,7 +152,7 @@ async def update_item(
     request: Request,
     resources: Opened,
 ) -> Response:
-    """Other metadata in place of those that it has; its embedding stays."""
+    """Replaces an item's metadata; its embedding stays."""
     collection = await opened_collection(name, request, resources)
     asked = validated(MetadataRequest, await read_json(request, resources))
     outcome = await change(
@@ -171,7 +173,7 @@ async def delete_item(
     request: Request,
     resources: Opened,
 ) -> Response:
-    """Found by no search that begins after this is answered."""
+    """Deletes an item; no search that begins after this is answered finds it."""
     collection = await opened_collection(name, request, resources)
     await change(request, resources, lambda: collection.delete(id))
     return json_answer({"collection": name, "id": id, "outcome": "deleted"})
@@ -192,7 +194,8 @@ async def _read(request: Request, resources: Resources) -> _Batch:
         if content or not isinstance(values, list) or not values:
             raise BadRequest(
                 "`items` must be a list of items, and nothing beside it",
-                remedy='for example {"items": [{"id": "a.jpg", "image": "data:image/jpeg;base64,…"}]}',
+                remedy="for example"
+                ' {"items": [{"id": "a.jpg", "image": "data:image/jpeg;base64,…"}]}',
                 param="items",
             )
         check_count(len(values), limits)
@@ -268,7 +271,7 @@ def _numbers(value: object) -> Embeddings:
 async def _embedded(
     request: Request, resources: Resources, batch: _Batch
 ) -> tuple[dict[int, Embeddings], Encoded | None]:
-    """The embedding of each item; those whose image cannot be used go over to the batch's errors."""
+    """Returns the embedding of each item; an item without a usable image moves to the errors."""
     embedded: dict[int, Embeddings] = {}
     images: dict[int, GivenImage] = {}
     for index, given in batch.items.items():
@@ -277,7 +280,7 @@ async def _embedded(
         else:
             images[index] = given.source
     if not images:
-        await resources.rates.take(request.state.key, len(embedded))
+        await resources.rate_limiter.take(request.state.key, len(embedded))
         return embedded, None
     encoded = await encode(request, resources, list(images.values()), num_beside=len(embedded))
     indexes = list(images)

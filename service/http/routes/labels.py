@@ -1,4 +1,4 @@
-"""The nearest class centers of images: multi-label look-up."""
+"""The route that finds the nearest centers of images: multi-label look-up."""
 
 import asyncio
 from functools import partial
@@ -61,13 +61,15 @@ async def label(
     mode: LookupMode = "exact",
     examples: Annotated[int, Query(ge=0, le=NUM_EXAMPLES)] = 0,
 ) -> Response:
-    """The `top` nearest centers of each image, best first; with `threshold` only those so similar.
+    """Finds the `top` nearest centers of each image, best first.
 
-    JSON answers hold, with `examples`, so many members of each center, where it shipped with them.
+    With `threshold`, less similar centers are left out. With `examples`, JSON answers have that
+    many members of each center, where the centers shipped with them.
 
-    JSON answers per image. The binary forms know no partial answer: with them one bad image refuses the request.
-    Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l in X-Mlcd-Top. npy: n records of
-    ids (l int32) and scores (l float32). Where a threshold leaves fewer than l: id -1, score -inf.
+    JSON answers per image. The binary formats have no partial answer: one bad image refuses the
+    request. Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l is in
+    X-Mlcd-Top. npy: n records of ids (l int32) and scores (l float32). Where a threshold leaves
+    fewer than l: id -1, score -inf.
     """
     chosen = negotiated(request, _OFFERED)
     lookup = opened_lookup(resources)
@@ -123,7 +125,7 @@ def opened_lookup(resources: Resources) -> Lookup:
 
 
 def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
-    """An approximation says how good it is, in every answer."""
+    """Returns the audit for an answer with approximate labels."""
     if mode == "exact" or lookup.approximation is None:
         return {}
     return {"audit": lookup.approximation.audit}
@@ -137,7 +139,7 @@ def _records(found: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
 
 
 def example_members(centers: Centers, center: int, num: int | None = None) -> list[dict[str, Any]]:
-    """The first `num` of the samples that shipped with a center, or all."""
+    """Returns the first `num` of the samples that shipped with a center, or all."""
     if centers.examples is None:
         return []
     return [

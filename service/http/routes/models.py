@@ -1,4 +1,4 @@
-"""Which version of the model is served: one after the other, without a restart."""
+"""The route that switches to another version of the served model, without a restart."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -28,10 +28,11 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": LoadedModel},
     openapi_extra={"requestBody": {**json_body(LoadRequest)["requestBody"], "required": False}},
 )
 async def load(name: str, request: Request, resources: Opened) -> Response:
-    """Have Triton load a version of the served model, then serve it; requests under way are answered by the one before.
+    """Has Triton load a version of the served model, then serves it.
 
-    Where anything fails, the one before goes on. After an answer 504 the load goes on, too. This answer's own headers
-    are of the version before: it came in under that one.
+    Requests under way are answered by the version before, which stays where anything fails. After
+    an answer 504 the load goes on. The headers of this answer name the version before, under which
+    the request came in.
     """
     check_model(name, resources)
     content = await read_optional_json(request, resources)
@@ -40,7 +41,7 @@ async def load(name: str, request: Request, resources: Opened) -> Response:
     def publish(model: ServedModel) -> None:
         request.app.state.resources = replace(resources, model=model)
 
-    version = await resources.swap.load(
+    version = await resources.switch.load(
         asked.version, unload=asked.unload, publish=publish, deadline=request.state.deadline
     )
     current: Resources = request.app.state.resources

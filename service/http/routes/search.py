@@ -1,4 +1,4 @@
-"""The items of a collection that are most similar to something, and near-duplicates, as far as one request can look."""
+"""The routes that search a collection and find near-duplicates in it."""
 
 import asyncio
 import threading
@@ -43,8 +43,8 @@ _OPTIONS: Final = tuple(SearchOptions.model_fields)
 _IDS: Final = ("id", "ids")
 _MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
 _FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
+# Comparing all pairs of more items takes longer than a deadline of 30 s on two cores.
 _MAX_ITEMS: Final = 50_000
-"""All pairs of them are more than a deadline of 30 s allows on two cores."""
 _REMEDY: Final = (
     "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
 )
@@ -67,17 +67,20 @@ async def search(
     request: Request,
     resources: Opened,
     top: Annotated[int | None, Query(ge=1)] = None,
-    filter: Annotated[str | None, Query(description="JSON, as the field of a JSON body")] = None,  # noqa: A002 - its word
+    filter: Annotated[  # noqa: A002 - the parameter's name
+        str | None, Query(description="JSON, as the field of a JSON body")
+    ] = None,
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
     exact: Annotated[bool | None, Query()] = None,
     metadata: Annotated[bool | None, Query()] = None,
 ) -> Response:
-    """The items most similar to each image, embedding or item (JSON `ids`), best first: `top` of them (10) that fulfill
-    `filter` and are at least as similar as `threshold`.
+    """Finds the items most similar to each image, embedding or item (JSON `ids`), best first.
 
-    The options go into the query string or into a JSON body. `exact`: compare with all items, whatever the index; the
-    answer says whether that was done, and how many items the filter leaves. `metadata=false` leaves the matches'
-    metadata out (null): an answer of more than `max_answer_bytes` is refused before it is made.
+    It finds `top` items (10) that fulfill `filter` and are at least as similar as `threshold`. The
+    options go into the query string or into a JSON body. `exact` compares with all items, whatever
+    the index; the answer says whether that was done, and how many items the filter leaves.
+    `metadata=false` leaves the matches' metadata out (null): an answer of more than
+    `max_answer_bytes` is refused before it is made.
     """
     collection = await opened_collection(name, request, resources)
     given = given_fields(
@@ -139,7 +142,10 @@ async def search(
 
 
 def _check_size(found: Found, *, metadata: bool, limits: Limits) -> int:
-    """Returns about how many bytes the matches are. Raises TooLarge for more than one answer may have."""
+    """Returns the approximate size of the matches in bytes.
+
+    Raises TooLarge where it is more than one answer may have.
+    """
     num_bytes = sum(
         _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
         for matches in found.matches
@@ -147,8 +153,8 @@ def _check_size(found: Found, *, metadata: bool, limits: Limits) -> int:
     )
     if num_bytes > limits.max_answer_bytes:
         raise TooLarge(
-            f"the answer would have {num_bytes} bytes, more than {limits.max_answer_bytes}; give a smaller `top`, or"
-            " metadata=false",
+            f"the answer would have {num_bytes} bytes, more than {limits.max_answer_bytes};"
+            " give a smaller `top`, or metadata=false",
             limit="max_answer_bytes",
         )
     return num_bytes
@@ -175,7 +181,7 @@ def _parsed(text: str | None) -> object:
 async def _queries_of_items(
     request: Request, content: dict[str, Any], resources: Resources, collection: Collection
 ) -> Queries:
-    """Of items that are there; one that is not refuses the request."""
+    """Returns the embeddings of stored items; an id that is not stored refuses the request."""
     if len(content) > 1:
         raise BadRequest("give one of `images`, `embeddings`, `id` and `ids`")
     ids = content.get("ids", [content.get("id")])
@@ -184,7 +190,7 @@ async def _queries_of_items(
             "`id` is a string, `ids` a list of strings", param="ids" if "ids" in content else "id"
         )
     check_count(len(ids), resources.settings.limits)
-    await resources.rates.take(request.state.key, len(ids))
+    await resources.rate_limiter.take(request.state.key, len(ids))
     return Queries.given(np.concatenate([collection.embedding_of(item_id) for item_id in ids]))
 
 
@@ -198,9 +204,10 @@ async def _queries_of_items(
     },
 )
 async def find_duplicates(name: Name, request: Request, resources: Opened) -> Response:
-    """Groups of items that chains of pairs of at least this `similarity` join; every pair is compared.
+    """Finds groups of items that are joined by chains of pairs of at least this `similarity`.
 
-    At most 50,000 items, within the deadline; `mlcd index --duplicates` has no such bounds.
+    Every pair is compared, of at most 50,000 items and within the deadline;
+    `mlcd index --duplicates` has no such bounds.
     """
     collection = await opened_collection(name, request, resources)
     content = await read_optional_json(request, resources)
@@ -228,10 +235,10 @@ async def find_duplicates(name: Name, request: Request, resources: Opened) -> Re
 
 
 class _Bound:
-    """The meter of a comparison that ends with its request: by its deadline, or because nobody waits any more."""
+    """The meter of a comparison, which ends it at the deadline or when the client has gone."""
 
     def __init__(self, deadline: float) -> None:
-        """deadline: by the loop's clock, which is time.monotonic."""
+        """Sets the deadline, by the loop's clock, which is time.monotonic."""
         self._deadline = deadline
         self.left = threading.Event()
 

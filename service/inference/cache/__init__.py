@@ -1,1 +1,4 @@
-"""Vectors that were computed before: in this process, and in Redis where there is one. Never needed, only faster."""
+"""The cache of embeddings: in this process, and in Redis where there is one.
+
+It only makes the server faster, which never needs it.
+"""

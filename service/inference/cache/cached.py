@@ -1,4 +1,4 @@
-"""The pipeline with vectors that are known already: looked up before admission and decoding, computed once."""
+"""The pipeline behind the cache: embeddings are looked up before admission, and computed once."""
 
 import asyncio
 import time
@@ -26,30 +26,33 @@ from service.telemetry.request import timed
 if TYPE_CHECKING:
     from service.inference.cache.redis import RedisCache
 
+# Up to this size images are hashed at once (0.15 ms): a thread would take longer to wake. Hashing
+# more would block the event loop.
 _INLINE_BYTES: Final = 256 * 1024
-"""Hashed at once (0.15 ms): a thread would take longer to wake. More would hold up the event loop."""
 
+# A packed vector, or why there is none.
 _Outcome: TypeAlias = bytes | ImageRejected
-"""A packed vector, or why there is none."""
 
 
 @dataclass
 class _Request:
-    """One request, and what it has so far."""
+    """One request, and what it has so far.
+
+    keys: those of all images, by index in the request. computed: the indexes of images that this
+    request had computed itself.
+    """
 
     images: Sequence[bytes | ImageRejected]
     keys: dict[int, bytes]
-    """By index in the request, of all that are images."""
     deadline: float
     account: Account | None
     outcomes: dict[bytes, _Outcome] = field(default_factory=dict)
     computed: set[int] = field(default_factory=set)
-    """Indexes of what it had computed itself."""
     timings: Timings = field(default_factory=Timings)
     pipeline_s: float = 0.0
 
     def missing(self) -> dict[bytes, int]:
-        """Keys without an outcome, in order, and an index of each."""
+        """Returns the keys without an outcome, in order, with an index of each."""
         return {key: index for index, key in self.keys.items() if key not in self.outcomes}
 
     def image(self, index: int) -> bytes:
@@ -59,10 +62,10 @@ class _Request:
 
 
 class CachedPipeline:
-    """`Pipeline.encode` for those images only that are in no cache and not being encoded already.
+    """A pipeline that encodes only images that are in no cache and not being encoded already.
 
-    Hits need no admission: they cost no decoding and no inference. Every vector goes through the format of the cache,
-    so that a miss has the bytes that later hits have.
+    Hits need no admission: they cost no decoding and no inference. Every vector goes through the
+    format of the cache, so that a miss has the bytes that later hits have.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class CachedPipeline:
         deadline: float,
         account: Account | None = None,
     ) -> Encoded:
-        """See `Pipeline.encode`."""
+        """Encodes every image on its own; see `Pipeline.encode`."""
         started = time.perf_counter()
         with timed("cache"):
             request = _Request(images, await self._keys(images), deadline, account)
@@ -122,7 +125,7 @@ class CachedPipeline:
         return dict(zip(given, keys, strict=True))
 
     def _remembered(self, request: _Request) -> int:
-        """How many images of the request this process has; they are in its outcomes then."""
+        """Takes what this process has into the request's outcomes, and returns how many images."""
         if self._memory is None:
             return 0
         for key in request.keys.values():
@@ -134,7 +137,7 @@ class CachedPipeline:
         return num
 
     async def _lead(self, mine: dict[bytes, int], request: _Request) -> None:
-        """Find or compute these keys; other requests that want one of them wait for it alone."""
+        """Finds or computes these keys; other requests that want one of them wait only for it."""
         loop = asyncio.get_running_loop()
         futures: dict[bytes, asyncio.Future[_Outcome | None]] = {
             key: loop.create_future() for key in mine
@@ -152,7 +155,7 @@ class CachedPipeline:
             for key, future in futures.items():
                 del self._under_way[key]
                 if not future.done():
-                    future.set_result(None)  # this request has failed; whoever waits goes on alone
+                    future.set_result(None)  # this request has failed; its waiters go on alone
         await _join(futures, request)
 
     async def _compute(self, rest: dict[bytes, int], request: _Request) -> None:
@@ -214,7 +217,7 @@ class CachedPipeline:
 async def _join(
     futures: Mapping[bytes, "asyncio.Future[_Outcome | None]"], request: _Request
 ) -> None:
-    """Take over what others find; where one of them fails, nothing."""
+    """Takes over the outcomes that other requests find; one that fails gives nothing."""
     if futures:
         await asyncio.wait(futures.values())
     for key, future in futures.items():
@@ -232,10 +235,10 @@ async def open_cached(
     metrics: Metrics,
     memory: MemoryCache | None,
 ) -> AsyncIterator[Pipeline | CachedPipeline]:
-    """The pipeline behind `memory` and the Redis that `settings` ask for; the pipeline itself where there is neither.
+    """Opens the pipeline behind `memory` and the Redis of `settings`; without both, the pipeline.
 
-    Raises ConfigInvalid where Redis is asked for and cannot be: its package is missing, its address is none. One that
-    does not answer is none of that.
+    Raises ConfigInvalid where the package for Redis is missing or its URL is malformed. A Redis
+    that does not answer raises nothing.
     """
     cache = settings.cache
     use_redis = settings.redis_url is not None and cache.ttl_s > 0

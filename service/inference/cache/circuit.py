@@ -1,4 +1,4 @@
-"""Keeps requests away from a store that does not answer, and notices by itself when it does again."""
+"""A circuit breaker: it keeps requests away from a store that does not answer, until it does."""
 
 import asyncio
 import contextlib
@@ -11,22 +11,27 @@ from typing import Final
 from service.timings import CACHE_MAX_PAUSE_S, CACHE_PAUSE_S, CACHE_STEADY_S
 
 _log = logging.getLogger("mlcd.service")
+# Failures in a row that open the circuit: one alone says little, and each costs a request its
+# timeout.
 _MAX_FAILURES: Final = 3
-"""In a row: one that is late says little, and each costs a request its timeout."""
 
 
 class Circuit:
-    """Closed while the store answers. Open, no request asks it: a task of our own does, until it answers.
+    """The state of a store: closed while it answers. While open, only a task of our own asks it.
 
-    An engine's (`mlcd.encoders.circuit`) is another kind: requests fail without an engine, so it is watched all the
-    time, and those that wait are told why it is open.
+    The circuit of an engine (`mlcd.encoders.circuit`) is another kind: requests fail without an
+    engine, so it is watched all the time, and waiting requests get the reason why it is open.
     """
 
     def __init__(
-        self, answers: Callable[[], Awaitable[bool]], tell: Callable[[bool], None]
+        self, answers: Callable[[], Awaitable[bool]], on_change: Callable[[bool], None]
     ) -> None:
-        """answers: whether the store does, within its own time limit; tell: hears of every change, True when closed."""
-        self._answers, self._tell = answers, tell
+        """Takes the callbacks.
+
+        answers: asks, within its own time limit, whether the store answers. on_change: is called
+        with True when the circuit closes and with False when it opens.
+        """
+        self._answers, self._on_change = answers, on_change
         self._failures = 0
         self._pause_s, self._closed_at = CACHE_PAUSE_S, -CACHE_STEADY_S
         self._recovery: asyncio.Task[None] | None = None
@@ -47,7 +52,7 @@ class Circuit:
         if time.monotonic() - self._closed_at > CACHE_STEADY_S:
             self._pause_s = CACHE_PAUSE_S
         _log.warning("the cache's Redis does not answer: served without it until it does")
-        self._tell(False)
+        self._on_change(False)
         self._recovery = asyncio.create_task(
             self._recover(), name="cache-recovery", context=Context()
         )
@@ -65,5 +70,5 @@ class Circuit:
             self._pause_s = min(2 * self._pause_s, CACHE_MAX_PAUSE_S)
             answers = await self._answers()
         self._failures, self._closed_at, self._recovery = 0, time.monotonic(), None
-        self._tell(True)
+        self._on_change(True)
         _log.warning("the cache's Redis answers again")

@@ -1,4 +1,4 @@
-"""What names a vector: everything that it depends on."""
+"""The keys of cached embeddings, made of everything that an embedding depends on."""
 
 import hashlib
 import json
@@ -12,14 +12,15 @@ from service.inference.cache.vectors import VectorFormat
 from service.inference.served import ServedEncoder
 
 _DECODERS: Final = ("mlcd", "pillow", "simplejpeg")
-_NAME: Final = "mlcd:vector:1"
-"""Of all our entries in Redis, with the version of their layout."""
+_NAME: Final = "mlcd:vector:1"  # the prefix of our keys in Redis, with the version of the layout
 
 
 class KeySpace:
-    """The keys of one served model: fingerprint, preprocessing (EXIF and decode mode with it), engine, precision,
-    format of the vectors, limits of images, and the versions of what decodes and computes. Two that differ in any of
-    these share no key.
+    """The keys of one served model.
+
+    They depend on the fingerprint, preprocessing (with EXIF and decode mode), engine, precision,
+    format of the vectors, limits of images, and the versions of the packages that decode and
+    compute. Two models that differ in any of these share no key.
     """
 
     def __init__(self, encoder: ServedEncoder, vectors: VectorFormat, limits: DecodeLimits) -> None:
@@ -36,19 +37,25 @@ class KeySpace:
         self._prefix = f"{_NAME}:{encoder.fingerprint[:12]}:"
 
     def keys(self, images: Iterable[bytes]) -> list[bytes]:
-        """SHA-256 over the space and the image's bytes, 32 bytes each."""
+        """Returns the SHA-256 over the key space and each image's bytes, 32 bytes each."""
         return [
             hashlib.sha256(self._digest + hashlib.sha256(image).digest()).digest()
             for image in images
         ]
 
     def name(self, key: bytes) -> str:
-        """In Redis; those of one model begin alike, so that an operator can find them."""
+        """Returns the key's name in Redis.
+
+        Names of one model share a prefix, so that an operator can find them.
+        """
         return self._prefix + key.hex()
 
 
 def _version(package: str) -> str | None:
-    """None where it is no package or not installed; engines are named as their packages are."""
+    """Returns the version of a package, None where it is not installed or no package.
+
+    Engines have the names of their packages.
+    """
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,6 +1,7 @@
-"""Vectors in Redis, shared by servers and restarts. Whatever it does, requests lose a few milliseconds at most.
+"""The cache in Redis, shared by servers and kept over restarts.
 
-Where the operator has set a bound, nothing is written while Redis uses more.
+Whatever Redis does, requests lose a few milliseconds at most. Where the operator has set a limit,
+nothing is written while Redis uses more.
 """
 
 import asyncio
@@ -22,19 +23,18 @@ from service.inference.cache.vectors import VectorFormat
 from service.telemetry.metrics import Metrics
 from service.timings import CACHE_ROOM_FRESH_S
 
-_KEPT_CONNECTIONS: Final = 2
-"""One that looks up and one that writes."""
+_KEPT_CONNECTIONS: Final = 2  # one that looks up and one that writes
 _MAX_CONNECTIONS: Final = 4
-_LOOKED_UP_TOGETHER: Final = 256
-_MAX_WAITING: Final = 2048
-"""Vectors to be written; more are left out."""
-_WRITE_TOGETHER: Final = 64
+_LOOKED_UP_TOGETHER: Final = 256  # keys of one round trip
+_MAX_WAITING: Final = 2048  # vectors that wait to be written; more are dropped
+_WRITE_TOGETHER: Final = 64  # vectors of one round trip
+# Times a look-up's timeout, for connecting, which takes several round trips, and for writing: no
+# request waits for these.
 _PATIENCE: Final = 10
-"""Times a look-up's timeout, for what nobody waits for: to connect, which takes several round trips, and to write."""
 
 
 class RedisCache:
-    """Use as an async context manager, from one event loop."""
+    """The vectors in Redis. Use as an async context manager, from one event loop."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class RedisCache:
         max_bytes: int | None,
         metrics: Metrics,
     ) -> None:
-        """timeout_s: of a look-up. max_bytes: while Redis uses more, nothing is written.
+        """Makes a client; entering the context connects it.
 
-        Raises ConfigInvalid for a URL that is none of Redis.
+        timeout_s: that of a look-up. max_bytes: while Redis uses more, nothing is written. Raises
+        ConfigInvalid for a malformed URL.
         """
         self._space, self._vectors = space, vectors
         self._timeout_s, self._ttl_s = timeout_s, ttl_s
@@ -65,10 +66,10 @@ class RedisCache:
             )
         except ValueError:  # its text may quote the password
             raise ConfigInvalid(
-                "MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database"
+                "MLCD_REDIS_URL is not a Redis URL", remedy="write it like redis://host:6379/0"
             ) from None
         self._client: Redis = Redis.from_pool(pool)
-        self._room = Room(self._client, max_bytes)
+        self._memory_limit = RedisMemoryLimit(self._client, max_bytes)
         self._waiting: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_MAX_WAITING)
         self._turn = asyncio.Lock()
         self._gathered: list[bytes] = []
@@ -92,10 +93,11 @@ class RedisCache:
             await self._client.aclose()
 
     async def find(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Packed vectors of those keys that have a sound one; of none where Redis fails.
+        """Returns the packed vectors of the keys that have a sound one; none where Redis fails.
 
-        What is asked for while a look-up is under way goes along with the next one: a crowd costs few round trips. So
-        the answer comes within twice `timeout_s`, a little later while a Redis is just failing.
+        Keys that are asked for while a look-up is under way go along with the next one, so many
+        requests cost few round trips. The answer comes within twice `timeout_s`, a little later
+        while a Redis is just failing.
         """
         values = await self._values(keys) if self._circuit.closed else None
         if values is None:
@@ -105,7 +107,8 @@ class RedisCache:
         found = {key: packed for key, packed in sound.items() if packed is not None}
         num_missing = sum(values[key] is None for key in keys)
         num_damaged = len(keys) - len(found) - num_missing
-        # Damage everywhere may be a connection that gives answers to other questions: it is then made anew.
+        # Damage may come from a connection that returns answers to other requests: opening the
+        # circuit connects anew.
         self._circuit.failed() if num_damaged else self._circuit.succeeded()
         self._metrics.cache_looked_up("redis", "hit", len(found))
         self._metrics.cache_looked_up("redis", "miss", num_missing)
@@ -113,7 +116,7 @@ class RedisCache:
         return found
 
     def put(self, key: bytes, packed: bytes) -> None:
-        """Written soon, or not at all: nobody waits."""
+        """Queues a vector, which is written soon or dropped; the caller does not wait."""
         try:
             self._waiting.put_nowait((key, packed))
         except asyncio.QueueFull:
@@ -122,14 +125,17 @@ class RedisCache:
     async def _values(self, keys: Sequence[bytes]) -> dict[bytes, object] | None:
         if self._gathering is None or len(self._gathered) >= _LOOKED_UP_TOGETHER:
             self._gathered = []
-            # Of no request in particular: what it logs must not name one.
+            # It has a context of its own, because its log lines must not name one request.
             look_up = self._look_up(self._gathered)
             self._gathering = asyncio.create_task(look_up, name="cache-look-up", context=Context())
         self._gathered += keys
-        return await asyncio.shield(self._gathering)  # it is for others too
+        return await asyncio.shield(self._gathering)  # other requests wait for it, too
 
     async def _look_up(self, keys: list[bytes]) -> dict[bytes, object] | None:
-        """What Redis holds under each of `keys`, which grow until it is their turn; None where it fails."""
+        """Returns what Redis holds under each of `keys`; None where it fails.
+
+        `keys` grows until the look-up before has ended.
+        """
         async with self._turn:
             if self._gathered is keys:
                 self._gathering = None
@@ -139,7 +145,7 @@ class RedisCache:
                 async with asyncio.timeout(self._timeout_s):
                     values = await self._client.mget([self._space.name(key) for key in keys])
                 found: dict[bytes, object] = dict(zip(keys, values, strict=True))
-            except Exception:  # noqa: BLE001 - what is at that address may answer anything
+            except Exception:  # noqa: BLE001 - the server at that address may answer anything
                 self._circuit.failed()
                 return None
         return found
@@ -160,11 +166,11 @@ class RedisCache:
             pipeline.set(self._space.name(key), self._vectors.seal(key, packed), ex=self._ttl_s)
         try:
             async with asyncio.timeout(_PATIENCE * self._timeout_s):
-                if not await self._room.left():
+                if not await self._memory_limit.allows_writing():
                     self._metrics.cache_written("full", len(entries))
                     return
                 answers = await pipeline.execute(raise_on_error=False)
-        except NoPermissionError:  # to ask how full it is; look-ups go on
+        except NoPermissionError:  # Redis denies INFO; look-ups go on
             self._metrics.cache_written("error", len(entries))
             return
         except Exception:  # noqa: BLE001 - as above
@@ -180,7 +186,7 @@ class RedisCache:
         return await self._client.ping() is True
 
     async def _answers(self) -> bool:
-        """Connect anew, with patience; then it has to answer as fast as to a look-up."""
+        """Connects anew, with patience; tells whether Redis then answers as fast as a look-up."""
         try:
             async with asyncio.timeout(_PATIENCE * self._timeout_s):
                 await self._client.connection_pool.disconnect()
@@ -193,17 +199,17 @@ class RedisCache:
             return False
 
 
-class Room:
-    """By what Redis says that it uses as a whole, whoever filled it: it does not count one client's share."""
+class RedisMemoryLimit:
+    """A limit on the memory that Redis uses for all clients; it reports no client's share."""
 
     def __init__(self, client: Redis, max_bytes: int | None) -> None:
-        """max_bytes: None knows no bound, and asks nothing."""
+        """Takes the limit. max_bytes: None is no limit, and Redis is not asked."""
         self._client, self._max_bytes = client, max_bytes
         self._used_bytes = 0
         self._asked = -CACHE_ROOM_FRESH_S
 
-    async def left(self) -> bool:
-        """Raises what the client does."""
+    async def allows_writing(self) -> bool:
+        """Tells whether Redis uses less than the limit. Raises what the client raises."""
         if self._max_bytes is None:
             return True
         if time.monotonic() - self._asked >= CACHE_ROOM_FRESH_S:

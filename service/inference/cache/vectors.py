@@ -1,4 +1,4 @@
-"""Vectors as bytes, and back only if they are what was written."""
+"""The bytes of cached vectors, which are read back only if they are what was written."""
 
 import struct
 import zlib
@@ -13,13 +13,12 @@ from mlcd.types import unit_rows
 VectorType = Literal["float32", "float16"]
 
 _SEAL: Final = struct.Struct("<32sI")
-_UNIT_TOLERANCE: Final = 1e-3
-"""Of the norm; float16 alone makes 2**-11 of it."""
+_UNIT_TOLERANCE: Final = 1e-3  # of the norm; rounding to float16 alone makes 2**-11
 
 
 @dataclass(frozen=True)
 class VectorFormat:
-    """How a vector of `dimension` components is kept; little-endian."""
+    """The stored format of a vector of `dimension` components, little-endian."""
 
     dimension: int
     dtype: VectorType = "float32"
@@ -29,14 +28,15 @@ class VectorFormat:
         return self.dtype == "float32"
 
     def pack(self, vector: NDArray[np.float32]) -> bytes:
-        """A unit vector [D]; float16 rounds it."""
+        """Returns the bytes of a unit vector [D]; float16 rounds it."""
         return vector.astype(self._stored).tobytes()
 
     def unpack(self, packed: bytes) -> NDArray[np.float32]:
-        """[D] of unit norm: the vector itself from float32, the rounded one made unit again from float16.
+        """Returns a vector [D] of unit norm.
 
-        Squares of float16 numbers add up to at most 1 without rounding in float64, in any order: every machine gets
-        the same bits.
+        From float32 it is the vector itself, from float16 the rounded one, normalized again.
+        Squares of float16 numbers add up to at most 1 without rounding in float64, in any order, so
+        every machine gets the same bits.
         """
         stored = np.frombuffer(packed, self._stored)
         return (
@@ -46,11 +46,11 @@ class VectorFormat:
         )
 
     def seal(self, key: bytes, packed: bytes) -> bytes:
-        """For a store that others can write to: with its own key and a checksum in front."""
+        """Puts the key and a checksum in front, for a store that others can write to."""
         return _SEAL.pack(key, zlib.crc32(packed)) + packed
 
     def unseal(self, key: bytes, sealed: object) -> bytes | None:
-        """What was sealed under this key; None for anything else, whoever wrote it and whatever became of it."""
+        """Returns what was sealed under this key; None for any other or damaged content."""
         if (
             not isinstance(sealed, bytes)
             or len(sealed) != _SEAL.size + self._stored.itemsize * self.dimension
@@ -65,8 +65,11 @@ class VectorFormat:
         )
 
     def is_sound(self, packed: bytes) -> bool:
-        """Finite, and of unit norm: what an engine at fault gives must not outlive the fault."""
-        with np.errstate(over="ignore", invalid="ignore"):  # a foreign one may hold anything
+        """Tells whether a vector is finite and of unit norm.
+
+        The results of a faulty engine must not outlive the fault.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # a foreign vector may hold anything
             norm = np.linalg.norm(np.frombuffer(packed, self._stored).astype(np.float64))
         return bool(abs(norm - 1) < _UNIT_TOLERANCE)  # false for NaN and infinity
 

@@ -1,1 +1,1 @@
-"""The engines that compute embeddings: a supervised process, and Triton."""
+"""The engines that compute embeddings: a supervised process, or Triton."""

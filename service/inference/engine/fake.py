@@ -1,7 +1,7 @@
-"""An encoder of fixed latency, to load the queue in front of it. It computes nothing.
+"""An encoder of fixed latency for load tests of the queue in front of it. It computes nothing.
 
-Opened by engine `fake` and a model `fake:…` together, never by one of them: no mistake in a setting leads here. Its
-name and engine, which every answer and /v1/info carry, say what it is.
+It is opened only by engine `fake` together with a model `fake:…`: no single mistake in a setting
+opens it. Every answer and /v1/info carry its name and engine.
 """
 
 import hashlib
@@ -22,21 +22,19 @@ _WHITE = 250
 class _Behavior(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    latency_ms: float = Field(default=20.0, ge=0)
-    """Of a batch, whatever its size."""
+    latency_ms: float = Field(default=20.0, ge=0)  # of a batch, whatever its size
     crop: int = Field(default=32, ge=1)
     dimension: int = Field(default=8, ge=3)
-    sick_s: float = Field(default=0.0, ge=0)
-    """A white image makes every inference fail for so long."""
+    sick_s: float = Field(default=0.0, ge=0)  # how long inferences fail after a white image
 
 
 class FakeEncoder:
-    """The `Encoder` protocol; the embedding's first numbers are the image's mean color."""
+    """An `Encoder` whose embeddings begin with the image's mean color."""
 
     engine, precision = "fake", "fp32"
 
     def __init__(self, spec: str) -> None:
-        """spec: `fake:` and name=value pairs, as in fake:latency_ms=50,dimension=8."""
+        """Reads `fake:` and name=value pairs, as in fake:latency_ms=50,dimension=8."""
         self._behavior = _read(spec)
         self.name = spec
         self.dimension = self._behavior.dimension

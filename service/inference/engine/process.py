@@ -1,4 +1,4 @@
-"""One life of the engine's process: opened, given batches, ended."""
+"""One process of the engine, from its start to its end."""
 
 import asyncio
 import contextlib
@@ -22,26 +22,29 @@ from service.timings import ENGINE_END_S
 
 @dataclass(frozen=True)
 class Inference:
-    """rows: [N, D]; seconds: what the engine took."""
+    """The result of one batch. rows: [N, D]. seconds: the engine's own time."""
 
     rows: Embeddings
     seconds: float
 
 
 class EngineFailed(Unavailable):
-    """The engine raised, and lives."""
+    """The engine raised an error, and its process lives."""
 
 
 class EngineProcess:
-    """Made by `open`. Batches are encoded in the order of their calls, at most NUM_SLOTS at a time."""
+    """A running engine process, made by `open`.
+
+    Batches are encoded in the order of their calls, at most NUM_SLOTS at a time.
+    """
 
     def __init__(
         self, process: asyncio.subprocess.Process, served: ServedEncoder, slots: Slots
     ) -> None:
         self.served = served
         self.pid = process.pid
+        # Called before any waiter hears of the end: queued images must not go to a dead process.
         self.on_end: Callable[[], None] = lambda: None
-        """Called before anybody hears of the end: what is queued must not be given to a process that is gone."""
         self._process, self._slots = process, slots
         self._free: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(NUM_SLOTS):
@@ -53,7 +56,10 @@ class EngineProcess:
 
     @classmethod
     async def open(cls, opening: Opening) -> Self:
-        """Raises what opening the encoder raised, and Unavailable where the process ended without a word."""
+        """Starts the process. Raises what opening the encoder raised.
+
+        Raises Unavailable where the process ended without a message.
+        """
         descriptor = os.memfd_create("mlcd-batches")
         try:
             process = await start_child(
@@ -76,13 +82,13 @@ class EngineProcess:
 
     @property
     def running_s(self) -> float:
-        """How long the batch that the engine works on has been running; 0 where it is idle."""
+        """The seconds that the current batch has been running; 0 while the engine is idle."""
         return 0.0 if self._started is None else asyncio.get_running_loop().time() - self._started
 
     async def encode(self, images: Sequence[NDArray[np.uint8]], *, limit_s: float) -> Inference:
-        """Pictures uint8 [3, crop, crop], at most max_batch of them.
+        """Encodes a batch of at most max_batch images, uint8 [3, crop, crop].
 
-        limit_s: from its start; a batch that takes longer costs the process its life.
+        limit_s: from the start of the batch; the process is killed when a batch takes longer.
         Raises EngineFailed where the engine raised, Unavailable where the process ended.
         """
         slot = await self._free.get()
@@ -115,12 +121,12 @@ class EngineProcess:
             self._process.kill()
 
     async def ended(self) -> int:
-        """Wait for the process's end, whatever its reason; its exit status, negative for a signal."""
+        """Waits for the process's end, and returns its exit status, negative for a signal."""
         await asyncio.wait([self._reader])
         return await self._process.wait()
 
     async def close(self) -> None:
-        """Tell it to end, and kill it where it does not."""
+        """Ends the process, by force where it does not end in ENGINE_END_S."""
         await _end(self._process, ENGINE_END_S)
         await self._reader
 
@@ -185,4 +191,4 @@ def _gone() -> Unavailable:
 def _fail(done: "asyncio.Future[float]", error: MlcdError) -> None:
     if not done.done():
         done.set_exception(error)
-        done.exception()  # seen, even where nobody waits for it any more
+        done.exception()  # else asyncio warns where nobody waits for it any more

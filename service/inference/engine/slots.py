@@ -1,4 +1,7 @@
-"""Batches in memory that two processes share: pixels one way, embeddings the other, nothing copied through a pipe."""
+"""Batches in memory that two processes share: pixels go one way, embeddings the other.
+
+Nothing is copied through a pipe.
+"""
 
 import mmap
 import os
@@ -7,18 +10,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_SLOTS: Final = 2
-"""One batch runs while the next one is ready."""
+NUM_SLOTS: Final = 2  # one batch runs while the next one is ready
 
 
 class Slots:
-    """pixels: uint8 [NUM_SLOTS, max_batch, 3, crop, crop]; rows: float32 [NUM_SLOTS, max_batch, dimension]."""
+    """The shared arrays.
+
+    pixels: uint8 [NUM_SLOTS, max_batch, 3, crop, crop].
+    rows: float32 [NUM_SLOTS, max_batch, dimension].
+    """
 
     pixels: NDArray[np.uint8]
     rows: NDArray[np.float32]
 
     def __init__(self, descriptor: int, *, max_batch: int, crop: int, dimension: int) -> None:
-        """descriptor: of a file that both processes hold open; the first to come gives it its size."""
+        """Maps the file of a descriptor that both processes have; the first one sets its size."""
         row_shape, pixel_shape = (
             (NUM_SLOTS, max_batch, dimension),
             (NUM_SLOTS, max_batch, 3, crop, crop),
@@ -28,7 +34,7 @@ class Slots:
         if os.fstat(descriptor).st_size != size:
             os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
-        # Rows come first: whatever the size of a picture, they are aligned.
+        # Rows come first, so that they are aligned whatever the size of an image.
         self.rows = np.frombuffer(memory, np.float32, count=int(np.prod(row_shape))).reshape(
             row_shape
         )

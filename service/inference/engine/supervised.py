@@ -1,4 +1,4 @@
-"""The engine, kept alive: a process that dies, hangs or fails over and over is replaced by a new one."""
+"""The supervised engine: a process that dies, hangs or fails repeatedly is replaced."""
 
 import asyncio
 import contextlib
@@ -24,30 +24,40 @@ from service.timings import (
 )
 
 _log = logging.getLogger("mlcd.service")
+# After so many failures in a row the process is replaced: after a fault of a GPU every inference
+# fails until then.
 _MAX_FAILURES: Final = 3
-"""In a row: after a fault of a GPU every inference fails until its process is a new one."""
-_PATIENCE: Final = 10
-"""Times what something took at the start, before it counts as hanging."""
-_OVERDUE: Final = 3
+_PATIENCE: Final = 10  # times the duration at start; a batch or an opening that takes longer hangs
+_OVERDUE: Final = 3  # times the longest batch at start; an inference that takes longer is in doubt
 
 
 class BatchEngine(Protocol):
-    """What the batcher asks of an engine."""
+    """The engine as the batcher sees it."""
 
     async def wait_up(self) -> None: ...
 
     async def encode(self, images: Sequence[NDArray[np.uint8]]) -> Inference:
-        """uint8 [3, crop, crop] each, at most max_batch. Raises Unavailable at once where the engine fails or ends."""
+        """Encodes at most max_batch images, uint8 [3, crop, crop] each.
+
+        Raises Unavailable at once where the engine fails or ends.
+        """
         ...
 
 
 class SupervisedEngine:
-    """An `Engine`, a `BatchEngine` too. Use as an async context manager, which opens the first process."""
+    """An `Engine` and `BatchEngine` in a process of its own.
+
+    Use it as an async context manager, which opens the first process.
+    """
 
     served: ServedEncoder
 
     def __init__(self, opening: Opening, *, batch_timeout_s: float) -> None:
-        """batch_timeout_s: a batch that takes longer, and ten times as long as the largest one did, means a hang."""
+        """Takes how to open the engine.
+
+        batch_timeout_s: a batch hangs when it takes longer than this and than ten times the largest
+        batch at start.
+        """
         self._opening, self._batch_timeout_s = opening, batch_timeout_s
         self._process: EngineProcess | None = None
         self._up = asyncio.Event()
@@ -55,8 +65,7 @@ class SupervisedEngine:
         self._failures = 0
         self._back_at = 0.0
         self._metrics: Metrics | None = None
-        self.last_success = -np.inf
-        """By the loop's clock."""
+        self.last_success = -np.inf  # by the loop's clock
 
     async def __aenter__(self) -> Self:
         started = time.perf_counter()
@@ -78,7 +87,7 @@ class SupervisedEngine:
             await self._process.close()
 
     def observe(self, metrics: Metrics) -> None:
-        """Count restarts too."""
+        """Connects the engine's health to `metrics`, which also count restarts."""
         self._metrics = metrics
         metrics.engine_up(lambda: self.up)
 
@@ -92,12 +101,12 @@ class SupervisedEngine:
 
     @property
     def failing(self) -> bool:
-        """Whether the latest inference failed."""
+        """Tells whether the latest inference failed."""
         return self._failures > 0
 
     @property
     def overdue_s(self) -> float:
-        """An inference that runs longer is in doubt."""
+        """The seconds after which a running inference is in doubt."""
         return max(ENGINE_OVERDUE_S, _OVERDUE * self.served.longest_s)
 
     @property
@@ -106,7 +115,7 @@ class SupervisedEngine:
 
     @property
     def back_in_s(self) -> float:
-        """While it is down: about when it will be up."""
+        """The approximate seconds until an engine that is down is up again."""
         return max(0.0, self._back_at - asyncio.get_running_loop().time()) + self._open_s
 
     async def wait_up(self) -> None:

@@ -1,4 +1,7 @@
-"""Straight to Triton, which batches by itself: one batcher between a request and the model, never two."""
+"""The engine of a Triton server, which batches by itself.
+
+Requests go straight to it, so that only one batcher is between a request and the model.
+"""
 
 import asyncio
 import time
@@ -22,7 +25,7 @@ if TYPE_CHECKING:  # an extra
 
 
 class TritonEngine:
-    """See `service.inference.contract.Engine`. Triton's health is watched by its adapter."""
+    """An `Engine` (see `service.inference.contract`); its encoder watches Triton's health."""
 
     failing = False
     overdue = False
@@ -41,16 +44,20 @@ class TritonEngine:
 
     @property
     def last_success(self) -> float:
-        """Now, while it is up: its adapter watches that inferences end there, and a trial might wait for others."""
+        """The present while Triton is up: its encoder watches that inferences end there.
+
+        A trial inference of our own might wait for other clients' requests.
+        """
         return asyncio.get_running_loop().time() if self.up else float(self.encoder.last_success)
 
     def observe(self, metrics: Metrics) -> None:
         metrics.engine_up(lambda: self.up)
 
     async def load_beside(self, version: int | None) -> int:
-        """Have Triton load another version of the model (None: the newest), which serves beside this one; its number.
+        """Has Triton load another version of the model beside this one, and returns its number.
 
-        Raises as `mlcd.encoders.triton_versions.load_version`.
+        version: None is the newest. Raises what `mlcd.encoders.triton_versions.load_version`
+        raises.
         """
         from mlcd.encoders.triton_versions import load_version
 
@@ -59,7 +66,7 @@ class TritonEngine:
         )
 
     async def unload_others(self) -> None:
-        """Have Triton let go of the model's other versions."""
+        """Has Triton unload the model's other versions."""
         from mlcd.encoders.triton_versions import keep_version
 
         await keep_version(
@@ -68,20 +75,20 @@ class TritonEngine:
 
 
 class Direct:
-    """See `service.inference.contract.Dispatcher`: every image is a request of its own."""
+    """A `Dispatcher` (see `service.inference.contract`) that sends every image as one request."""
 
     def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: Metrics) -> None:
-        """timeout_s: of an image without a deadline."""
+        """Takes the engine. timeout_s: the time limit of an image without a deadline."""
         self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
 
     def announced(self) -> AbstractContextManager[None]:
-        """Triton waits for nobody."""
+        """Does nothing: Triton does not wait for announced images."""
         return nullcontext()
 
     async def encode(
         self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """See `Dispatcher.encode`; what Triton's queue took is a part of inference_s."""
+        """Encodes one prepared image; the time in Triton's queue is a part of inference_s."""
         del request  # Triton takes turns by arrival
         left_s = min(self._timeout_s, deadline - asyncio.get_running_loop().time())
         record = current_request()
@@ -97,11 +104,11 @@ class Direct:
 async def open_triton_engine(
     settings: Settings, *, version: int | None = None
 ) -> AsyncIterator[TritonEngine]:
-    """The model MLCD_MODEL of the Triton at MLCD_TRITON__URL, seen to embed.
+    """Opens the model MLCD_MODEL of the server at MLCD_TRITON__URL, and checks that it embeds.
 
-    version: other than MLCD_TRITON__VERSION says.
-    Raises ConfigInvalid where its package is missing, or where the images should be prepared otherwise than the model
-    says; and what `mlcd.encoders.triton.open_triton` raises.
+    version: replaces MLCD_TRITON__VERSION. Raises ConfigInvalid where the package is missing or
+    where the settings ask for another preprocessing than the model's, and what
+    `mlcd.encoders.triton.open_triton` raises.
     """
     try:
         from mlcd.encoders.triton import open_triton
@@ -121,7 +128,7 @@ async def open_triton_engine(
                     f"MLCD_{name.upper()}={wanted}, but Triton's model prepares images otherwise",
                     remedy="export the model with that preprocessing",
                 )
-        # Its batches are made there: of them no more is known than how long requests take.
+        # Triton makes the batches; only the duration of requests is known here.
         took_s = encoder.slowest_s
         served = ServedEncoder.of(
             encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s

@@ -1,8 +1,8 @@
-"""The engine's own process: opens the encoder, then encodes the batches that it finds in shared memory.
+"""The engine's own process, which opens the encoder and encodes the batches in shared memory.
 
-Standard input brings lines of JSON: the `Opening`, then {"slot", "num"} for every batch. Standard output takes
-{"served"} once, then {"slot", "seconds"} for every batch, or {"error", "message", "remedy"}. The end of standard
-input says that the server is gone.
+Standard input brings lines of JSON: the `Opening`, then {"slot", "num"} for every batch. Standard
+output takes {"served"} once, then {"slot", "seconds"} for every batch, or {"error", "message",
+"remedy"}. The end of standard input means that the server is gone.
 """
 
 import json
@@ -28,21 +28,21 @@ from service.inference.served import Opening, ServedEncoder
 from service.telemetry.logs import configure_logs, kinds
 
 _log = logging.getLogger("mlcd.service")
-_Tell = Callable[[dict[str, Any]], None]
+_Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     heed_parent_alone(parent, at_its_end=signal.SIGKILL)
     pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no message
+    os.dup2(2, 1)  # prints of libraries must not mix with messages
 
-    def tell(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
 
     line = sys.stdin.readline()
-    if not line:  # stopped while it started us
+    if not line:  # the server stopped while this process started
         return
     opening = Opening.from_json(line)
     configure_logs(opening.log)
@@ -50,16 +50,16 @@ def main() -> None:
     try:
         encoder, served = _open(opening)
     except MlcdError as error:
-        tell({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+        send({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
         return
     crop, dimension = served.preprocess.crop, served.dimension
     slots = Slots(descriptor, max_batch=opening.max_batch, crop=crop, dimension=dimension)
-    tell({"served": served.to_dict()})
-    _encode_batches(encoder, slots, sys.stdin, tell)
+    send({"served": served.to_dict()})
+    _encode_batches(encoder, slots, sys.stdin, send)
 
 
 def _open(opening: Opening) -> tuple[Encoder, ServedEncoder]:
-    """The encoder, which has seen its smallest and its largest batch: nobody waits for kernels to be compiled."""
+    """Opens the encoder, and runs its smallest and largest batch to compile their kernels."""
     encoder = _open_encoder(opening)
     crop = encoder.preprocess.crop
     blank = np.zeros((opening.max_batch, 3, crop, crop), np.uint8)
@@ -85,19 +85,19 @@ def _open_encoder(opening: Opening) -> Encoder:
     return open_encoder(opening.spec, opening.encoder)
 
 
-def _encode_batches(encoder: Encoder, slots: Slots, lines: Iterable[str], tell: _Tell) -> None:
+def _encode_batches(encoder: Encoder, slots: Slots, lines: Iterable[str], send: _Send) -> None:
     for line in lines:
         request = json.loads(line)
         slot, num = request["slot"], request["num"]
         started = time.perf_counter()
         try:
             slots.rows[slot, :num] = encoder.encode(slots.pixels[slot, :num])
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises, the server must hear of it
-            # Its text may quote what clients sent: the kind and the cause's kind say enough.
+        except Exception as error:  # noqa: BLE001 - the server must hear of every error
+            # The text may quote what clients sent: the kinds of the error and its cause are enough.
             _log.error("the engine failed on %d images: %s", num, kinds(error))
-            tell({"slot": slot, "error": True})
+            send({"slot": slot, "error": True})
         else:
-            tell({"slot": slot, "seconds": time.perf_counter() - started})
+            send({"slot": slot, "seconds": time.perf_counter() - started})
 
 
 if __name__ == "__main__":

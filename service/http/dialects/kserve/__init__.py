@@ -1,1 +1,1 @@
-"""KServe's Open Inference Protocol (v2) over HTTP, with the extensions of Triton."""
+"""The dialect of KServe's Open Inference Protocol (v2) over HTTP, with Triton's extensions."""

@@ -1,4 +1,4 @@
-"""KServe's inference route, in JSON and with the binary extension."""
+"""The inference route of KServe's protocol, in JSON and with the binary extension."""
 
 import asyncio
 from functools import partial
@@ -49,7 +49,8 @@ _RAW_REQUEST: Final[dict[str, Any]] = {
 _LENGTH: Final[dict[str, Any]] = {
     "name": LENGTH_HEADER,
     "in": "header",
-    "description": "bytes of the JSON part, tensors follow; 0: the body is one encoded image; without it all is JSON",
+    "description": "bytes of the JSON part, tensors follow; 0: the body is one encoded image;"
+    " without it all is JSON",
     "schema": {"type": "integer", "minimum": 0},
 }
 _BODY: Final = {**json_body(InferRequest, **{RAW: BINARY}), "parameters": [_LENGTH]}
@@ -77,7 +78,10 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 async def infer(
     request: Request, model: str, resources: Opened, version: str = VERSION
 ) -> Response:
-    """Embeddings, and labels where there are centers; one bad image refuses the request, naming its index."""
+    """Returns embeddings, and labels where there are centers.
+
+    One bad image refuses the request, naming its index.
+    """
     check_version(model, version, resources)
     body = await read_body(request)
     loop = asyncio.get_running_loop()
@@ -112,7 +116,7 @@ async def infer(
 
 
 def _bound_wait(request: Request, timeout_us: int) -> None:
-    """Brings the request's deadline forward to the client's own, which counts from the whole request's arrival."""
+    """Brings the deadline forward to the client's own, which counts from the body's arrival."""
     if timeout_us:
         own = asyncio.get_running_loop().time() + timeout_us / _MICROSECONDS
         request.state.deadline = min(request.state.deadline, own)
@@ -121,7 +125,7 @@ def _bound_wait(request: Request, timeout_us: int) -> None:
 def _read(
     body: bytes, stated: str | None, resources: Resources
 ) -> tuple[InferRequest, list[GivenImage] | ImageBatch]:
-    """The request, and its encoded images or prepared pixels."""
+    """Returns the request, and its encoded images or prepared pixels."""
     head, tensors = split(body, stated)
     if stated is not None and not head:  # one raw tensor: a single image, without its length
         return validated(InferRequest, _RAW_REQUEST), [bytes(tensors)]
@@ -135,13 +139,14 @@ def _read(
 
 
 def _check(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
-    """The tensor is one that this model takes, and as much as it says came with it."""
+    """Raises BadRequest unless the model takes this tensor and all of its data came with it."""
     size = resources.encoder.preprocess.crop
     shapes = {IMAGE: ("BYTES", ([], [1])), PIXELS: ("UINT8", ([3, size, size],))}
     datatype, row_shapes = shapes.get(tensor.name, ("", ()))
     if tensor.datatype != datatype or not tensor.shape or tensor.shape[1:] not in row_shapes:
         raise BadRequest(
-            f"the input is {IMAGE}, BYTES of shape [n], or {PIXELS}, UINT8 of shape [n, 3, {size}, {size}]",
+            f"the input is {IMAGE}, BYTES of shape [n],"
+            f" or {PIXELS}, UINT8 of shape [n, 3, {size}, {size}]",
             param="inputs",
         )
     if tensor.shape[0] == 0:
@@ -183,7 +188,7 @@ def _wanted(asked: InferRequest, resources: Resources) -> list[str]:
 
 
 def _binary(asked: InferRequest, wanted: list[str]) -> frozenset[str]:
-    """The outputs to send in binary: as each says, else as the request says."""
+    """Returns the outputs to send in binary: each output's own choice, else the request's."""
     said = {output.name: output.parameters.binary_data for output in asked.outputs or []}
     default = asked.parameters.binary_data_output
     return frozenset(name for name in wanted if (default if said.get(name) is None else said[name]))

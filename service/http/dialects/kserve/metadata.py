@@ -1,6 +1,6 @@
-"""What is there and whether it is ready, KServe's and Triton's way: metadata, configuration, index and statistics.
+"""The routes of KServe and Triton for metadata, readiness, configuration, index and statistics.
 
-Triton's model control is not here: `POST /v1/models/{name}/load` is the way to another version.
+There is no route for Triton's model control: `POST /v1/models/{name}/load` switches versions.
 """
 
 from typing import Any, Final
@@ -37,7 +37,7 @@ _CONFIG: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ModelConfig}, 
 _INDEX: Final[dict[int | str, dict[str, Any]]] = {200: {"model": list[ModelIndex]}}
 _STATISTICS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ModelStatistics}, 404: {}}
 VERSION: Final = "1"
-# Triton's names of them. Of its model_repository there is the index alone, so it is not told.
+# Triton's names. Its model_repository is not listed, because only the index is implemented.
 _EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "schedule_policy", "statistics")
 _OK: Final = 200
 _UNAVAILABLE: Final = 503
@@ -59,7 +59,7 @@ _READY: Final[dict[int | str, dict[str, Any]]] = {
     responses=_CONFIG,
 )
 async def describe_config(model: str, resources: Opened, version: str = VERSION) -> Response:
-    """In the names of Triton's ModelConfig, what holds here of batches, tensors and the queue."""
+    """Describes batches, tensors and the queue with the field names of Triton's ModelConfig."""
     check_version(model, version, resources)
     encoder, limits = resources.encoder, resources.settings.limits
     size = encoder.preprocess.crop
@@ -110,7 +110,7 @@ async def describe_config(model: str, resources: Opened, version: str = VERSION)
     openapi_extra={"requestBody": {**json_body(IndexRequest)["requestBody"], "required": False}},
 )
 async def index(request: Request, resources: Opened) -> Response:
-    """The one model that is served, and whether it is ready; its other versions in Triton are not listed."""
+    """Lists the one served model with its state; its other versions in Triton are not listed."""
     content = await read_optional_json(request, resources)
     asked = validated(IndexRequest, content)
     model = {"name": resources.encoder.name, "version": VERSION}
@@ -142,7 +142,7 @@ async def all_statistics(resources: Opened) -> Response:
     responses=_STATISTICS,
 )
 async def statistics(model: str, resources: Opened, version: str = VERSION) -> Response:
-    """Requests with images of every dialect, by all server processes together, since the server started."""
+    """Counts requests with images in every dialect since the server started, in all processes."""
     check_version(model, version, resources)
     return _statistics(resources)
 
@@ -155,13 +155,13 @@ def _statistics(resources: Resources) -> Response:
 
 
 def _configured(name: str, data_type: str, *dims: int) -> dict[str, Any]:
-    """Returns a tensor as Triton's configuration has it: without the batch's own dimension."""
+    """Returns a tensor in Triton's configuration format, without the dimension of the batch."""
     return {"name": name, "data_type": data_type, "dims": list(dims)}
 
 
 @router.get("/v2/health/live", responses={200: {"model": LiveAnswer}})
 async def live() -> dict[str, bool]:
-    """The process answers."""
+    """Answers as long as the process lives."""
     return {"live": True}
 
 
@@ -169,7 +169,7 @@ async def live() -> dict[str, bool]:
     "/v2/health/ready", responses={status: {"model": ReadyAnswer} for status in (_OK, _UNAVAILABLE)}
 )
 async def ready(resources: Opened, response: Response) -> dict[str, bool]:
-    """As /health/ready."""
+    """Answers whether the server can serve, as /health/ready does."""
     return {"ready": await _is_ready(resources, response)}
 
 
@@ -180,7 +180,7 @@ async def ready(resources: Opened, response: Response) -> dict[str, bool]:
     responses={200: {"model": ServerMetadata}},
 )
 async def server() -> Response:
-    """Name, version, extensions."""
+    """Answers with the server's name, version and extensions."""
     return json_answer({"name": "mlcd", "version": __version__, "extensions": _EXTENSIONS})
 
 
@@ -194,7 +194,7 @@ async def server() -> Response:
     responses=_METADATA,
 )
 async def describe_model(model: str, resources: Opened, version: str = VERSION) -> Response:
-    """Inputs, of which a request carries one, and outputs; the fingerprint as a parameter."""
+    """Describes the inputs, of which a request carries one, the outputs and the fingerprint."""
     check_version(model, version, resources)
     encoder = resources.encoder
     size = encoder.preprocess.crop
@@ -222,13 +222,13 @@ async def describe_model(model: str, resources: Opened, version: str = VERSION) 
 async def model_ready(
     model: str, resources: Opened, response: Response, version: str = VERSION
 ) -> dict[str, Any]:
-    """As /health/ready, of the served model."""
+    """Answers whether the served model is ready, as /health/ready does."""
     check_version(model, version, resources)
     return {"name": model, "ready": await _is_ready(resources, response)}
 
 
 def check_version(model: str, version: str, resources: Resources) -> None:
-    """Raises NotFound for any but the one version of the served model."""
+    """Raises NotFound unless this is the one version of the served model."""
     check_model(model, resources)
     if version != VERSION:
         raise NotFound("there is no such version of the model", remedy=f"use {VERSION}")

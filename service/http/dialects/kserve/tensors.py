@@ -1,8 +1,8 @@
 """Tensors on KServe's wire: a JSON part, then the binary tensors one after the other.
 
-The header Inference-Header-Content-Length says where the JSON part ends; 0 means that all is one raw tensor. An element
-of a binary BYTES tensor is its length as little-endian uint32, then so many bytes. Nothing that a client states about
-sizes is believed before it is compared with what came.
+The header Inference-Header-Content-Length says where the JSON part ends; 0 means that the whole
+body is one raw tensor. An element of a binary BYTES tensor is its length as little-endian uint32,
+followed by its bytes. Every size that a client states is compared with the data before it is used.
 """
 
 import math
@@ -31,9 +31,10 @@ _DIGITS: Final = re.compile(r"[0-9]{1,15}")
 
 
 def split(body: bytes, stated: str | None) -> tuple[memoryview, memoryview]:
-    """The JSON part and what follows it. stated: the header's text, None where it is absent.
+    """Returns the JSON part and what follows it.
 
-    Raises BadRequest where it is no length or longer than the body.
+    stated: the header's text, None where it is absent. Raises BadRequest where it is no length or
+    longer than the body.
     """
     view = memoryview(body)
     if stated is None:
@@ -44,7 +45,10 @@ def split(body: bytes, stated: str | None) -> tuple[memoryview, memoryview]:
 
 
 def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
-    """The `num` elements of a binary BYTES tensor. Raises BadRequest where they do not fill it exactly."""
+    """Returns the `num` elements of a binary BYTES tensor.
+
+    Raises BadRequest where they do not fill it exactly.
+    """
     elements, place = [], 0
     for _ in range(num):
         if place + _LENGTH.size > len(tensor):
@@ -59,14 +63,17 @@ def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
 
 
 def read_pixels(tensor: memoryview, shape: Sequence[int]) -> ImageBatch:
-    """A binary UINT8 tensor. Raises BadRequest where it has another size than `shape` says."""
+    """Returns a binary UINT8 tensor. Raises BadRequest where its size does not fit `shape`."""
     if len(tensor) != math.prod(shape):
         raise BadRequest("a UINT8 tensor is not as long as its shape says", param="inputs")
     return np.frombuffer(tensor, np.uint8).reshape(shape)
 
 
 def pixels_from_json(data: Any, shape: Sequence[int]) -> ImageBatch:
-    """Numbers of a UINT8 tensor, nested or flat. Raises BadRequest where they are not so many integers in 0..255."""
+    """Returns a UINT8 tensor from its numbers in JSON, nested or flat.
+
+    Raises BadRequest where they do not fit `shape` or are not integers in 0..255.
+    """
     try:
         values = np.asarray(data)
     except (ValueError, OverflowError):
@@ -86,9 +93,10 @@ def pixels_from_json(data: Any, shape: Sequence[int]) -> ImageBatch:
 def write(
     content: dict[str, Any], outputs: Mapping[str, NDArray[Any]], binary: frozenset[str]
 ) -> tuple[bytes, int]:
-    """The body of an answer and the length of its JSON part. outputs: float32 or int32; binary: names of those so sent.
+    """Returns the body of an answer and the length of its JSON part.
 
-    content: the JSON part without its outputs.
+    content: the JSON part without its outputs. outputs: float32 or int32. binary: names of the
+    outputs to send in binary.
     """
     described, tensors = [], []
     for name, array in outputs.items():

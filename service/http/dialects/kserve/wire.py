@@ -1,4 +1,4 @@
-"""Wire models of KServe's Open Inference Protocol (v2) over HTTP."""
+"""The wire models of KServe's Open Inference Protocol (v2) over HTTP."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -11,25 +11,25 @@ Datatype = Literal["BYTES", "UINT8", "FP32", "INT32"]
 
 
 class LiveAnswer(BaseModel):
-    """Whether the process answers."""
+    """The answer of a process that lives."""
 
     live: bool
 
 
 class ReadyAnswer(BaseModel):
-    """Whether it can serve."""
+    """The answer whether the server can serve."""
 
     ready: bool
 
 
 class ModelReadyAnswer(ReadyAnswer):
-    """Whether this model can serve."""
+    """The answer whether this model can serve."""
 
     name: str
 
 
 class ServerMetadata(BaseModel):
-    """The server and what it speaks beyond the protocol."""
+    """The server and the extensions that it has beyond the protocol."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class ServerMetadata(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """-1: any size."""
+    """A tensor of the model; -1 in its shape stands for any size."""
 
     name: str
     datatype: Datatype
@@ -45,7 +45,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """Inputs are alternatives: a request carries one of them."""
+    """The model's tensors; its inputs are alternatives, of which a request carries one."""
 
     name: str
     versions: list[str]
@@ -56,7 +56,10 @@ class ModelMetadata(BaseModel):
 
 
 class ConfiguredTensor(BaseModel):
-    """A tensor without the dimension of the batch. optional: another input may be given in its place."""
+    """A tensor without the dimension of the batch.
+
+    optional: another input may be given in its place.
+    """
 
     name: str
     data_type: Literal["TYPE_STRING", "TYPE_UINT8", "TYPE_FP32", "TYPE_INT32"]
@@ -65,7 +68,7 @@ class ConfiguredTensor(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """Triton's ModelConfig, of which this has what holds here. max_batch_size: images in one request."""
+    """The fields of Triton's ModelConfig that apply here. max_batch_size: images in one request."""
 
     name: str
     platform: str
@@ -78,7 +81,7 @@ class ModelConfig(BaseModel):
 
 
 class IndexRequest(BaseModel):
-    """ready: only a model that can serve."""
+    """The request for the index. ready: list only a model that can serve."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,7 +89,7 @@ class IndexRequest(BaseModel):
 
 
 class ModelIndex(BaseModel):
-    """reason: where it is not ready."""
+    """An entry of the index. reason: why the model is not ready."""
 
     name: str
     version: str
@@ -95,14 +98,17 @@ class ModelIndex(BaseModel):
 
 
 class Duration(BaseModel):
-    """How often it was measured, and all of it together; a count of 0 is what is not measured."""
+    """A number of measurements and their sum; a count of 0 means that nothing is measured."""
 
     count: int
     ns: int
 
 
 class InferenceStatistics(BaseModel):
-    """Statistics of requests. compute_input: decoding; compute_infer: of the batches that their images rode in."""
+    """The statistics of requests.
+
+    compute_input: decoding. compute_infer: the inference of the batches with the requests' images.
+    """
 
     success: Duration
     fail: Duration
@@ -115,12 +121,15 @@ class InferenceStatistics(BaseModel):
 
 
 class VersionStatistics(BaseModel):
-    """inference_count: images, execution_count: batches that the engine computed, the server's own trials included."""
+    """The statistics of the served version.
+
+    inference_count: images. execution_count: batches that the engine computed, with the server's
+    own trials.
+    """
 
     name: str
     version: str
-    last_inference: int
-    """Milliseconds since 1970; 0: there was none."""
+    last_inference: int  # milliseconds since 1970; 0: there was none
     inference_count: int
     execution_count: int
     inference_stats: InferenceStatistics
@@ -128,13 +137,13 @@ class VersionStatistics(BaseModel):
 
 
 class ModelStatistics(BaseModel):
-    """Triton's statistics of the served model."""
+    """The statistics of the served model in Triton's format."""
 
     model_stats: list[VersionStatistics]
 
 
 class InputParameters(BaseModel):
-    """binary_data_size: bytes of this tensor after the JSON part."""
+    """Parameters of an input. binary_data_size: bytes of this tensor after the JSON part."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -142,7 +151,11 @@ class InputParameters(BaseModel):
 
 
 class InputTensor(BaseModel):
-    """`image`: BYTES [n], encoded images, in JSON base64 or URLs; `image_u8`: UINT8 [n, 3, S, S], prepared pixels."""
+    """An input tensor.
+
+    `image`: BYTES [n], encoded images, in JSON base64 or URLs. `image_u8`: UINT8 [n, 3, S, S],
+    prepared pixels.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -154,7 +167,7 @@ class InputTensor(BaseModel):
 
 
 class OutputParameters(BaseModel):
-    """binary_data: this output after the JSON part."""
+    """Parameters of an output. binary_data: send this output after the JSON part."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -162,7 +175,7 @@ class OutputParameters(BaseModel):
 
 
 class RequestedOutput(BaseModel):
-    """embedding, label_ids or label_scores."""
+    """An output to return: embedding, label_ids or label_scores."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -171,24 +184,28 @@ class RequestedOutput(BaseModel):
 
 
 class InferParameters(BaseModel):
-    """binary_data_output: every output after the JSON part. top: labels per image."""
+    """Parameters of a request.
+
+    binary_data_output: send every output after the JSON part. top: labels per image.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     binary_data_output: StrictBool = False
     top: Annotated[StrictInt, Field(ge=1)] = 8
+    # Microseconds until the client needs no answer any more, which then is 504. With 0, or more
+    # than the server's own deadline, the latter holds.
     timeout: Annotated[StrictInt, Field(ge=0)] = 0
-    """Microseconds until the answer is of no use: 504 then. 0, or more than the server allows: its own deadline."""
+    # Not used: a Triton model without priority levels ignores it, too.
     priority: Annotated[StrictInt, Field(ge=0)] = 0
-    """Not used, as by a model of Triton's without priority levels."""
+    # Sequences are not used: a Triton model without state ignores them, too.
     sequence_id: Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(max_length=128)] = 0
-    """Not used, nor its start and end, as by a model of Triton's without state: every image is on its own."""
     sequence_start: StrictBool = False
     sequence_end: StrictBool = False
 
 
 class InferRequest(BaseModel):
-    """One input; without `outputs` every output comes back."""
+    """A request with one input; without `outputs` every output comes back."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -217,7 +234,7 @@ class InferRequest(BaseModel):
 
 
 class OutputTensor(BaseModel):
-    """`data` row by row, or parameters.binary_data_size bytes after the JSON part."""
+    """An output: `data` row by row, or parameters.binary_data_size bytes after the JSON part."""
 
     name: str
     shape: list[int]
@@ -227,7 +244,10 @@ class OutputTensor(BaseModel):
 
 
 class InferResponse(BaseModel):
-    """embedding FP32 [n, D]; with centers also label_ids INT32 and label_scores FP32 [n, L], best first."""
+    """The outputs: embedding FP32 [n, D], and labels where there are centers.
+
+    Labels are label_ids INT32 and label_scores FP32 [n, L], best first.
+    """
 
     model_name: str
     model_version: str

@@ -1,1 +1,1 @@
-"""The wire models of our own routes."""
+"""The dialect of our own routes."""

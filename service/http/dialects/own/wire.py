@@ -1,4 +1,7 @@
-"""Wire models of our own routes. Answers with vectors are described here and written without passing through here."""
+"""The wire models of our own routes.
+
+Models of answers with vectors are documentation: the vectors are written without them.
+"""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -12,7 +15,10 @@ _PREFIX: Final = "urn:mlcd:problem:"
 
 
 class Problem(BaseModel):
-    """RFC 9457. type: urn:mlcd:problem: and a stable name. limit, index, param: where one applies."""
+    """A refusal by RFC 9457.
+
+    type: urn:mlcd:problem: and a stable name. limit, index, param: where one applies.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -21,7 +27,8 @@ class Problem(BaseModel):
                     "type": "urn:mlcd:problem:too-large",
                     "title": "Too large",
                     "status": 413,
-                    "detail": "65 items in one request, more than 64: the limit max_images is stated in /v1/info",
+                    "detail": "65 items in one request, more than 64:"
+                    " the limit max_images is stated in /v1/info",
                     "instance": "/v1/images/embed",
                     "request_id": "3f0c",
                     "limit": "max_images",
@@ -54,12 +61,12 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
     }
 
 
+# It covers every path that no other dialect covers.
 DIALECT: Final = Dialect(("",), "application/problem+json", Problem, _refusal)
-"""Every path that is no other dialect's."""
 
 
 class ItemError(BaseModel):
-    """Why one image of a batch failed; the others are answered."""
+    """The error of one image of a batch; the others are answered."""
 
     index: int
     type: ImageReason
@@ -68,7 +75,7 @@ class ItemError(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What every answer says about the model behind it."""
+    """The fields about the model that every answer has."""
 
     model: str
     fingerprint: str
@@ -76,14 +83,14 @@ class Provenance(BaseModel):
 
 
 class EmbeddedImage(BaseModel):
-    """One unit row."""
+    """The embedding of one image, of unit length."""
 
     index: int
     embedding: list[float]
 
 
 class EmbeddedImages(Provenance):
-    """Rows of the images that succeeded, errors of the others, by their index in the request."""
+    """Embeddings of the images that succeeded and errors of the others, by index in the request."""
 
     dimension: int
     results: list[EmbeddedImage]
@@ -91,7 +98,10 @@ class EmbeddedImages(Provenance):
 
 
 class QueryRequest(BaseModel):
-    """Give one of them. images: data-URIs or URLs; each may fail alone. embeddings: rows of the model's dimension."""
+    """Queries as images or as embeddings.
+
+    images: data-URIs or URLs; each may fail alone. embeddings: rows of the model's dimension.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -106,9 +116,10 @@ class QueryRequest(BaseModel):
 
 
 class SearchOptions(BaseModel):
-    """filter: see docs/explanation/collections.md. threshold: the least cosine of what is found. exact: compare all.
+    """The options of a search.
 
-    metadata: false leaves the matches' metadata out.
+    filter: see docs/explanation/collections.md. threshold: the least cosine of a match. exact:
+    compare with all items. metadata: false leaves the matches' metadata out.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -121,7 +132,7 @@ class SearchOptions(BaseModel):
 
 
 class SearchRequest(SearchOptions):
-    """Give one of images, embeddings, id and ids: of items that are in the collection."""
+    """A search by one of images, embeddings, id and ids; ids are those of stored items."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -140,9 +151,10 @@ class SearchRequest(SearchOptions):
 
 
 class Example(BaseModel):
-    """A sample near a center. collection: that holds it as an item; null: a member when the center was made.
+    """A sample near a center.
 
-    similarity: cosine with the center; null where the center has moved since, by training.
+    collection: the one that holds it as an item; null for a member of the cluster behind the
+    center. similarity: cosine with the center; null where training has moved the center since.
     """
 
     collection: str | None
@@ -151,7 +163,7 @@ class Example(BaseModel):
 
 
 class Label(BaseModel):
-    """similarity: cosine with the center. examples: where they were asked for."""
+    """A label of an image. similarity: cosine with the center. examples: if they were asked for."""
 
     id: int
     similarity: float
@@ -160,16 +172,17 @@ class Label(BaseModel):
 
 
 class LabeledImage(BaseModel):
-    """Labels best first, equal similarities by the lower id."""
+    """The labels of one image, best first; among equal similarities the lower id is first."""
 
     index: int
     labels: list[Label]
 
 
 class Audit(BaseModel):
-    """recall: share of the exact `top` found on `rows` rows; low, high: its 95 % interval.
+    """The measured recall of approximate labels.
 
-    source: whose rows: those that shipped with the centers, or of the collections.
+    recall: share of the exact `top` found on `rows` rows. low, high: its 95 % interval. source: the
+    rows shipped with the centers, or are those of the collections.
     """
 
     recall: float
@@ -183,7 +196,10 @@ class Audit(BaseModel):
 
 
 class LabeledImages(Provenance):
-    """centers: digest of the center set that ids refer to. audit: of approximate answers."""
+    """The labels of images.
+
+    centers: digest of the center set that ids refer to. audit: that of approximate answers.
+    """
 
     centers: str
     mode: Literal["exact", "approximate"]
@@ -193,7 +209,7 @@ class LabeledImages(Provenance):
 
 
 class DescribedCenter(Provenance):
-    """size: members when it was clustered."""
+    """A center. size: the number of its members in the clustering."""
 
     centers: str
     id: int
@@ -204,7 +220,7 @@ class DescribedCenter(Provenance):
 
 
 class ItemMatch(BaseModel):
-    """similarity: the cosine. metadata: null where the request leaves them out."""
+    """A found item. similarity: the cosine. metadata: null where the request leaves them out."""
 
     id: str
     similarity: float
@@ -212,14 +228,14 @@ class ItemMatch(BaseModel):
 
 
 class MatchedImage(BaseModel):
-    """Matches most similar first."""
+    """The matches of one query, the most similar first."""
 
     index: int
     matches: list[ItemMatch]
 
 
 class FoundItems(Provenance):
-    """Of each query that could be made, the most similar items.
+    """The most similar items of each query that could be made.
 
     exact: every item that matches was compared. matching: how many items the filter leaves.
     """
@@ -232,7 +248,11 @@ class FoundItems(Provenance):
 
 
 class CreateRequest(BaseModel):
-    """dimension: that of the served model, or nothing. recall: recall@10 that the index has to show; 0.99."""
+    """A request for a new collection.
+
+    dimension: that of the served model, or nothing. recall: the recall@10 that the index must
+    reach; 0.99 by default.
+    """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, json_schema_extra={"examples": [{"recall": 0.95}]}
@@ -243,7 +263,10 @@ class CreateRequest(BaseModel):
 
 
 class IndexRecall(BaseModel):
-    """recall@10 on `queries` held-out items, with its interval of 95 %; rows: that the index held then."""
+    """The recall@10 of an index on `queries` held-out items, with its 95 % interval.
+
+    rows: how many the index held then.
+    """
 
     target: float
     measured: float
@@ -254,10 +277,12 @@ class IndexRecall(BaseModel):
 
 
 class DescribedIndex(BaseModel):
-    """kind: flat is none: searches are exact. indexed, unindexed: the latter are scanned beside it.
+    """The index of a collection.
 
-    effort: how far it looks. recall: null where searches are exact. damaged: it was, and is made again; until then
-    searches are exact. error: why the last attempt to make it failed.
+    kind: flat means that there is no index and searches are exact. indexed, unindexed: numbers of
+    items; those that are not in the index are scanned beside it. effort: how far a search looks.
+    recall: null where searches are exact. damaged: the index was damaged and is made again;
+    searches are exact until then. error: why the last attempt to make it failed.
     """
 
     kind: Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
@@ -272,7 +297,11 @@ class DescribedIndex(BaseModel):
 
 
 class DescribedCollection(BaseModel):
-    """usable: of the served model. writable: false where the server may only read it. fields: that filters can name."""
+    """A collection.
+
+    usable: it holds embeddings of the served model. writable: false where the server may only read
+    it. fields: those that filters can name.
+    """
 
     name: str
     items: int
@@ -285,20 +314,24 @@ class DescribedCollection(BaseModel):
 
 
 class CollectionList(BaseModel):
-    """Every collection."""
+    """The list of all collections."""
 
     collections: list[DescribedCollection]
 
 
 class DeletedCollection(BaseModel):
-    """It is there no longer."""
+    """The answer after a collection was deleted."""
 
     collection: str
     outcome: Literal["deleted"]
 
 
 class GivenItem(BaseModel):
-    """image: a data-URI or URL; or its embedding. metadata: a JSON object; without one, the item has none."""
+    """An item to add.
+
+    image: a data-URI or URL; or its embedding. metadata: a JSON object; without it the item has
+    none.
+    """
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra=exactly_one(image="string", embedding="array")
@@ -311,7 +344,7 @@ class GivenItem(BaseModel):
 
 
 class AddRequest(BaseModel):
-    """Items that are there afterward, each as it is given here; each may fail alone."""
+    """A request to add items or replace those with the same id; each may fail alone."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -330,7 +363,10 @@ class AddRequest(BaseModel):
 
 
 class AddedItem(BaseModel):
-    """outcome: unchanged where the embedding's bits and the metadata are those that were there."""
+    """An added item.
+
+    outcome: unchanged where the embedding's bits and the metadata were the same.
+    """
 
     index: int
     id: str
@@ -338,7 +374,10 @@ class AddedItem(BaseModel):
 
 
 class RefusedItem(BaseModel):
-    """Why one item of a batch was not added; type: of its image, or that its other fields cannot be used."""
+    """The error of one item that was not added.
+
+    type: the image's error, or cannot-be-processed where another field cannot be used.
+    """
 
     index: int
     type: ImageReason | Literal["cannot-be-processed"]
@@ -347,7 +386,7 @@ class RefusedItem(BaseModel):
 
 
 class AddedItems(Provenance):
-    """Outcomes of the items that were added, errors of the others, by their index in the request."""
+    """Outcomes of the items that were added and errors of the others, by index in the request."""
 
     collection: str
     results: list[AddedItem]
@@ -355,7 +394,7 @@ class AddedItems(Provenance):
 
 
 class MetadataRequest(BaseModel):
-    """metadata: in place of all that the item has."""
+    """A request that replaces all metadata of an item."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -367,7 +406,7 @@ class MetadataRequest(BaseModel):
 
 
 class DescribedItem(BaseModel):
-    """embedding: of unit length, where it was asked for."""
+    """A stored item. embedding: it has unit length; null where it was not asked for."""
 
     collection: str
     id: str
@@ -376,7 +415,7 @@ class DescribedItem(BaseModel):
 
 
 class ChangedItem(BaseModel):
-    """What became of it."""
+    """The outcome of a change to an item."""
 
     collection: str
     id: str
@@ -384,7 +423,7 @@ class ChangedItem(BaseModel):
 
 
 class DuplicatesRequest(BaseModel):
-    """similarity: the least cosine of a pair."""
+    """A request for near-duplicates. similarity: the least cosine of a pair."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, json_schema_extra={"examples": [{"similarity": 0.95}]}
@@ -394,14 +433,14 @@ class DuplicatesRequest(BaseModel):
 
 
 class DuplicateGroup(BaseModel):
-    """Two items or more. similarities: of each, the cosine to the one of the others that is most like it."""
+    """A group of two items or more. similarities: each item's cosine to its nearest in it."""
 
     ids: list[str]
     similarities: list[float]
 
 
 class FoundDuplicates(BaseModel):
-    """Groups that chains of pairs above the similarity join."""
+    """Groups of items that are joined by chains of pairs of at least the similarity."""
 
     collection: str
     similarity: float
@@ -409,8 +448,10 @@ class FoundDuplicates(BaseModel):
 
 
 class LoadRequest(BaseModel):
-    """version: as in Triton's repository; null: the newest there. unload: Triton then lets go of all others, which is
-    false where other servers still use them.
+    """A request to switch to another version of the model.
+
+    version: as in Triton's repository; null: the newest there. unload: Triton then unloads all
+    other versions; set it to false where other servers still use them.
     """
 
     model_config = ConfigDict(
@@ -422,14 +463,17 @@ class LoadRequest(BaseModel):
 
 
 class Foreign(BaseModel):
-    """What was made with another model, and the fingerprints of those: refused while this one is served."""
+    """Centers and collections of other models, with their fingerprints.
+
+    Requests for them are refused while this model is served.
+    """
 
     centers: str | None
     collections: dict[str, str]
 
 
 class LoadedModel(Provenance):
-    """centers: digest of those in use."""
+    """The model that is served now. centers: digest of those in use."""
 
     version: int
     centers: str | None
@@ -438,7 +482,10 @@ class LoadedModel(Provenance):
 
 
 class CenterSet(BaseModel):
-    """modes: exact, and approximate where the server was started so; then with its audit."""
+    """The centers in use.
+
+    modes: exact, and approximate where the server's settings allow it; then with its audit.
+    """
 
     digest: str
     num_centers: int
@@ -447,7 +494,7 @@ class CenterSet(BaseModel):
 
 
 class Info(Provenance):
-    """What is served, and within which limits."""
+    """The served model and the limits."""
 
     version: str
     dimension: int

@@ -13,7 +13,7 @@ def test_it_is_bounded_and_given_back():
     capacity = new_capacity(10)
     for _ in range(3):
         capacity.reserve(10, owner=None)
-        with pytest.raises(Overloaded, match="the server holds as many bytes"):
+        with pytest.raises(Overloaded, match="the server is at its limit of bytes"):
             capacity.reserve(1, owner=None)
         capacity.release(10, owner=None)
     with pytest.raises(ZeroDivisionError), capacity.reserved(10, owner=None):

@@ -13,7 +13,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from service.errors import RateExceeded
 from service.keys import rates
 from service.keys.file import Key
-from service.keys.rates import Rates, RequestAccount, open_rates
+from service.keys.rates import RateLimiter, RequestAccount, open_rate_limiter
 from tests.unit.service.cached import redis_server
 from tests.unit.service.engines import new_metrics, run, sample
 
@@ -51,7 +51,7 @@ async def accepted(rates, who, *requests):
 @looped
 async def test_as_many_images_as_the_rate_and_no_more():
     metrics = new_metrics()
-    rates = Rates(metrics=metrics)
+    rates = RateLimiter(metrics=metrics)
     assert await accepted(rates, key(), 4, 4, 4, 2, 1) == [4, 4, 2]
     assert sample(metrics, 'mlcd_rejected_total{reason="rate"}') == 2
     assert await accepted(rates, key(2), 10, 1) == [10]
@@ -61,10 +61,8 @@ async def test_as_many_images_as_the_rate_and_no_more():
 
 @looped
 async def test_a_request_that_could_never_pass_is_told_so():
-    rates = Rates(metrics=new_metrics())
-    with pytest.raises(
-        InvalidInput, match="11 images in one request, and the API key may send 10 a minute"
-    ):
+    rates = RateLimiter(metrics=new_metrics())
+    with pytest.raises(InvalidInput, match="11 images in one request, and the API key may send 10 a minute"):
         await rates.take(key(), 11)
     assert await accepted(rates, key(), 10) == [10]
 
@@ -82,7 +80,7 @@ async def test_after_the_seconds_it_says_a_request_passes_and_not_before(monkeyp
         (59, 10, 61, 0, 4),
         (10, 3, 65, 8, 1),
     ]:
-        rates = Rates(metrics=new_metrics())
+        rates = RateLimiter(metrics=new_metrics())
         now = start + first_at
         await rates.take(key(), first)
         now = start + second_at
@@ -103,7 +101,7 @@ def account(rates, who, taken):
 
 @looped
 async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
-    rates = Rates(metrics=new_metrics())
+    rates = RateLimiter(metrics=new_metrics())
     await rates.take(key(), 3)
     await account(rates, key(), 3).charge([0, 1, 100, 101, 200, 201, 1, 350])  # 0 0 0 1 1 2 0 3
     with pytest.raises(
@@ -125,7 +123,7 @@ async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
 async def test_after_the_seconds_it_says_the_whole_request_passes(monkeypatch):
     now = 1_800_000_000.0
     monkeypatch.setattr("limits.aio.storage.memory.time.time", lambda: now)
-    rates = Rates(metrics=new_metrics())
+    rates = RateLimiter(metrics=new_metrics())
     await rates.take(key(), 7)
     now += 20
     await rates.take(key(), 2)
@@ -141,8 +139,8 @@ def test_servers_with_one_redis_count_together(tmp_path):
     @looped
     async def check():
         async with (
-            open_rates(server.url, metrics=new_metrics()) as one,
-            open_rates(server.url, metrics=new_metrics()) as other,
+            open_rate_limiter(server.url, metrics=new_metrics()) as one,
+            open_rate_limiter(server.url, metrics=new_metrics()) as other,
         ):
             assert await accepted(one, key(), 6) == [6]
             assert await accepted(other, key(), 6, 4, 1) == [4]
@@ -165,7 +163,7 @@ def test_without_redis_each_server_counts_for_itself_and_comes_back(
 
     @looped
     async def check():
-        async with open_rates(server.url, metrics=new_metrics()) as rates:
+        async with open_rate_limiter(server.url, metrics=new_metrics()) as rates:
             assert await accepted(rates, key(), 6) == [6]
             if fault == "stopped":
                 server.stop()
@@ -198,13 +196,13 @@ def test_without_redis_each_server_counts_for_itself_and_comes_back(
 
 @looped
 async def test_a_redis_that_is_not_there_at_start_fails_nothing():
-    async with open_rates("redis://127.0.0.1:1/0", metrics=new_metrics()) as rates:
+    async with open_rate_limiter("redis://127.0.0.1:1/0", metrics=new_metrics()) as rates:
         assert await accepted(rates, key(), 6, 6) == [6]
 
 
 def test_a_url_of_something_else_is_refused_and_not_repeated():
     async def open_it():
-        async with open_rates("http://user:SECRET@host", metrics=new_metrics()):
+        async with open_rate_limiter("http://user:SECRET@host", metrics=new_metrics()):
             pass
 
     with pytest.raises(ConfigInvalid, match="MLCD_REDIS_URL") as caught:

@@ -9,17 +9,16 @@ from tests.unit.service.engines import new_metrics, sample
 COUNT = """
 import sys
 from pathlib import Path
-from service.telemetry.metrics import Metrics, count_together
+from service.telemetry.metrics import Metrics, use_multiprocess_dir
 
 directory, slot = Path(sys.argv[1]), int(sys.argv[2])
-count_together(directory, slot)
-described = {"model": "m", "fingerprint": "f", "engine": "e", "precision": "p", "preprocess": "1"}
-metrics = Metrics(**described, together=directory)
+use_multiprocess_dir(directory, slot)
+metrics = Metrics(model="m", fingerprint="f", engine="e", precision="p", preprocess="1", multiprocess_dir=directory)
 metrics.request("/v1/labels", 200, 0.02)
 metrics.batch(3, 0.1, 0.01)
 metrics.inference_request(200, 0.5, {"queue": (1.0, 1.01), "inference": (1.01, 1.11)})
 metrics.inference_request(503, 0.25, {})
-metrics.held("images", 5)
+metrics.reserved("images", 5)
 metrics.engine_up(lambda: slot == 0)
 print(metrics.exposition().decode())
 """
