@@ -28,7 +28,7 @@ from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder
 from service.inference.space import open_collections, open_space
 from service.inference.switch import ModelSwitch
-from service.jobs.service import JobDesk, open_desk
+from service.jobs.service import JobService, open_job_service
 from service.keys.rates import RateLimiter, open_rate_limiter
 from service.keys.ring import KeyRing
 from service.settings import Settings
@@ -66,7 +66,7 @@ class Resources:
     keys: KeyRing | None
     rate_limiter: RateLimiter
     fetcher: Fetcher
-    jobs: JobDesk | None
+    jobs: JobService | None
 
     @property
     def engine(self) -> Engine:

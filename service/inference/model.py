@@ -18,6 +18,7 @@ from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import Direct, TritonEngine
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
+from service.inference.served import ServedEncoder
 from service.inference.space import ModelData
 from service.settings import Settings
 from service.telemetry.metrics import Metrics

@@ -20,6 +20,7 @@ from mlcd.errors import (
 from service.host.allocator import keep_what_is_open
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.model import ServedModel, SharedResources, open_model
+from service.inference.served import ServedEncoder
 from service.inference.space import open_space
 from service.timings import RETIREMENT_S
 

@@ -62,7 +62,9 @@ async def test_as_many_images_as_the_rate_and_no_more():
 @looped
 async def test_a_request_that_could_never_pass_is_told_so():
     rates = RateLimiter(metrics=new_metrics())
-    with pytest.raises(InvalidInput, match="11 images in one request, and the API key may send 10 a minute"):
+    with pytest.raises(
+        InvalidInput, match="11 images in one request, and the API key may send 10 a minute"
+    ):
         await rates.take(key(), 11)
     assert await accepted(rates, key(), 10) == [10]
 
