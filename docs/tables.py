@@ -35,8 +35,8 @@ process](../explanation/pipeline.md#the-engines-process) and [keys](../how-to/ke
 _LAYOUT_HEAD: Final = """# How the code is laid out
 
 Every file of the product and the first sentence that it says of itself. Imports point down: the
-[architecture](architecture.md) draws the layers, and `make lint` holds them. Tests lie as the source
-does, under `tests/unit/`. This page is made from the source by `python docs/tables.py`.
+[architecture](architecture.md) draws the layers, and `make lint` holds them. Tests lie as the
+source does, under `tests/unit/`. This page is made from the source by `python docs/tables.py`.
 """
 _RECIPES_HEAD: Final = """# Recipes
 

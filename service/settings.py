@@ -276,7 +276,7 @@ class Settings(BaseSettings):
     fixed latency for load tests; it and a model fake:… need each other."""
     precision: Literal["fp32", "bf16"] = "fp32"
     exif: ExifPolicy | None = None
-    """What EXIF orientation tags do, in place of the model's preprocessing. It changes the
+    """The effect of EXIF orientation tags, in place of the model's preprocessing. It changes the
     fingerprint."""
     decode: DecodeMode | None = None
     """exact or fast (JPEG decoded at a fraction of its size), in place of the model's

@@ -1,4 +1,6 @@
-"""Fixtures: the shared data where it is at hand, small real images everywhere, and one trained small model."""
+"""Fixtures: the shared data where it is at hand, small real images everywhere, and one trained
+small model.
+"""
 
 import contextlib
 import io
@@ -28,12 +30,14 @@ checkpoint: {every_steps: 10}
 
 
 PLAIN_CPU = {"OV_CPU_MAX_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""What OpenVINO, oneDNN and torch ask for what they may use; the processes that tests start inherit it."""
+"""The switches of OpenVINO, oneDNN and torch; the processes that tests start inherit them."""
 
 
 PATIENT_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
-"""Threads that wait sleep. They spin where every process has the cores to itself, and among the processes of the tests
-that is most of what they do: a linear probe of 200 rows took 30 s of CPU time, and takes 5."""
+"""Threads that wait sleep. They spin where every process has the cores to itself, and among the
+processes of the tests that is most of what they do: a linear probe of 200 rows took 30 s of CPU
+time, and takes 5.
+"""
 
 
 def pytest_addoption(parser):
@@ -50,7 +54,8 @@ def pytest_configure(config):
     )
     if config.getoption("plain_cpu"):
         os.environ.update(PLAIN_CPU)  # read when a library computes first
-    # A background job of a shell ignores Ctrl-C and hands that down to what the tests start; a terminal does not.
+    # A background job of a shell ignores Ctrl-C and hands that down to what the tests start; a
+    # terminal does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -96,7 +101,9 @@ def tiny_recipe(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
-    """The whole journey on 200 digits by the public commands: every artifact of the demo, in seconds."""
+    """The whole journey on 200 digits by the public commands: every artifact of the demo, in
+    seconds.
+    """
     out = tmp_path_factory.mktemp("journey") / "demo"
     call_demo("--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
     return out
@@ -135,7 +142,9 @@ def run_mlcd(
 
 
 def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the command in this process, for what does not depend on having one of its own: `import torch` takes seconds."""
+    """Runs the command in this process, for what does not depend on having one of its own: `import
+    torch` takes seconds.
+    """
     from mlcd.cli import main
 
     out, err, status = io.StringIO(), io.StringIO(), 0
@@ -176,11 +185,13 @@ def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody else gets: not the test processes beside this one, and no client for its end of a connection.
+    """A TCP port that nobody else gets: not the test processes beside this one, and no client for
+    its end of a connection.
 
-    A port that the system names is free only until the next who asks. A server that starts a few seconds later may find
-    another test's server there, and a test that waits for its server would speak to that one. The UDP port of the same
-    number is the claim, held by this process to its end, whatever end that is.
+    A port that the system names is free only until the next who asks. A server that starts a few
+    seconds later may find another test's server there, and a test that waits for its server would
+    speak to that one. The UDP port of the same number is the claim, held by this process to its
+    end, whatever end that is.
     """
     below_the_ports_of_clients = range(16_384, 32_768)  # net.ipv4.ip_local_port_range begins there
     for port in random.SystemRandom().sample(below_the_ports_of_clients, 1000):

@@ -268,10 +268,11 @@ class JobFailure:
 class JobProgress:
     """How far a job is.
 
-    shards, images: None until the input has been listed. done: images, failed ones included. failed_items: images that
-    errors.jsonl names. damaged_files: files of the input that could not be listed to their end. stage: plan, shard,
-    publish or discard; None when nothing is left to do. collected, indexed: images in the collection of an index job,
-    and in its index. images_per_s: of all workers together. eta_s: seconds until all images are done, where known.
+    shards, images: None until the input has been listed. done: images, failed ones included.
+    failed_items: images that errors.jsonl names. damaged_files: files of the input that could not
+    be listed to their end. stage: plan, shard, publish or discard; None when nothing is left to do.
+    collected, indexed: images in the collection of an index job, and in its index. images_per_s: of
+    all workers together. eta_s: seconds until all images are done, where known.
     """
 
     shards: int | None
@@ -290,10 +291,11 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class Job:
-    """A batch job as it stands. fingerprint, centers: the model and the center set that it was accepted for.
+    """A batch job as it stands. fingerprint, centers: the model and the center set that it was
+    accepted for.
 
-    top, threshold, embeddings: None where the job makes no labels. problem: why the job has failed; before its end, why
-    a shard has failed or why no worker does it.
+    top, threshold, embeddings: None where the job makes no labels. problem: why the job has failed;
+    before its end, why a shard has failed or why no worker does it.
     """
 
     id: str

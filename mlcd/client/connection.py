@@ -160,7 +160,7 @@ def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
 
 
 def encoded(name: str) -> str:
-    """Returns a name as one step of a path. Dots are encoded, too: httpx takes `..` for a step up."""
+    """Returns a name as one step of a path. Dots are encoded: httpx takes `..` for a step up."""
     return quote(name, safe="").replace(".", "%2E")
 
 

@@ -217,7 +217,9 @@ class Client(BaseClient):
 
     @property
     def jobs(self) -> Jobs:
-        """The batch jobs of the server. Its methods raise RefusedConflict where the server takes no jobs."""
+        """The batch jobs of the server. Its methods raise RefusedConflict where the server takes no
+        jobs.
+        """
         return Jobs(self._jobs, self._loop)
 
     def close(self) -> None:

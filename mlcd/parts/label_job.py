@@ -15,8 +15,8 @@ JobKind = Literal["label", "embed", "index"]
 
 @dataclass(frozen=True)
 class LabelJob:
-    """What a job makes of its input. Fields with a default are options of `label` jobs; other kinds
-    ignore them.
+    """The work that a job does on its input. Fields with a default are options of `label` jobs;
+    other kinds ignore them.
 
     input: a folder, a glob of tar shards or parquet files, or one file. output: the artifact of
     `label` and `embed`, or the collection of `index`. threshold: only labels at least so similar.

@@ -105,8 +105,8 @@ def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(
         f"data.labels={journey / 'labels'}",
         f"out={tmp_path / 'run'}",
     ]
-    # Of five seeds, untrained towers reach 0.75 to 0.875 on these 40 images and trained ones 0.925 to 0.975; this one
-    # begins at 0.775.
+    # Of five seeds, untrained towers reach 0.75 to 0.875 on these 40 images and trained ones 0.925
+    # to 0.975; this one begins at 0.775.
     trained = call_mlcd(
         "train", tiny_recipe, *places, "seed=1", "schedule.steps=300", "optim.lr=3e-3"
     )

@@ -1,4 +1,6 @@
-"""`mlcd label` from embeddings and from images, by one process and by several, undisturbed and killed."""
+"""`mlcd label` from embeddings and from images, by one process and by several, undisturbed and
+killed.
+"""
 
 import json
 import os
@@ -92,7 +94,7 @@ def wait_for_parts(out, num, process):
 
 
 def descendants(pid):
-    """Of the process, by /proc: the workers."""
+    """The workers of the process, by /proc."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:

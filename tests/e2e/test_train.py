@@ -1,4 +1,6 @@
-"""`mlcd train` by several processes and through interruptions: always the run that one process would have made."""
+"""`mlcd train` by several processes and through interruptions: always the run that one process
+would have made.
+"""
 
 import json
 import os
@@ -26,7 +28,7 @@ NUMBERS = (
 
 @pytest.fixture(scope="module")
 def labels(digits, tmp_path_factory):
-    """Of the digits, two among 20 centers each."""
+    """Labels of the digits, two among 20 centers each."""
     out = tmp_path_factory.mktemp("labeled")
     for command in (
         ["embed", digits, out / "features", "--model", "pixels"],
@@ -147,7 +149,7 @@ def alone(labels, digits, tiny_recipe, tmp_path_factory):
 
 
 def test_two_processes_that_share_the_tower_equal_one_in_float64(arguments, alone, tmp_path):
-    """Where each has all of it: the test of two, then one, then three processes."""
+    """A sharded run. The unsharded one: the test of two, then one, then three processes."""
     one = alone("fp64", "compute.precision=fp64")
     result = run_together(2, *arguments("two", "compute.precision=fp64", "compute.backbone=fsdp"))
     assert result.returncode == 0, result.stderr
@@ -316,7 +318,9 @@ def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_path, size):
-    """A limit on the size of files stands for the disk: the first checkpoint fits, one with moments does not."""
+    """A limit on the size of files stands for the disk: the first checkpoint fits, one with moments
+    does not.
+    """
     command = (
         torchrun(size, *arguments("run"))
         if size > 1

@@ -1,4 +1,6 @@
-"""Batch jobs by the Python client, on a real server; the worker is played by hand, on the server's queue."""
+"""Batch jobs by the Python client, on a real server; the worker is played by hand, on the server's
+queue.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +22,9 @@ LEASE_S = 600.0
 
 
 class Place:
-    """A root with images, a server that takes jobs there, a client of it, and the queue as workers see it."""
+    """A root with images, a server that takes jobs there, a client of it, and the queue as workers
+    see it.
+    """
 
     def __init__(self, url, folder, queue, client):
         self.url, self.folder, self.queue, self.client, self.jobs = (

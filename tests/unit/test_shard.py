@@ -174,7 +174,7 @@ def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_p
 
 
 def test_two_indexes_and_whatever_has_a_name_like_theirs_do_not_meet(images, equipment, tmp_path):
-    """Of one place: who comes second is told. Beside it only the name of the draft is taken."""
+    """The second at one place is told. Beside it only the name of the draft is taken."""
     wanted = wanted_job("index", images, tmp_path)
     first, second = (partial(opened, wanted, equipment, owner=owner) for owner in ("one", "two"))
     (tmp_path / "out.embeddings").mkdir()
@@ -280,7 +280,7 @@ def test_embeddings_come_with_the_labels_when_they_are_asked_for(archive, equipm
 
 
 def test_a_shard_that_two_make_at_once_is_made_once(images, equipment, tmp_path):
-    """As when a lease has ended and its holder does not know: each has begun before the other has written."""
+    """A lease has ended and its holder does not know: each has begun before the other has written."""
     wanted = wanted_job("label", images, tmp_path)
     both = threading.Barrier(2, timeout=30)
     failures = []

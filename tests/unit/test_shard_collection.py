@@ -137,7 +137,7 @@ def discard_all(job, equipment):
 
 
 def begin_anew(job, equipment):
-    """As a job that was canceled and retried: of the same owner, at the same place."""
+    """A job that was canceled and retried: the same owner, at the same place."""
     discard(job, owner="job")
     opened(job, equipment).plan()
 

@@ -177,7 +177,7 @@ class FailedShard(BaseModel):
 
 
 class FailureList(BaseModel):
-    """By ascending shard. cursor: of the next page, null on the last."""
+    """A page of failures by ascending shard. cursor: the next page's, null on the last."""
 
     failures: list[FailedShard]
     cursor: int | None

@@ -1,4 +1,4 @@
-"""What earlier versions have stored is read, and stored again under the same names."""
+"""Data that earlier versions have stored are read, and stored again under the same names."""
 
 import json
 

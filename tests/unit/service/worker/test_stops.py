@@ -108,7 +108,7 @@ class Leaving:
 
 
 def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(caplog, monkeypatch):
-    """As with a full disk: what only reads gets through."""
+    """A disk like a full one: what only reads gets through."""
     link, pauses = RetryingQueue(), []
 
     def write():
