@@ -4,7 +4,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -19,9 +19,8 @@ from mlcd.errors import InvalidInput, Unavailable
 _ROUTE: Final = "/v1/jobs"
 _PAGE_SIZE: Final = 200  # the most that the server gives
 _KEY: Final = re.compile(r"[!-~]{1,255}")  # what a header can hold
-_SILENCE_S: Final = (
-    60.0  # without a byte on a stream: longer than a server's pauses between two signs of life
-)
+# The longest time without a byte on a stream; a server's signs of life come more often.
+_SILENCE_S: Final = 60.0
 _PAUSE_S: Final = 1.0  # before the next stream of events is opened
 _PATIENCE: Final = 60  # streams in a row that bring nothing at all
 _Value = TypeVar("_Value")
@@ -77,9 +76,8 @@ class AsyncJobs:
             "POST",
             _ROUTE,
             json={name: value for name, value in wanted.items() if value is not None},
-            headers={
-                "Idempotency-Key": uuid.uuid4().hex if key is None else key
-            },  # hence it may be asked again
+            # With a key the request may be repeated.
+            headers={"Idempotency-Key": uuid.uuid4().hex if key is None else key},
         )
         return read_job(response.text)
 
@@ -106,12 +104,17 @@ class AsyncJobs:
         while True:
             pause_s = _PAUSE_S
             try:
+                ended: Job | None = None
                 async with aclosing(self._changes(job_id, last)) as changes:
                     async for number, job in changes:
                         last, in_vain = number, 0
-                        yield job
                         if job.ended is not None:
-                            return
+                            ended = job
+                            break
+                        yield job
+                if ended is not None:  # the stream is closed before the caller sees the end
+                    yield ended
+                    return
             except Unavailable as failure:
                 in_vain += 1
                 if in_vain > _PATIENCE:
@@ -216,10 +219,7 @@ class Jobs:
             while (value := self._loop.run(_next(series))) is not None:
                 yield value
         except GeneratorExit:
-            with suppress(RuntimeError):  # the client is closed, and the series with it
-                self._loop.start(
-                    series.aclose()
-                )  # not waited for: this may run in the loop's own thread
+            self._loop.finish(series.aclose())
             raise
 
 

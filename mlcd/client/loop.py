@@ -47,6 +47,18 @@ class LoopThread:
         finally:
             future.cancel()
 
+    def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the end of something that was begun in the loop; nothing where the loop has ended.
+
+        The caller waits for it, except in the loop's own thread, where the wait would not end.
+        """
+        try:
+            future = self.start(work)
+        except RuntimeError:
+            return
+        if threading.current_thread() is not self._thread:
+            future.result()
+
     def close(self) -> None:
         """Cancels all work and ends the thread where there is one."""
         with self._lock:

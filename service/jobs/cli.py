@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from functools import wraps
@@ -167,7 +167,11 @@ def _reporter(*, as_json: bool) -> Reporter:
 
 
 def _follow(client: "Jobs", job_id: str, reporter: Reporter) -> None:
-    changes = _with_problems(client.watch(job_id))
+    with closing(client.watch(job_id)) as watched:  # also where the user interrupts
+        _show_until_ended(_with_problems(watched), reporter)
+
+
+def _show_until_ended(changes: "Iterator[Job]", reporter: Reporter) -> None:
     job = next(changes)
     with reporter.stage("waiting", None):
         while job.progress.images is None and job.ended is None:
