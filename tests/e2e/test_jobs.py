@@ -101,7 +101,7 @@ class Setting:
 
     def held(self, job_id):
         """(worker, stage, shard) of every lease."""
-        leases = self.queue._records.read(job_id).leases.values()
+        leases = self.queue._database.read(job_id).leases.values()
         return [(lease.worker, lease.stage, lease.piece) for lease in leases]
 
 

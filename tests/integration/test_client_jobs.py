@@ -90,8 +90,10 @@ def test_a_job_is_submitted_watched_and_listed(place):
     assert job.fingerprint == place.models[0]
     assert place.jobs.get(job.id) == job
     worker = threading.Thread(target=place.work_off)
+    changes = place.jobs.watch(job.id)
+    seen = [next(changes)]
     worker.start()
-    seen = list(place.jobs.watch(job.id))
+    seen += changes
     worker.join()
     assert [seen[0].state, seen[-1].state] == ["queued", "succeeded"]
     assert seen[-1].progress.done == seen[-1].progress.images == 20
@@ -150,8 +152,10 @@ def test_the_same_with_asyncio(place):
     async def all_of_it():
         async with AsyncClient(place.url) as client:
             job = await client.jobs.submit(*place.paths(), kind="embed")
+            changes = client.jobs.watch(job.id)
+            states = [(await anext(changes)).state]
             working = asyncio.create_task(asyncio.to_thread(place.work_off))
-            states = [each.state async for each in client.jobs.watch(job.id)]
+            states += [each.state async for each in changes]
             await working
             assert [states[0], states[-1]] == ["queued", "succeeded"]
             assert (await client.jobs.get(job.id)).id in [
