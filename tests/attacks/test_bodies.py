@@ -55,9 +55,8 @@ def test_one_key_holds_no_more_than_its_share_of_the_memory_for_bodies(attacked,
         answers = [client.recv(2**16) for client in clients]
     assert set(watch.statuses) == {200}
     statuses = [int(answer.split()[1]) for answer in answers]
-    assert (
-        statuses.count(429) >= 2
-    )  # two fit into half of the whole, and no more than four anywhere
+    # Two bodies fit into half of the whole, and at most four anywhere.
+    assert statuses.count(429) >= 2
     assert set(statuses) <= {408, 429}
 
 

@@ -1,6 +1,4 @@
-"""From images to a search in a server that runs all the while: the server, a worker, an
-index job.
-"""
+"""An index job takes images to a search while the server runs."""
 
 import os
 

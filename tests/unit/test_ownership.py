@@ -1,5 +1,5 @@
-"""Whose an unfinished output is: discarded by its owner alone, never beneath who is at work in it,
-never in part.
+"""An unfinished output has an owner, who alone discards it: as a whole, and never while somebody
+works in it.
 """
 
 import tempfile
