@@ -70,6 +70,10 @@ class Bounds:
         self.answered.pop(connection, None)
         self.waiting.pop(connection, None)
 
+    def counted(self, num: int) -> None:
+        """Shows how many connections are open."""
+        self._metrics.reserved("connections", num)
+
     def closed(self, reason: str) -> None:
         self._metrics.rejected(f"connection-{reason}")
 
@@ -88,6 +92,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
+        self._bounds.counted(len(self.connections))
         if len(self.connections) > self._bounds.most:
             self._bounds.make_room(self, len(self.connections))
         self._wait()
@@ -97,6 +102,7 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+        self._bounds.counted(len(self.connections))
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)

@@ -172,7 +172,9 @@ class Metrics:
         )
         self._drops = self._counter("mlcd_dropped_total", "Admitted images not encoded.", "reason")
         self._held = self._gauge(
-            "mlcd_held", "What requests being answered hold: images, pixels, bytes.", "of"
+            "mlcd_held",
+            "What the server holds: connections, and the images, pixels and bytes of requests.",
+            "of",
         )
         self._engines_up = self._gauge(
             "mlcd_engine_up", "Engines that can take batches, one per server process."
