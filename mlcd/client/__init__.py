@@ -4,25 +4,7 @@ alone.
 Needs httpx and httpx-sse (`pip install mlcd[client]`); neither torch nor faiss nor the server.
 """
 
-from mlcd.client.answers import (
-    Added,
-    Center,
-    CenterSet,
-    Collection,
-    Embedded,
-    Example,
-    FailedShard,
-    Found,
-    Info,
-    Item,
-    Job,
-    JobFailure,
-    JobProgress,
-    Label,
-    Labeled,
-    Match,
-    Origin,
-)
+from mlcd.client.answers import Added, Center, Embedded, Found, Item, Labeled, Origin
 from mlcd.client.asynchronous import AsyncClient
 from mlcd.client.images import ImageInput
 from mlcd.client.jobs import AsyncJobs, Jobs
@@ -39,12 +21,26 @@ from mlcd.client.problems import (
     RefusedUnavailable,
 )
 from mlcd.client.synchronous import Client
+from mlcd.wire import (
+    Audit,
+    CenterSet,
+    Example,
+    FailedShard,
+    Info,
+    Job,
+    JobFailure,
+    JobProgress,
+    Label,
+)
+from mlcd.wire import DescribedCollection as Collection
+from mlcd.wire import ItemMatch as Match
 
 __all__ = [
     "Added",
     "AnswerInvalid",
     "AsyncClient",
     "AsyncJobs",
+    "Audit",
     "Center",
     "CenterSet",
     "Client",

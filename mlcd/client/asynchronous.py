@@ -16,26 +16,15 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.answers import (
-    Added,
-    Center,
-    Collection,
-    Embedded,
-    Found,
-    Info,
-    Item,
-    Label,
-    Labeled,
-    Mode,
-    Origin,
-    Row,
-)
+from mlcd.client.answers import Added, Center, Embedded, Found, Item, Labeled, Origin, Row
 from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
 from mlcd.client.batches import Adder, Additions, Batch, Images, answers_async, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.images import ImageInput, check_images, image_bytes
 from mlcd.client.jobs import AsyncJobs
+from mlcd.client.reading import origin_of
 from mlcd.errors import ImageRejected
+from mlcd.wire import DescribedCollection, Info, Label, LabelMode
 
 ImageSeries = Iterable[ImageInput] | AsyncIterable[ImageInput]
 _Batch = TypeVar("_Batch")
@@ -65,7 +54,7 @@ class AsyncClient(BaseClient):
         embeddings: ArrayLike | None = None,
         top: int = 8,
         threshold: float | None = None,
-        mode: Mode = "exact",
+        mode: LabelMode = "exact",
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
@@ -82,7 +71,7 @@ class AsyncClient(BaseClient):
         *,
         top: int = 8,
         threshold: float | None = None,
-        mode: Mode = "exact",
+        mode: LabelMode = "exact",
         examples: int = 0,
         strict: bool = False,
     ) -> AsyncGenerator[list[Label] | ImageRejected, None]:
@@ -120,13 +109,15 @@ class AsyncClient(BaseClient):
             *await self._gathered(self._batches(images, embeddings, key), ask, strict=strict)
         )
 
-    async def collections(self) -> list[Collection]:
+    async def collections(self) -> list[DescribedCollection]:
         return await self._server.collections()
 
-    async def collection(self, name: str) -> Collection:
+    async def collection(self, name: str) -> DescribedCollection:
         return await self._server.collection(name)
 
-    async def create_collection(self, name: str, *, recall: float | None = None) -> Collection:
+    async def create_collection(
+        self, name: str, *, recall: float | None = None
+    ) -> DescribedCollection:
         return await self._server.create_collection(name, recall=recall)
 
     async def delete_collection(self, name: str) -> None:
@@ -190,7 +181,7 @@ class AsyncClient(BaseClient):
     ) -> tuple[list[_Value | ImageRejected], Origin]:
         call: Call[_Value] = self._call(strict=strict)
         items = [item async for item in self._each(call, batches, ask)]
-        return items, call.origin or (await self._server.known_info()).origin
+        return items, call.origin or origin_of(await self._server.known_info())
 
     async def _each(
         self, call: Call[_Value], batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value]

@@ -9,12 +9,13 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from mlcd.client.answers import FailedShard, Job, JobKind, JobState
 from mlcd.client.connection import Connection, encoded
 from mlcd.client.loop import LoopThread
 from mlcd.client.problems import Refused
 from mlcd.client.reading import read_failures, read_job, read_jobs
 from mlcd.errors import InvalidInput, Unavailable
+from mlcd.label_job import JobKind
+from mlcd.wire import FailedShard, Job, JobState
 
 _ROUTE: Final = "/v1/jobs"
 _PAGE_SIZE: Final = 200  # the most that the server gives

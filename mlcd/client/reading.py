@@ -1,46 +1,56 @@
-"""The reading of answers from their wire formats. Unknown fields are ignored, because a newer
-server has more.
-"""
+"""The reading of answers from their wire formats, by the models of `mlcd.wire`."""
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import fields
-from datetime import datetime
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol, TypeVar, cast
 
 import httpx
 import numpy as np
 
-from mlcd.client.answers import (
-    Answer,
-    Center,
-    CenterSet,
-    Collection,
-    Example,
-    FailedShard,
-    Info,
-    Item,
-    Job,
-    JobFailure,
-    JobProgress,
-    Label,
-    Match,
-    Origin,
-    Row,
-)
+from mlcd.client.answers import Answer, Center, Item, Origin, Row
 from mlcd.client.problems import not_our_api
-from mlcd.errors import ImageRejected
+from mlcd.errors import ImageReason, ImageRejected
+from mlcd.wire import (
+    AddedItems,
+    Audit,
+    CollectionList,
+    DescribedCenter,
+    DescribedCollection,
+    DescribedItem,
+    EmbeddedImages,
+    FailedShard,
+    FailureList,
+    FoundDuplicates,
+    FoundItems,
+    Info,
+    ItemError,
+    ItemMatch,
+    Job,
+    JobList,
+    Label,
+    LabeledImages,
+    RefusedItem,
+)
 
 _Value = TypeVar("_Value")
 _FLOAT: Final = np.dtype("<f4")
+
+
+class _Indexed(Protocol):
+    """A result or an error. index: that of its item in the request."""
+
+    @property
+    def index(self) -> int: ...
+
+
+_Result = TypeVar("_Result", bound=_Indexed)
 
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors, too
         raise not_our_api() from error
 
 
@@ -52,130 +62,110 @@ def read_rows(response: httpx.Response, num: int) -> Answer[Row]:
     return Answer(list(rows), _origin(response))
 
 
+@_translated()
 def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
     """Reads JSON with a row or an error for each of `num` images."""
-    return _placed(response, num, lambda result: np.asarray(result["embedding"], np.float32))
-
-
-def read_labeled(response: httpx.Response, num: int) -> Answer[list[Label]]:
-    return _placed(response, num, lambda result: [_label(label) for label in result["labels"]])
-
-
-def read_found(response: httpx.Response, num: int) -> Answer[list[Match]]:
-    return _placed(
-        response, num, lambda result: [_known(Match, match) for match in result["matches"]]
+    answer = EmbeddedImages.model_validate_json(response.content)
+    items = _in_order(
+        answer.results, answer.errors, num, lambda one: np.asarray(one.embedding, np.float32)
     )
+    return Answer(items, _origin(response))
 
 
+@_translated()
+def read_labeled(response: httpx.Response, num: int) -> Answer[list[Label]]:
+    answer = LabeledImages.model_validate_json(response.content)
+    items = _in_order(answer.results, answer.errors, num, lambda one: one.labels)
+    return Answer(items, _origin(response, audit=answer.audit))
+
+
+@_translated()
+def read_found(response: httpx.Response, num: int) -> Answer[list[ItemMatch]]:
+    answer = FoundItems.model_validate_json(response.content)
+    items = _in_order(answer.results, answer.errors, num, lambda one: one.matches)
+    return Answer(items, _origin(response))
+
+
+@_translated()
 def read_added(response: httpx.Response, num: int) -> Answer[str]:
-    return _placed(response, num, lambda result: str(result["outcome"]))
+    answer = AddedItems.model_validate_json(response.content)
+    items = _in_order(answer.results, answer.errors, num, lambda one: str(one.outcome))
+    return Answer(items, _origin(response))
 
 
 @_translated()
-def read_collection(response: httpx.Response) -> Collection:
-    return _known(Collection, response.json())
+def read_collection(response: httpx.Response) -> DescribedCollection:
+    return DescribedCollection.model_validate_json(response.content)
 
 
 @_translated()
-def read_collections(response: httpx.Response) -> list[Collection]:
-    return [_known(Collection, one) for one in response.json()["collections"]]
+def read_collections(response: httpx.Response) -> list[DescribedCollection]:
+    return CollectionList.model_validate_json(response.content).collections
 
 
 @_translated()
 def read_item(response: httpx.Response) -> Item:
-    content = response.json()
-    return _known(Item, content | {"embedding": np.asarray(content["embedding"], np.float32)})
+    item = DescribedItem.model_validate_json(response.content)
+    return Item(item.id, item.metadata, np.asarray(item.embedding, np.float32))
 
 
 @_translated()
 def read_groups(response: httpx.Response) -> list[list[str]]:
-    return [group["ids"] for group in response.json()["groups"]]
+    return [group.ids for group in FoundDuplicates.model_validate_json(response.content).groups]
 
 
 @_translated()
 def read_center(response: httpx.Response) -> Center:
-    content = response.json()
-    nearest = [_label(label) for label in content["nearest"]]
-    examples = [_known(Example, example) for example in content["examples"]]
+    center = DescribedCenter.model_validate_json(response.content)
     return Center(
-        content["id"], content["size"], content["name"], nearest, examples, _origin(response)
+        center.id, center.size, center.name, center.nearest, center.examples, _origin(response)
     )
 
 
 @_translated()
 def read_info(response: httpx.Response) -> Info:
-    content = response.json()
-    centers = content["centers"]
-    return _known(
-        Info, content | {"centers": None if centers is None else _known(CenterSet, centers)}
-    )
+    return Info.model_validate_json(response.content)
 
 
 @_translated()
-def read_job(text: str) -> Job:
-    return _job(json.loads(text))
+def read_job(content: bytes | str) -> Job:
+    return Job.model_validate_json(content)
 
 
 @_translated()
 def read_jobs(response: httpx.Response) -> tuple[list[Job], str | None]:
-    """One page, and the cursor of the next one."""
-    content = response.json()
-    return [_job(job) for job in content["jobs"]], content["cursor"]
+    """Reads one page, and the cursor of the next one."""
+    page = JobList.model_validate_json(response.content)
+    return page.jobs, page.cursor
 
 
 @_translated()
 def read_failures(response: httpx.Response) -> tuple[list[FailedShard], int | None]:
-    """One page, and the cursor of the next one."""
-    content = response.json()
-    shards = [
-        _known(FailedShard, shard | {"problem": _failure(shard["problem"])})
-        for shard in content["failures"]
-    ]
-    return shards, content["cursor"]
+    """Reads one page, and the cursor of the next one."""
+    page = FailureList.model_validate_json(response.content)
+    return page.failures, page.cursor
 
 
-@_translated()
-def _placed(response: httpx.Response, num: int, read: Callable[[Any], _Value]) -> Answer[_Value]:
-    """Puts each result and error at its index; every index must have one."""
-    content = response.json()
-    items: dict[int, _Value | ImageRejected] = {
-        result["index"]: read(result) for result in content["results"]
-    }
+def origin_of(info: Info) -> Origin:
+    centers = None if info.centers is None else info.centers.digest
+    return Origin(info.model, info.fingerprint, info.preprocess_version, centers)
+
+
+def _in_order(
+    results: Sequence[_Result],
+    errors: Sequence[ItemError | RefusedItem],
+    num: int,
+    value: Callable[[_Result], _Value],
+) -> list[_Value | ImageRejected]:
+    """Puts each result's value and each error at its index; every index must have one."""
+    items: dict[int, _Value | ImageRejected] = {result.index: value(result) for result in results}
     items |= {
-        error["index"]: ImageRejected(error["type"], error["detail"]) for error in content["errors"]
+        error.index: ImageRejected(cast(ImageReason, error.type), error.detail) for error in errors
     }
-    return Answer(
-        [items[index] for index in range(num)], _origin(response, audit=content.get("audit"))
-    )
+    return [items[index] for index in range(num)]
 
 
-def _label(content: dict[str, Any]) -> Label:
-    examples = [_known(Example, example) for example in content.get("examples") or []]
-    return _known(Label, content | {"examples": examples})
-
-
-def _job(content: dict[str, Any]) -> Job:
-    times = {name: _time(content[name]) for name in ("created", "started", "ended")}
-    progress = _known(JobProgress, content["progress"])
-    return _known(
-        Job, content | times | {"progress": progress, "problem": _failure(content["problem"])}
-    )
-
-
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
-
-
-def _failure(content: dict[str, Any] | None) -> JobFailure | None:
-    return None if content is None else _known(JobFailure, content)
-
-
-def _known(cls: type[_Value], content: dict[str, Any]) -> _Value:
-    known = {field.name: content[field.name] for field in fields(cls)}  # type: ignore[arg-type]
-    return cls(**known)
-
-
-def _origin(response: httpx.Response, audit: dict[str, Any] | None = None) -> Origin:
+def _origin(response: httpx.Response, audit: Audit | None = None) -> Origin:
     said = response.headers
     return Origin(
         model=said["x-mlcd-model"],

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import httpx
 import numpy as np
 
-from mlcd.client.answers import Answer, Center, Collection, Info, Item, Label, Match, Mode, Row
+from mlcd.client.answers import Answer, Center, Item, Row
 from mlcd.client.batches import PART_BYTES, Additions, Batch, Images
 from mlcd.client.connection import Connection, encoded
 from mlcd.client.problems import RefusedInput, not_our_api
@@ -25,6 +25,7 @@ from mlcd.client.reading import (
     read_labeled,
     read_rows,
 )
+from mlcd.wire import DescribedCollection, Info, ItemMatch, Label, LabelMode
 
 _Value = TypeVar("_Value")
 _RAW: Final = "application/octet-stream"
@@ -80,7 +81,7 @@ class Server:
         return await _of_sendable(images, self._embed)
 
     async def labels(
-        self, batch: Batch, *, top: int, threshold: float | None, mode: Mode, examples: int
+        self, batch: Batch, *, top: int, threshold: float | None, mode: LabelMode, examples: int
     ) -> Answer[list[Label]]:
         given = {"top": top, "mode": mode, "threshold": threshold, "examples": examples or None}
         return await self._look_up("/v1/labels", _stated(given), batch, read_labeled)
@@ -95,19 +96,19 @@ class Server:
         threshold: float | None,
         exact: bool,
         metadata: bool,
-    ) -> Answer[list[Match]]:
+    ) -> Answer[list[ItemMatch]]:
         text = None if condition is None else json.dumps(condition)
         switches = {"exact": "true" if exact else None, "metadata": None if metadata else "false"}
         given = {"top": top, "filter": text, "threshold": threshold, **switches}
         return await self._look_up(f"{_path(collection)}/search", _stated(given), batch, read_found)
 
-    async def collections(self) -> list[Collection]:
+    async def collections(self) -> list[DescribedCollection]:
         return read_collections(await self._connection.ask("GET", "/v1/collections"))
 
-    async def collection(self, name: str) -> Collection:
+    async def collection(self, name: str) -> DescribedCollection:
         return read_collection(await self._connection.ask("GET", _path(name)))
 
-    async def create_collection(self, name: str, *, recall: float | None) -> Collection:
+    async def create_collection(self, name: str, *, recall: float | None) -> DescribedCollection:
         return read_collection(
             await self._connection.ask("PUT", _path(name), json=_stated({"recall": recall}))
         )

@@ -10,28 +10,16 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.answers import (
-    Added,
-    Answer,
-    Center,
-    Collection,
-    Embedded,
-    Found,
-    Info,
-    Item,
-    Label,
-    Labeled,
-    Mode,
-    Origin,
-    Row,
-)
+from mlcd.client.answers import Added, Answer, Center, Embedded, Found, Item, Labeled, Origin, Row
 from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
 from mlcd.client.batches import Adder, Additions, Batch, Images, answers_sync, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.images import ImageInput, check_images, image_bytes
 from mlcd.client.jobs import Jobs
 from mlcd.client.loop import LoopThread
+from mlcd.client.reading import origin_of
 from mlcd.errors import ImageRejected
+from mlcd.wire import DescribedCollection, Info, Label, LabelMode
 
 _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")
@@ -81,7 +69,7 @@ class Client(BaseClient):
         embeddings: ArrayLike | None = None,
         top: int = 8,
         threshold: float | None = None,
-        mode: Mode = "exact",
+        mode: LabelMode = "exact",
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
@@ -102,7 +90,7 @@ class Client(BaseClient):
         *,
         top: int = 8,
         threshold: float | None = None,
-        mode: Mode = "exact",
+        mode: LabelMode = "exact",
         examples: int = 0,
         strict: bool = False,
     ) -> Generator[list[Label] | ImageRejected, None, None]:
@@ -146,18 +134,18 @@ class Client(BaseClient):
         )
         return Found.of(*self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
 
-    def collections(self) -> list[Collection]:
+    def collections(self) -> list[DescribedCollection]:
         """Returns all collections of the server."""
         return self._loop.run(self._server.collections())
 
-    def collection(self, name: str) -> Collection:
+    def collection(self, name: str) -> DescribedCollection:
         """Returns one collection in its present state.
 
         Raises RefusedNotFound; RefusedConflict where it belongs to another model.
         """
         return self._loop.run(self._server.collection(name))
 
-    def create_collection(self, name: str, *, recall: float | None = None) -> Collection:
+    def create_collection(self, name: str, *, recall: float | None = None) -> DescribedCollection:
         """Returns the collection, which is created where it does not exist.
 
         recall: the recall@10 that its index has to reach.
@@ -242,7 +230,7 @@ class Client(BaseClient):
     ) -> tuple[list[_Value | ImageRejected], Origin]:
         call: Call[_Value] = self._call(strict=strict)
         each = self._each(call, batches, ask)
-        return list(each), call.origin or self._loop.run(self._server.known_info()).origin
+        return list(each), call.origin or origin_of(self._loop.run(self._server.known_info()))
 
     def _each(
         self, call: Call[_Value], batches: Iterator[_Batch], ask: Ask[_Batch, _Value]

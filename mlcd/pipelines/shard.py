@@ -17,10 +17,10 @@ from mlcd.artifacts.manifest import Artifact, draft_path
 from mlcd.encoders.base import Encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
+from mlcd.label_job import LabelJob
 from mlcd.parts import ownership
 from mlcd.parts.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.parts.label_inputs import ImagesInput
-from mlcd.parts.label_job import LabelJob
 from mlcd.parts.ownership import NotRemoved
 from mlcd.pipelines.embed import Embedding
 from mlcd.pipelines.label import LabelOptions, labeling_of

@@ -12,25 +12,13 @@ from starlette.responses import Response
 
 from mlcd.errors import MlcdError
 from mlcd.version import __version__
+from mlcd.wire import AddRequest, QueryRequest, SearchRequest
 from service.http import openapi
 from service.http.auth import OriginMiddleware, check_declared
-from service.http.dialects import cohere, openai
-from service.http.dialects.cohere import EmbedRequest
+from service.http.dialects import cohere, openai, own
 from service.http.dialects.kserve import infer, metadata
 from service.http.dialects.kserve import wire as kserve
-from service.http.dialects.kserve.wire import IndexRequest, InferRequest
-from service.http.dialects.openai import EmbeddingsRequest
-from service.http.dialects.own import wire as own
-from service.http.dialects.own.job_wire import JobRequest
-from service.http.dialects.own.wire import (
-    AddRequest,
-    CreateRequest,
-    DuplicatesRequest,
-    LoadRequest,
-    MetadataRequest,
-    QueryRequest,
-    SearchRequest,
-)
+from service.http.dialects.kserve.wire import InferRequest
 from service.http.explorer import page
 from service.http.middleware import (
     BodyLimitMiddleware,
@@ -76,20 +64,8 @@ _ROUTES: Final = (
     jobs,
     page,
 )
-_REQUESTS: Final = (
-    EmbeddingsRequest,
-    EmbedRequest,
-    InferRequest,
-    IndexRequest,
-    QueryRequest,
-    SearchRequest,
-    LoadRequest,
-    CreateRequest,
-    AddRequest,
-    MetadataRequest,
-    DuplicatesRequest,
-    JobRequest,
-)
+# The bodies of routes that read other media types beside JSON, and so validate by themselves.
+_REQUESTS: Final = (InferRequest, QueryRequest, SearchRequest, AddRequest)
 
 
 def create_app(resources: Resources | None) -> FastAPI:

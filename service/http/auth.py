@@ -10,10 +10,11 @@ name of the server, and Sec-Fetch-Site or Origin.
 
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from fastapi import Request, Security
 from fastapi.openapi.models import HTTPBearer
+from fastapi.params import Depends
 from fastapi.params import Security as Declared
 from fastapi.routing import APIRoute
 from fastapi.security import SecurityScopes
@@ -81,6 +82,13 @@ class _Gate(SecurityBase):
 _GATE: Final = _Gate()
 
 
+async def check_access(route: APIRoute, request: Request) -> None:
+    """Raises Unauthorized or Forbidden unless the request has a key that the route takes."""
+    for given in route.dependencies:
+        if _is_gate(given):
+            await _GATE(request, SecurityScopes([*(given.scopes or ())]))
+
+
 def needs(scope: Scope | None = None) -> Any:
     """Returns the entry of a route's `dependencies` that asks for a key of this scope.
 
@@ -107,14 +115,15 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
     """Raises ValueError unless every route either declares a scope or is exempt, and not both."""
     for route in routes:
         path = getattr(route, "path", "")
-        declared = isinstance(route, APIRoute) and any(
-            isinstance(given, Declared) and given.dependency is _GATE
-            for given in route.dependencies
-        )
+        declared = isinstance(route, APIRoute) and any(map(_is_gate, route.dependencies))
         if declared == (path in EXEMPT):
             raise ValueError(
                 f"the route {path} needs either `dependencies=[needs(…)]` or a place in EXEMPT"
             )
+
+
+def _is_gate(given: Depends) -> TypeGuard[Declared]:
+    return isinstance(given, Declared) and given.dependency is _GATE
 
 
 def _shown(request: Request) -> str | None:

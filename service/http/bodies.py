@@ -67,16 +67,18 @@ def _check_plain(request: Request) -> None:
 async def read_json(request: Request, resources: Resources) -> dict[str, Any]:
     """Reads a JSON object, which is parsed off the event loop."""
     _check_says_json(request)
-    return _object(await parse_json(await _received(request, resources.settings.limits), resources))
+    return checked_object(
+        await parse_json(await _received(request, resources.settings.limits), resources)
+    )
 
 
-async def read_optional_json(request: Request, resources: Resources) -> dict[str, Any]:
-    """Reads a JSON object; a request without a body gives an empty one."""
+async def read_optional_json(request: Request, resources: Resources) -> dict[str, Any] | None:
+    """Reads a JSON object; None where the request has no body."""
     body = await _received(request, resources.settings.limits)
     if not body:
-        return {}
+        return None
     _check_says_json(request)
-    return _object(await parse_json(body, resources))
+    return checked_object(await parse_json(body, resources))
 
 
 async def parse_json(body: bytes | bytearray, resources: Resources) -> Any:
@@ -120,19 +122,20 @@ async def _received(request: Request, limits: Limits) -> bytearray:
     return body
 
 
-def _object(content: Any) -> dict[str, Any]:
+def checked_object(content: Any) -> dict[str, Any]:
+    """Returns the content. Raises BadRequest unless it is an object of few fields."""
     if not isinstance(content, dict):
         raise BadRequest("the body is not a JSON object")
-    return content
-
-
-def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
-    """Returns the content as a model. Raises BadRequest naming the first field that is wrong."""
     if len(content) > _MAX_FIELDS:
         raise BadRequest(
             f"the body has {len(content)} fields",
             remedy="the API's document names those that there are",
         )
+    return content
+
+
+def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
+    """Returns the content as a model. Raises BadRequest naming the first field that is wrong."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from datetime import datetime
 from functools import wraps
 from itertools import islice
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from mlcd.errors import ConfigInvalid, MlcdError
-from mlcd.parts.label_job import JobKind
+from mlcd.label_job import JobKind
 from mlcd.progress import Reporter
 from service.jobs.job import JobState, printable
 
@@ -92,7 +91,7 @@ def submit(
     if follow:
         _follow(client, job.id, reporter)
     else:
-        reporter.result(_document(job), job.id)
+        reporter.result(job.model_dump(mode="json"), job.id)
 
 
 @jobs.command("list")
@@ -104,7 +103,7 @@ def list_jobs(client: "Jobs", state: JobState | None, *, as_json: bool) -> None:
     found = client.list(state=state)
     if as_json:
         for job in found:
-            click.echo(json.dumps(_document(job)))
+            click.echo(json.dumps(job.model_dump(mode="json")))
         return
     table = [_COLUMNS, *map(_row, found)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -122,9 +121,13 @@ def show(client: "Jobs", job: str) -> None:
     many more are.
     """
     shown = client.get(job)
-    first = [asdict(failure) for failure in islice(client.failures(job), _SHOWN_FAILURES)]
+    first = [failure.model_dump() for failure in islice(client.failures(job), _SHOWN_FAILURES)]
     more = max(0, shown.progress.shards_failed - len(first))
-    click.echo(json.dumps({**_document(shown), "failures": first, "more_failures": more}, indent=2))
+    click.echo(
+        json.dumps(
+            {**shown.model_dump(mode="json"), "failures": first, "more_failures": more}, indent=2
+        )
+    )
 
 
 @jobs.command()
@@ -134,7 +137,7 @@ def show(client: "Jobs", job: str) -> None:
 def failures(client: "Jobs", job: str, *, as_json: bool) -> None:
     """Why shards of JOB were left aside, line by line."""
     for failure in client.failures(job):
-        click.echo(json.dumps(asdict(failure)) if as_json else _failure(failure))
+        click.echo(json.dumps(failure.model_dump()) if as_json else _failure(failure))
 
 
 @jobs.command()
@@ -193,7 +196,7 @@ def _show_until_ended(changes: "Iterator[Job]", reporter: Reporter) -> None:
         with reporter.stage("publish", None):
             while job.ended is None:
                 job = next(changes)
-    reporter.result(_document(job), _outcome(job))
+    reporter.result(job.model_dump(mode="json"), _outcome(job))
     if job.state != "succeeded":
         sys.exit(_NOT_DONE)
 
@@ -262,14 +265,6 @@ def _row(job: "Job") -> tuple[str, ...]:
         printable(job.input),
         printable(job.output),
     )
-
-
-def _document(job: "Job") -> dict[str, Any]:
-    """Returns the job as the REST document has it."""
-    return {
-        name: _time(value) if isinstance(value, datetime) else value
-        for name, value in asdict(job).items()
-    }
 
 
 def _time(moment: datetime) -> str:

@@ -6,18 +6,19 @@ shard is fresh, waits for a retry, is leased, has failed, or else is done.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from mlcd.parts.label_job import LabelJob
+from mlcd import wire
+from mlcd.label_job import LabelJob
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
 
-JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
+JobState = wire.JobState
 # plan: list the input and cut it into shards. shard: make one part. publish: write the manifest.
 # discard: remove what a canceled job has written.
-Stage = Literal["plan", "shard", "publish", "discard"]
+Stage = wire.JobStage
 
 FINISHED: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "canceled"})
 # A task that was leased so often without success is poison: it is not leased again.

@@ -675,8 +675,10 @@ def test_a_server_without_folders_takes_no_jobs(client):
         ("GET", "/x/failures"),
         ("POST", "/x/retry"),
     ]
+    asked = {"kind": "embed", "input": "/in", "output": "/out"}
     for method, path in paths:
-        answer = client.request(method, f"/v1/jobs{path}")
+        body = {"json": asked} if (method, path) == ("POST", "") else {}
+        answer = client.request(method, f"/v1/jobs{path}", **body)
         assert answer.status_code == 409
         assert "MLCD_JOBS__ROOTS" in answer.json()["detail"]
     assert "mlcd_jobs{" not in client.get("/metrics").text

@@ -16,6 +16,8 @@ import click
 import mlcd
 
 _PROSE = {"title", "summary", "description", "example", "examples", "tags"}
+# What a document without them means as well.
+_IMPLIED = (("default", None), ("required", False))
 FOLDER = Path(__file__).parent
 
 
@@ -115,12 +117,14 @@ def _without_prose(node: Any, *, names: bool = False) -> Any:
     """names: the keys of this object are those of users, such as the fields of a schema."""
     if isinstance(node, list):
         return [_without_prose(each) for each in node]
+    if isinstance(node, float) and node.is_integer():
+        return int(node)  # 1 and 1.0 are one number in JSON
     if not isinstance(node, dict):
         return node
     return {
         key: _without_prose(value, names=not names and key in ("properties", "schemas", "paths"))
         for key, value in node.items()
-        if names or key not in _PROSE
+        if names or (key not in _PROSE and (key, value) not in _IMPLIED)
     }
 
 

@@ -12,7 +12,7 @@ from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import Conflict
 from mlcd.images.sources import open_source
-from mlcd.parts.label_job import LabelJob
+from mlcd.label_job import LabelJob
 from mlcd.parts.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.shard import Equipment, open_shards

@@ -23,7 +23,7 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.images.sources import open_source
-from mlcd.parts.label_job import LabelJob
+from mlcd.label_job import LabelJob
 from mlcd.parts.ownership import claim
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label

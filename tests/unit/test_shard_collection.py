@@ -14,8 +14,8 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
+from mlcd.label_job import LabelJob
 from mlcd.parts.attempt import Attempt
-from mlcd.parts.label_job import LabelJob
 from mlcd.pipelines.shard import Equipment, discard, open_shards
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder

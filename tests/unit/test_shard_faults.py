@@ -12,7 +12,7 @@ import pytest
 from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import InvalidInput, Unavailable
-from mlcd.parts.label_job import LabelJob
+from mlcd.label_job import LabelJob
 from mlcd.pipelines.shard import Equipment, InputChanged, OtherSettings, OutputGone, open_shards
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder

@@ -4,23 +4,23 @@ import asyncio
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
+from mlcd.wire import EXAMPLE_IMAGE, exactly_one
 from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened, check_model
 from service.http.answers import headers, json_answer
 from service.http.auth import needs
-from service.http.bodies import check_count, read_json, validated
+from service.http.bodies import check_count
 from service.http.data_uris import image_from_uri
 from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
-from service.http.dialects.schema import EXAMPLE_IMAGE, exactly_one
 from service.http.encoding import encode_strictly, shortened
-from service.http.openapi import json_body
+from service.http.json_route import JsonRoute
 from service.settings import Limits
 
 Floats: TypeAlias = list[list[float]]
@@ -60,8 +60,8 @@ class EmbedRequest(BaseModel):
     # The number of first components to return, normalized again.
     output_dimension: Annotated[int, Field(ge=1, strict=True)] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None  # about texts
-    max_tokens: int | None = None  # about texts
-    priority: int | None = None  # not used: requests are served in the order of their arrival
+    max_tokens: StrictInt | None = None  # about texts
+    priority: StrictInt | None = None  # not used: requests are served in the order of their arrival
 
 
 class EmbedTypes(BaseModel):
@@ -121,7 +121,7 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
 
 
 DIALECT: Final = Dialect(("/v2/embed",), "application/json", CohereError, _refusal, WITHOUT_CLASS)
-router = APIRouter(tags=["cohere"])
+router = APIRouter(tags=["cohere"], route_class=JsonRoute)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse}, 404: {}}
 
@@ -131,11 +131,9 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse
     dependencies=[needs("embed")],
     response_class=Response,
     responses=_ANSWERS,
-    openapi_extra=json_body(EmbedRequest),
 )
-async def embed(request: Request, resources: Opened) -> Response:
+async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Response:
     """Embeds images in Cohere's format; one bad image refuses the request, naming its index."""
-    body = validated(EmbedRequest, await read_json(request, resources))
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
     images = await loop.run_in_executor(resources.compute, _images, body, resources.settings.limits)

@@ -7,24 +7,23 @@ import asyncio
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
+from mlcd.wire import EXAMPLE_IMAGE, exactly_one
 from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened, check_model
 from service.http.answers import headers, json_answer
 from service.http.auth import needs
-from service.http.bodies import check_count, read_json, validated
+from service.http.bodies import check_count
 from service.http.data_uris import image_from_field, image_from_uri
 from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_ubinary
-from service.http.dialects.schema import EXAMPLE_IMAGE, exactly_one
 from service.http.encoding import encode_strictly, shortened
-from service.http.openapi import json_body
+from service.http.json_route import JsonRoute
 from service.resources import Resources
 from service.settings import Limits
 
@@ -161,14 +160,11 @@ DIALECT: Final = Dialect(
     _refusal,
     WITHOUT_CLASS,
 )
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 # Fields of an object that stands for an image: those of Jina and of older LlamaIndex.
 _IMAGE_FIELDS: Final = ("image", "image_url", "url", "bytes")
-_BODY: Final = json_body(EmbeddingsRequest)
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsResponse}, 404: {}}
-_MODELS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ModelList}}
-_MODEL: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Model}, 404: {}}
 
 
 @router.post(
@@ -176,18 +172,17 @@ _MODEL: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Model}, 404: {}
     dependencies=[needs("embed")],
     response_class=Response,
     responses=_ANSWERS,
-    openapi_extra=_BODY,
 )
 @router.post(
     "/embeddings",
     dependencies=[needs("embed")],
     response_class=Response,
     responses=_ANSWERS,
-    openapi_extra=_BODY,
 )
-async def create_embeddings(request: Request, resources: Opened) -> Response:
+async def create_embeddings(
+    body: EmbeddingsRequest, request: Request, resources: Opened
+) -> Response:
     """Embeds images in OpenAI's format; one bad image refuses the request, naming its index."""
-    body = validated(EmbeddingsRequest, await read_json(request, resources))
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
     images, param = await loop.run_in_executor(
@@ -207,17 +202,19 @@ async def create_embeddings(request: Request, resources: Opened) -> Response:
     )
 
 
-@router.get("/v1/models", dependencies=[needs()], response_class=Response, responses=_MODELS)
-async def models(resources: Opened) -> Response:
+@router.get("/v1/models", dependencies=[needs()])
+async def models(resources: Opened, response: Response) -> ModelList:
     """Answers with the served model in OpenAI's list of models."""
-    return json_answer({"object": "list", "data": [_model(resources)]}, headers(resources))
+    response.headers.update(headers(resources))
+    return ModelList(object="list", data=[_described(resources)])
 
 
-@router.get("/v1/models/{model}", dependencies=[needs()], response_class=Response, responses=_MODEL)
-async def model(model: str, resources: Opened) -> Response:
+@router.get("/v1/models/{model}", dependencies=[needs()], responses={404: {}})
+async def model(model: str, resources: Opened, response: Response) -> Model:
     """Answers with the served model in OpenAI's format."""
     check_model(model, resources)
-    return json_answer(_model(resources), headers(resources))
+    response.headers.update(headers(resources))
+    return _described(resources)
 
 
 def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenImage], str]:
@@ -294,5 +291,5 @@ def _in_wire_format(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
             return rows
 
 
-def _model(resources: Resources) -> dict[str, Any]:
-    return {"id": resources.encoder.name, "object": "model", "created": 0, "owned_by": "mlcd"}
+def _described(resources: Resources) -> Model:
+    return Model(id=resources.encoder.name, object="model", created=0, owned_by="mlcd")

@@ -11,30 +11,29 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import APIRouter, Depends, Path, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Body, Depends, Path, Request, Response
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.store import Collections
 from mlcd.errors import InvalidInput, TooManyOpenFiles, Unavailable
-from service.deadline import within_deadline
-from service.http.access import Opened
-from service.http.answers import headers, json_answer
-from service.http.auth import needs
-from service.http.bodies import read_optional_json, validated
-from service.http.dialects.own.wire import (
+from mlcd.wire import (
     CollectionList,
     CreateRequest,
     DeletedCollection,
     DescribedCollection,
+    DescribedIndex,
+    IndexRecall,
 )
-from service.http.openapi import json_body
+from service.deadline import within_deadline
+from service.http.access import Opened
+from service.http.answers import headers
+from service.http.auth import needs
+from service.http.json_route import JsonRoute
 from service.http.problems import misnamed
-from service.http.queries import given_fields
 from service.resources import Resources
 from service.telemetry.request import timed
 
-router = APIRouter(tags=["collections"])
+router = APIRouter(tags=["collections"], route_class=JsonRoute)
 _Result = TypeVar("_Result")
 _log = logging.getLogger("mlcd.service")
 
@@ -59,51 +58,39 @@ def _named(
 
 
 Name = Annotated[str, Depends(_named)]
-_LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": CollectionList}, 504: {}}
-_ONE: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": DescribedCollection},
-    **{status: {} for status in (404, 409, 422, 504)},
-}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
 _MADE: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": DescribedCollection},
     201: {"model": DescribedCollection, "description": "made now"},
     404: {},
     409: {},
 }
-_DELETED: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": DeletedCollection},
-    **{status: {} for status in (404, 409, 422, 503, 504)},
-}
 
 
-@router.get(
-    "/v1/collections", dependencies=[needs("search")], response_class=Response, responses=_LIST
-)
-async def list_collections(request: Request, resources: Opened) -> Response:
+@router.get("/v1/collections", dependencies=[needs("search")], responses={504: {}})
+async def list_collections(request: Request, resources: Opened) -> CollectionList:
     """Lists all collections; those that are not `usable` hold embeddings of another model."""
     store = resources.model.space.store
     if store is not None:
         await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
-    return json_answer(
-        {"collections": [_describe(name, one, resources) for name, one in every.items()]}
+    return CollectionList(
+        collections=[_described(name, one, resources) for name, one in every.items()]
     )
 
 
-@router.put(
-    "/v1/collections/{name}",
-    dependencies=[needs("write")],
-    response_class=Response,
-    responses=_MADE,
-    openapi_extra={"requestBody": {**json_body(CreateRequest)["requestBody"], "required": False}},
-)
-async def create_collection(name: Name, request: Request, resources: Opened) -> Response:
+@router.put("/v1/collections/{name}", dependencies=[needs("write")], responses=_MADE)
+async def create_collection(
+    name: Name,
+    asked: Annotated[CreateRequest, Body(default_factory=CreateRequest)],
+    request: Request,
+    response: Response,
+    resources: Opened,
+) -> DescribedCollection:
     """Creates an empty collection for the served model's embeddings.
 
     A collection of this name for the same model stays as it is.
     """
-    content = await read_optional_json(request, resources)
-    asked, dimension = validated(CreateRequest, given_fields(content)), resources.encoder.dimension
+    dimension = resources.encoder.dimension
     if asked.dimension not in (None, dimension):
         raise InvalidInput(
             f"the served model gives {dimension} numbers, not {asked.dimension}",
@@ -117,61 +104,55 @@ async def create_collection(name: Name, request: Request, resources: Opened) -> 
             name, fingerprint=fingerprint, dimension=dimension, recall=asked.recall
         ),
     )
-    return json_answer(
-        _describe(name, collection, resources), headers(resources), status=201 if made else 200
-    )
+    response.status_code = 201 if made else 200
+    response.headers.update(headers(resources))
+    return _described(name, collection, resources)
 
 
-@router.get(
-    "/v1/collections/{name}",
-    dependencies=[needs("search")],
-    response_class=Response,
-    responses=_ONE,
-)
-async def describe_collection(name: Name, request: Request, resources: Opened) -> Response:
+@router.get("/v1/collections/{name}", dependencies=[needs("search")], responses=_ONE)
+async def describe_collection(
+    name: Name, request: Request, response: Response, resources: Opened
+) -> DescribedCollection:
     """Describes a collection's size and its index: how it was tuned, and its measured recall."""
     collection = await opened_collection(name, request, resources)
-    return json_answer(_describe(name, collection, resources), headers(resources))
+    response.headers.update(headers(resources))
+    return _described(name, collection, resources)
 
 
-@router.delete(
-    "/v1/collections/{name}",
-    dependencies=[needs("write")],
-    response_class=Response,
-    responses=_DELETED,
-)
-async def delete_collection(name: Name, request: Request, resources: Opened) -> Response:
+@router.delete("/v1/collections/{name}", dependencies=[needs("write")], responses={**_ONE, 503: {}})
+async def delete_collection(name: Name, request: Request, resources: Opened) -> DeletedCollection:
     """Deletes a collection with all its items for good, also one of another model."""
     store = resources.model.space.opened_store()
     await open_arrived(name, request, resources)
     await change(request, resources, lambda: store.delete(name))
-    return json_answer({"collection": name, "outcome": "deleted"})
+    return DeletedCollection(collection=name, outcome="deleted")
 
 
-def _describe(name: str, collection: Collection, resources: Resources) -> dict[str, Any]:
+def _described(name: str, collection: Collection, resources: Resources) -> DescribedCollection:
     described = collection.describe()
-    return {
-        "name": name,
-        "items": described.items,
-        "dimension": described.dimension,
-        "fingerprint": described.fingerprint,
-        "usable": described.fingerprint == resources.encoder.fingerprint,
-        "writable": described.writable,
-        "fields": described.fields,
-        "index": {
-            "kind": described.kind,
-            "generation": described.generation,
-            "indexed": described.indexed,
-            "unindexed": described.unindexed,
-            "effort": described.effort,
-            "target": described.recall_target,
-            "recall": described.recall,
-            "damaged": described.index_damaged,
-            "error": None
-            if described.indexing_error is None
-            else "it could not be made; the log says why",
-        },
-    }
+    index = DescribedIndex(
+        kind=described.kind,
+        generation=described.generation,
+        indexed=described.indexed,
+        unindexed=described.unindexed,
+        effort=described.effort,
+        target=described.recall_target,
+        recall=None if described.recall is None else IndexRecall(**described.recall),
+        damaged=described.index_damaged,
+        error=None
+        if described.indexing_error is None
+        else "it could not be made; the log says why",
+    )
+    return DescribedCollection(
+        name=name,
+        items=described.items,
+        dimension=described.dimension,
+        fingerprint=described.fingerprint,
+        usable=described.fingerprint == resources.encoder.fingerprint,
+        writable=described.writable,
+        fields=described.fields,
+        index=index,
+    )
 
 
 async def opened_collection(name: str, request: Request, resources: Resources) -> Collection:

@@ -6,6 +6,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mlcd.wire import EmbeddedImages
 from service.errors import StrictBatch
 from service.http.access import Opened
 from service.http.answers import (
@@ -21,7 +22,6 @@ from service.http.answers import (
 )
 from service.http.auth import needs
 from service.http.bodies import read_images
-from service.http.dialects.own.wire import EmbeddedImages
 from service.http.encoding import encode
 from service.http.openapi import BINARY, image_body
 from service.http.problems import item_error

@@ -11,21 +11,22 @@ from starlette.responses import Response
 from mlcd.collections.items import Item, check_new_id, encode_metadata, unit_embedding
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
-from service.errors import BadRequest
-from service.fetch.urls import GivenImage
-from service.http.access import Opened
-from service.http.answers import headers, json_answer, provenance
-from service.http.auth import needs
-from service.http.bodies import check_count, media_type, parse_json, read_form, read_json, validated
-from service.http.data_uris import image_from_uri
-from service.http.dialects.own.wire import (
+from mlcd.wire import (
     AddedItems,
     AddRequest,
     ChangedItem,
     DescribedItem,
     MetadataRequest,
 )
+from service.errors import BadRequest
+from service.fetch.urls import GivenImage
+from service.http.access import Opened
+from service.http.answers import headers, json_answer, provenance
+from service.http.auth import needs
+from service.http.bodies import check_count, media_type, parse_json, read_form, read_json
+from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
+from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import given_fields
@@ -33,7 +34,7 @@ from service.http.routes.collections import Name, change, opened_collection
 from service.inference.pipeline import Encoded
 from service.resources import Resources
 
-router = APIRouter(tags=["collections"])
+router = APIRouter(tags=["collections"], route_class=JsonRoute)
 
 ItemId = Annotated[
     str,
@@ -60,8 +61,7 @@ _ITEM: Final[dict[int | str, dict[str, Any]]] = {
     **{status: {} for status in (404, 409, 422, 504)},
 }
 _CHANGED: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": ChangedItem},
-    **{status: {} for status in (404, 409, 422, 503, 504)},
+    status: {} for status in (404, 409, 422, 503, 504)
 }
 
 
@@ -142,29 +142,26 @@ async def get_item(
 @router.patch(
     "/v1/collections/{name}/items/{id:path}",
     dependencies=[needs("write")],
-    response_class=Response,
     responses=_CHANGED,
-    openapi_extra=json_body(MetadataRequest),
 )
 async def update_item(
     name: Name,
     id: ItemId,  # noqa: A002 - as in the path
+    asked: MetadataRequest,
     request: Request,
     resources: Opened,
-) -> Response:
+) -> ChangedItem:
     """Replaces an item's metadata; its embedding stays."""
     collection = await opened_collection(name, request, resources)
-    asked = validated(MetadataRequest, await read_json(request, resources))
     outcome = await change(
         request, resources, lambda: collection.update_metadata(id, asked.metadata)
     )
-    return json_answer({"collection": name, "id": id, "outcome": outcome})
+    return ChangedItem(collection=name, id=id, outcome=outcome)
 
 
 @router.delete(
     "/v1/collections/{name}/items/{id:path}",
     dependencies=[needs("write")],
-    response_class=Response,
     responses=_CHANGED,
 )
 async def delete_item(
@@ -172,11 +169,11 @@ async def delete_item(
     id: ItemId,  # noqa: A002 - as in the path
     request: Request,
     resources: Opened,
-) -> Response:
+) -> ChangedItem:
     """Deletes an item; no search that begins after this is answered finds it."""
     collection = await opened_collection(name, request, resources)
     await change(request, resources, lambda: collection.delete(id))
-    return json_answer({"collection": name, "id": id, "outcome": "deleted"})
+    return ChangedItem(collection=name, id=id, outcome="deleted")
 
 
 async def _read(request: Request, resources: Resources) -> _Batch:

@@ -1,4 +1,4 @@
-"""Batch jobs: asked for here, done by workers."""
+"""The routes of batch jobs, which workers do."""
 
 import asyncio
 import json
@@ -8,48 +8,37 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.sse import format_sse_event
-from pydantic import BaseModel
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mlcd.collections.items import check_name
 from mlcd.errors import Conflict, MlcdError
-from mlcd.parts.label_job import LabelJob
+from mlcd.label_job import OPTIONS, LabelJob
+from mlcd.wire import FailedShard, FailureList, Job, JobList, JobRequest, JobState
+from service.errors import BadRequest
 from service.http.access import Opened
 from service.http.answers import JSON
 from service.http.auth import needs
-from service.http.bodies import read_json, validated
-from service.http.dialects.own.job_wire import (
-    FailedShard,
-    FailureList,
-    Job,
-    JobList,
-    JobRequest,
-    requested_job,
-)
-from service.http.openapi import json_body, reference
+from service.http.job_answers import described_failure, described_job
+from service.http.json_route import JsonRoute
+from service.http.openapi import reference
 from service.http.queries import check_top
 from service.jobs import job as jobs
-from service.jobs.job import FINISHED, Event, JobSpec, JobState
+from service.jobs.job import FINISHED, Event, JobSpec
 from service.jobs.service import JobService
 from service.resources import Resources
 from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=JsonRoute)
 
 _EVENTS: Final = "text/event-stream"
 # The greatest number of an event or a shard: every reader of JSON takes it exactly.
 _MAX_NUMBER: Final = 2**53
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (409, 503, 504)}
-_ONE: Final[dict[int | str, dict[str, Any]]] = {200: {"model": Job}, 404: {}, **_REFUSALS}
-_LIST: Final[dict[int | str, dict[str, Any]]] = {200: {"model": JobList}, 422: {}, **_REFUSALS}
-_FAILURES: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": FailureList},
-    404: {},
-    **_REFUSALS,
-}
+_ONE: Final[dict[int | str, dict[str, Any]]] = {404: {}, **_REFUSALS}
+_LIST: Final[dict[int | str, dict[str, Any]]] = {422: {}, **_REFUSALS}
 _LOCATION: Final[dict[str, Any]] = {
     "Location": {"description": "of the job", "schema": {"type": "string"}}
 }
@@ -59,7 +48,7 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
         "description": "accepted before, with the same Idempotency-Key",
         "headers": _LOCATION,
     },
-    202: {"model": Job, "description": "accepted", "headers": _LOCATION},
+    202: {"description": "accepted", "headers": _LOCATION},
     403: {},
     404: {},
     **_REFUSALS,
@@ -87,110 +76,91 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.post(
-    "/v1/jobs",
-    dependencies=[needs("jobs")],
-    status_code=202,
-    response_class=Response,
-    responses=_ACCEPTED,
-    openapi_extra=json_body(JobRequest),
-)
+@router.post("/v1/jobs", dependencies=[needs("jobs")], status_code=202, responses=_ACCEPTED)
 async def submit(
+    asked: JobRequest,
     request: Request,
+    response: Response,
     resources: Opened,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
-) -> Response:
-    """Label, embed or index all images of an input that workers can read, with the model served
-    now.
+) -> Job:
+    """Submits a job that labels, embeds or indexes all images of an input that workers can read.
 
-    A second request with one Idempotency-Key gets the job of the first.
+    The job is done with the model that is served now. A second request with one Idempotency-Key
+    gets the job of the first.
     """
     service = _job_service(resources)
-    wanted = requested_job(validated(JobRequest, await read_json(request, resources)))
     accept = partial(
-        _accepted, service, _spec(wanted, resources), _key_of_client(request, idempotency_key)
+        _accepted,
+        service,
+        _spec(_wanted(asked), resources),
+        _key_of_client(request, idempotency_key),
     )
     job, new = await service.ask(accept, deadline=request.state.deadline)
-    return _answer(Job.of(job), 202 if new else 200, {"Location": f"/v1/jobs/{job.id}"})
+    response.status_code = 202 if new else 200
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return described_job(job)
 
 
-@router.get("/v1/jobs", dependencies=[needs("jobs")], response_class=Response, responses=_LIST)
+@router.get("/v1/jobs", dependencies=[needs("jobs")], responses=_LIST)
 async def list_jobs(
     request: Request,
     resources: Opened,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
     state: JobState | None = None,
-) -> Response:
-    """All jobs, newest first, page by page."""
+) -> JobList:
+    """Lists all jobs, newest first, page by page."""
     service = _job_service(resources)
     look = partial(service.queue.page, limit=limit, cursor=cursor, state=state)
     page = await service.ask(look, deadline=request.state.deadline)
-    return _answer(JobList(jobs=[Job.of(job) for job in page.jobs], cursor=page.cursor))
+    return JobList(jobs=[described_job(job) for job in page.jobs], cursor=page.cursor)
 
 
-@router.get(
-    "/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE
-)
-async def describe(job_id: str, request: Request, resources: Opened) -> Response:
-    """How it stands."""
+@router.get("/v1/jobs/{job_id}", dependencies=[needs("jobs")], responses=_ONE)
+async def describe(job_id: str, request: Request, resources: Opened) -> Job:
+    """Describes a job as it stands."""
     service = _job_service(resources)
-    return _answer(
-        Job.of(
-            await service.ask(partial(service.queue.get, job_id), deadline=request.state.deadline)
-        )
-    )
+    look = partial(service.queue.get, job_id)
+    return described_job(await service.ask(look, deadline=request.state.deadline))
 
 
-@router.get(
-    "/v1/jobs/{job_id}/failures",
-    dependencies=[needs("jobs")],
-    response_class=Response,
-    responses=_FAILURES,
-)
+@router.get("/v1/jobs/{job_id}/failures", dependencies=[needs("jobs")], responses=_ONE)
 async def list_failures(
     job_id: str,
     request: Request,
     resources: Opened,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
-) -> Response:
-    """Its shards that were left aside, with reasons, page by page; none after a retry, which tries
-    them again.
+) -> FailureList:
+    """Lists the shards that were left aside, with reasons, page by page.
+
+    There are none after a retry, which tries them again.
     """
     service = _job_service(resources)
     look = partial(service.queue.failures, job_id, limit=limit, after=cursor)
     page = await service.ask(look, deadline=request.state.deadline)
-    failures = [FailedShard.of(failure) for failure in page.failures]
-    return _answer(FailureList(failures=failures, cursor=page.cursor))
+    failures = [
+        FailedShard(shard=one.shard, images=one.images, problem=described_failure(one.problem))
+        for one in page.failures
+    ]
+    return FailureList(failures=failures, cursor=page.cursor)
 
 
-@router.delete(
-    "/v1/jobs/{job_id}", dependencies=[needs("jobs")], response_class=Response, responses=_ONE
-)
-async def cancel(job_id: str, request: Request, resources: Opened) -> Response:
-    """Cancel it: workers stop within seconds, and what they have written is removed."""
+@router.delete("/v1/jobs/{job_id}", dependencies=[needs("jobs")], responses=_ONE)
+async def cancel(job_id: str, request: Request, resources: Opened) -> Job:
+    """Cancels a job: workers stop within seconds, and what they have written is removed."""
     service = _job_service(resources)
-    return _answer(
-        Job.of(
-            await service.ask(
-                partial(service.queue.cancel, job_id), deadline=request.state.deadline
-            )
-        )
-    )
+    change = partial(service.queue.cancel, job_id)
+    return described_job(await service.ask(change, deadline=request.state.deadline))
 
 
-@router.post(
-    "/v1/jobs/{job_id}/retry", dependencies=[needs("jobs")], response_class=Response, responses=_ONE
-)
-async def retry(job_id: str, request: Request, resources: Opened) -> Response:
-    """Do again what has failed; of a canceled job, everything."""
+@router.post("/v1/jobs/{job_id}/retry", dependencies=[needs("jobs")], responses=_ONE)
+async def retry(job_id: str, request: Request, resources: Opened) -> Job:
+    """Does again what has failed; of a canceled job, everything."""
     service = _job_service(resources)
-    return _answer(
-        Job.of(
-            await service.ask(partial(service.queue.retry, job_id), deadline=request.state.deadline)
-        )
-    )
+    change = partial(service.queue.retry, job_id)
+    return described_job(await service.ask(change, deadline=request.state.deadline))
 
 
 @router.get(
@@ -205,11 +175,11 @@ async def watch(
     resources: Opened,
     last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_NUMBER)] = None,
 ) -> Response:
-    """Every change of it as server-sent events: those after Last-Event-ID, else from now on, how it
-    stands first.
+    """Sends every change of a job as server-sent events.
 
-    A stream ends with its job, or within a request's deadline: then come back with Last-Event-ID,
-    as browsers do by themselves.
+    It begins with the changes after Last-Event-ID, or else with the job as it stands. A stream ends
+    with its job, or within a request's deadline: then come back with Last-Event-ID, as browsers do
+    by themselves.
     """
     service = _job_service(resources)
     deadline: float = request.state.deadline
@@ -256,7 +226,7 @@ async def _stream(
         for event in events:
             # In ASCII: names of files may hold U+2028 and its like, at which formatters and
             # clients break lines.
-            data = json.dumps(Job.of(event.job).model_dump(mode="json"))
+            data = json.dumps(described_job(event.job).model_dump(mode="json"))
             yield format_sse_event(data_str=data, event="job", id=str(event.id))
             after, spoken = event.id, now()
             if event is events[-1] and event.job.state in FINISHED:
@@ -282,6 +252,18 @@ def _job_service(resources: Resources) -> JobService:
             remedy="set MLCD_JOBS__ROOTS to the folders that they may use",
         )
     return resources.jobs
+
+
+def _wanted(asked: JobRequest) -> LabelJob:
+    """Returns the job that a request asks for.
+
+    Raises BadRequest for an option that its kind does not have.
+    """
+    given = asked.model_dump(exclude_none=True)
+    for name in OPTIONS:
+        if name in given and given["kind"] != "label":
+            raise BadRequest(f"{name} is of label jobs only", param=name)
+    return LabelJob(**given)
 
 
 def _spec(job: LabelJob, resources: Resources) -> JobSpec:
@@ -319,9 +301,3 @@ def _key_of_client(request: Request, key: str | None) -> str | None:
     """Returns the key as this client's own: two clients may choose the same one."""
     client = request.state.key
     return key if key is None or client is None else f"{client.id} {key}"
-
-
-def _answer(
-    content: BaseModel, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    return Response(content.model_dump_json(), status, headers, media_type=JSON)

@@ -13,6 +13,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput
 from mlcd.types import Neighbors
+from mlcd.wire import LabeledImages, QueryRequest
 from service.deadline import within_deadline
 from service.errors import StrictBatch
 from service.http.access import Opened
@@ -27,7 +28,6 @@ from service.http.answers import (
     to_npy,
 )
 from service.http.auth import needs
-from service.http.dialects.own.wire import LabeledImages, QueryRequest
 from service.http.openapi import BINARY, image_body
 from service.http.problems import item_error
 from service.http.queries import check_top, read_queries

@@ -1,33 +1,31 @@
 """The route that switches to another version of the served model, without a restart."""
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Body, Request, Response
 
+from mlcd.wire import Foreign, LoadedModel, LoadRequest
 from service.http.access import Opened, check_model
-from service.http.answers import headers, json_answer, provenance
+from service.http.answers import headers, provenance
 from service.http.auth import needs
-from service.http.bodies import read_optional_json, validated
-from service.http.dialects.own.wire import LoadedModel, LoadRequest
-from service.http.openapi import json_body
+from service.http.json_route import JsonRoute
 from service.inference.model import ServedModel
 from service.resources import Resources
 
-router = APIRouter(tags=["info"])
+router = APIRouter(tags=["info"], route_class=JsonRoute)
 
-_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": LoadedModel}, 404: {}, 409: {}}
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {404: {}, 409: {}}
 
 
-@router.post(
-    "/v1/models/{name}/load",
-    dependencies=[needs("admin")],
-    response_class=Response,
-    responses=_ANSWERS,
-    openapi_extra={"requestBody": {**json_body(LoadRequest)["requestBody"], "required": False}},
-)
-async def load(name: str, request: Request, resources: Opened) -> Response:
+@router.post("/v1/models/{name}/load", dependencies=[needs("admin")], responses=_ERRORS)
+async def load(
+    name: str,
+    asked: Annotated[LoadRequest, Body(default_factory=LoadRequest)],
+    request: Request,
+    response: Response,
+    resources: Opened,
+) -> LoadedModel:
     """Has Triton load a version of the served model, then serves it.
 
     Requests under way are answered by the version before, which stays where anything fails. After
@@ -35,8 +33,6 @@ async def load(name: str, request: Request, resources: Opened) -> Response:
     the request came in.
     """
     check_model(name, resources)
-    content = await read_optional_json(request, resources)
-    asked = validated(LoadRequest, content)
 
     def publish(model: ServedModel) -> None:
         request.app.state.resources = replace(resources, model=model)
@@ -46,13 +42,11 @@ async def load(name: str, request: Request, resources: Opened) -> Response:
     )
     current: Resources = request.app.state.resources
     space = current.model.space
-    return json_answer(
-        {
-            **provenance(current),
-            "version": version,
-            "centers": None if current.centers is None else current.centers.digest,
-            "collections": sorted(current.collections),
-            "foreign": {"centers": space.foreign_centers, "collections": space.foreign_collections},
-        },
-        headers(current),
+    response.headers.update(headers(current))
+    return LoadedModel(
+        **provenance(current),
+        version=version,
+        centers=None if current.centers is None else current.centers.digest,
+        collections=sorted(current.collections),
+        foreign=Foreign(centers=space.foreign_centers, collections=space.foreign_collections),
     )

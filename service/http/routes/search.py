@@ -8,28 +8,29 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Query, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Body, Query, Request, Response
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.collections.items import Match
 from mlcd.collections.searcher import Found
 from mlcd.errors import DeadlineExceeded, InvalidInput
-from service.deadline import within_deadline
-from service.errors import BadRequest, TooLarge
-from service.http.access import Opened
-from service.http.answers import headers, json_answer, listed_answer, provenance
-from service.http.auth import needs
-from service.http.bodies import check_count, media_type, read_json, read_optional_json, validated
-from service.http.dialects.own.wire import (
+from mlcd.wire import (
+    DuplicateGroup,
     DuplicatesRequest,
     FoundDuplicates,
     FoundItems,
     SearchOptions,
     SearchRequest,
 )
-from service.http.openapi import image_body, json_body
+from service.deadline import within_deadline
+from service.errors import BadRequest, TooLarge
+from service.http.access import Opened
+from service.http.answers import headers, listed_answer, provenance
+from service.http.auth import needs
+from service.http.bodies import check_count, media_type, read_json, validated
+from service.http.json_route import JsonRoute
+from service.http.openapi import image_body
 from service.http.problems import item_error
 from service.http.queries import Queries, check_top, given_fields, queries_from_json, read_queries
 from service.http.routes.collections import Name, opened_collection
@@ -37,7 +38,7 @@ from service.resources import Resources
 from service.settings import Limits
 from service.telemetry.request import timed
 
-router = APIRouter(tags=["collections"])
+router = APIRouter(tags=["collections"], route_class=JsonRoute)
 
 _OPTIONS: Final = tuple(SearchOptions.model_fields)
 _IDS: Final = ("id", "ids")
@@ -48,11 +49,6 @@ _MAX_ITEMS: Final = 50_000
 _REMEDY: Final = (
     "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
 )
-_DUPLICATES: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": FoundDuplicates},
-    404: {},
-    409: {},
-}
 
 
 @router.post(
@@ -197,21 +193,21 @@ async def _queries_of_items(
 @router.post(
     "/v1/collections/{name}/duplicates",
     dependencies=[needs("search")],
-    response_class=Response,
-    responses=_DUPLICATES,
-    openapi_extra={
-        "requestBody": {**json_body(DuplicatesRequest)["requestBody"], "required": False}
-    },
+    responses={404: {}, 409: {}},
 )
-async def find_duplicates(name: Name, request: Request, resources: Opened) -> Response:
+async def find_duplicates(
+    name: Name,
+    asked: Annotated[DuplicatesRequest, Body(default_factory=DuplicatesRequest)],
+    request: Request,
+    response: Response,
+    resources: Opened,
+) -> FoundDuplicates:
     """Finds groups of items that are joined by chains of pairs of at least this `similarity`.
 
     Every pair is compared, of at most 50,000 items and within the deadline;
     `mlcd index --duplicates` has no such bounds.
     """
     collection = await opened_collection(name, request, resources)
-    content = await read_optional_json(request, resources)
-    asked = validated(DuplicatesRequest, content)
     if len(collection) > _MAX_ITEMS:
         raise InvalidInput(
             f"{len(collection)} items are more than the {_MAX_ITEMS} of one request", remedy=_REMEDY
@@ -228,10 +224,8 @@ async def find_duplicates(name: Name, request: Request, resources: Opened) -> Re
         raise DeadlineExceeded("the time for a request has passed", remedy=_REMEDY) from error
     finally:
         bound.left.set()
-    return json_answer(
-        {"collection": name, "similarity": asked.similarity, "groups": groups},
-        headers(resources),
-    )
+    response.headers.update(headers(resources))
+    return FoundDuplicates(collection=name, similarity=asked.similarity, groups=groups)
 
 
 class _Bound:
@@ -247,7 +241,7 @@ class _Bound:
             raise DeadlineExceeded("the time for a request has passed")
 
 
-def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[dict[str, Any]]:
+def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[DuplicateGroup]:
     ids, read = collection.rows()
     groups = duplicate_groups(len(ids), read, similarity, meter=bound)
-    return [group.record(ids) for group in groups]
+    return [DuplicateGroup(**group.record(ids)) for group in groups]

@@ -3,9 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlcd.client.answers import Answer, Embedded, Found, Label, Labeled, Match, Origin
+from mlcd.client.answers import Answer, Embedded, Found, Labeled, Origin
 from mlcd.client.call import Call
 from mlcd.errors import Conflict, ImageRejected
+from mlcd.wire import ItemMatch, Label
 
 ORIGIN = Origin("m", "a" * 64, 1)
 BAD = ImageRejected("undecodable", "the image is damaged", remedy="mend it")
@@ -55,7 +56,11 @@ def test_rows_stand_at_their_images_places():
 
 
 def test_labels_are_padded_like_neighbors():
-    labels = [[Label(5, 0.5, "five"), Label(2, 0.25, None)], BAD, [Label(7, 1.0, None)], []]
+    five, two, seven = (
+        Label(id=center, similarity=similarity, name=name)
+        for center, similarity, name in ((5, 0.5, "five"), (2, 0.25, None), (7, 1.0, None))
+    )
+    labels = [[five, two], BAD, [seven], []]
     labeled = Labeled.of(labels, ORIGIN)
     assert labeled.ids.tolist() == [[5, 2], [-1, -1], [7, -1], [-1, -1]]
     assert labeled.scores.tolist() == [[0.5, 0.25], [-np.inf] * 2, [1.0, -np.inf], [-np.inf] * 2]
@@ -66,6 +71,6 @@ def test_labels_are_padded_like_neighbors():
 
 
 def test_matches_stand_at_their_queries_places():
-    match = Match("k", 0.5, None)
+    match = ItemMatch(id="k", similarity=0.5, metadata=None)
     found = Found.of([[match], BAD], ORIGIN)
     assert (found.matches, found.errors) == ([[match], []], {1: BAD})

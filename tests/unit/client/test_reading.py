@@ -20,6 +20,9 @@ STAMP = {
 }
 
 
+MODEL = {"model": "m", "fingerprint": "f", "preprocess_version": 1}
+
+
 def answer(content, **headers):
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     return httpx.Response(200, content=body, headers=STAMP | headers)
@@ -57,10 +60,12 @@ def test_rows_of_another_shape_are_refused(response):
         b"<html>",
         [],
         {},
-        {"results": [], "errors": []},
-        {"results": [{"index": 0, "embedding": [1, 2]}], "errors": []},
-        {"results": [{"index": i, "embedding": ["a"]} for i in range(2)], "errors": []},
-        {"results": None, "errors": []},
+        MODEL | {"dimension": 2, "results": [], "errors": []},
+        MODEL | {"dimension": 2, "results": [{"index": 0, "embedding": [1, 2]}], "errors": []},
+        MODEL
+        | {"dimension": 2, "errors": []}
+        | {"results": [{"index": i, "embedding": ["a"]} for i in range(2)]},
+        MODEL | {"dimension": 2, "results": None, "errors": []},
     ],
 )
 def test_json_that_lacks_an_item_or_is_something_else_is_refused(content):
@@ -68,17 +73,21 @@ def test_json_that_lacks_an_item_or_is_something_else_is_refused(content):
         read_embedded(answer(content), 2)
 
 
-def test_fields_of_a_newer_server_are_passed_over():
+def test_fields_and_values_of_a_newer_server_are_passed_over():
     label = {"id": 1, "similarity": 0.5, "name": None, "color": "red"}
-    content = {
+    numbers = dict.fromkeys(("recall", "low", "high", "rows", "top", "cells", "probes"), 1)
+    content = MODEL | {
+        "centers": "c",
+        "mode": "guessed",
         "results": [{"index": 0, "labels": [label], "x": 1}],
-        "errors": [],
+        "errors": [{"index": 1, "type": "too-dull", "title": "T", "detail": "D", "z": 3}],
         "y": 2,
-        "audit": {"recall": 0.9},
+        "audit": numbers | {"source": "elsewhere", "w": 0},
     }
-    read = read_labeled(answer(content), 1)
+    read = read_labeled(answer(content), 2)
     assert read.items[0][0].similarity == 0.5
-    assert read.origin.audit == {"recall": 0.9}
+    assert (read.items[1].reason, read.items[1].message) == ("too-dull", "D")
+    assert (read.origin.audit.recall, read.origin.audit.source) == (1, "elsewhere")
     with pytest.raises(AnswerInvalid):
         read_info(answer({"model": "m"}))
 

@@ -16,7 +16,7 @@ from service.fetch.urls import GivenImage
 from service.http.access import Opened
 from service.http.answers import JSON, RAW, headers
 from service.http.auth import needs
-from service.http.bodies import check_count, parsed_json, read_body, validated
+from service.http.bodies import check_count, checked_object, parsed_json, read_body, validated
 from service.http.data_uris import image_from_field
 from service.http.dialects.kserve.metadata import VERSION, check_version
 from service.http.dialects.kserve.tensors import (
@@ -129,10 +129,7 @@ def _read(
     head, tensors = split(body, stated)
     if stated is not None and not head:  # one raw tensor: a single image, without its length
         return validated(InferRequest, _RAW_REQUEST), [bytes(tensors)]
-    content = parsed_json(head, resources.settings.limits)
-    if not isinstance(content, dict):
-        raise BadRequest("the JSON part is not an object")
-    asked = validated(InferRequest, content)
+    asked = validated(InferRequest, checked_object(parsed_json(head, resources.settings.limits)))
     tensor = asked.inputs[0]
     _check(tensor, len(tensors), resources)
     return asked, _images(tensor, tensors) if tensor.name == IMAGE else _pixels(tensor, tensors)

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from mlcd.wire import EXAMPLE_IMAGE
 from service.http.dialect import Dialect, Refusal
-from service.http.dialects.schema import EXAMPLE_IMAGE
 
 Datatype = Literal["BYTES", "UINT8", "FP32", "INT32"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.http.dialects.own.job_wire import JobProgress
+from service.http.job_answers import described_progress
 from service.jobs.job import JobSpec, StoredJob
 from service.jobs.transitions import cancel, complete, cut, extend, lease_task
 
@@ -31,7 +31,7 @@ def given(record, now_s=0.0):
 
 
 def progress(record):
-    return JobProgress.of(record.job)
+    return described_progress(record.job)
 
 
 def told(record, work, done, now_s=101.0):

@@ -1,20 +1,72 @@
-"""The wire models of our own routes.
+"""The REST contract: the bodies of requests and answers, as pydantic models.
 
-Models of answers with vectors are documentation: the vectors are written without them.
+The service validates bodies and writes answers by them, FastAPI documents them, and `mlcd.client`
+reads answers into them. Answers with vectors are the exception: the service writes them from
+arrays, and their models are documentation there.
+
+A client may be older than its server. Answers therefore ignore unknown fields, and a value that is
+marked `SkipValidation` may be one that is not known here.
 """
 
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SkipValidation,
+    WithJsonSchema,
+    create_model,
+)
 
 from mlcd.errors import ImageReason
-from service.http.dialect import Dialect, Refusal
-from service.http.dialects.schema import EXAMPLE_IMAGE, exactly_one
+from mlcd.label_job import OPTIONS, JobKind
 
-_PREFIX: Final = "urn:mlcd:problem:"
+# A PNG of 4 x 4 pixels, black and white in columns.
+EXAMPLE_IMAGE: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAAAAACMmsGiAAAAFElEQVR42mNg+M/wn4mB"
+    "gYEBQQAAIi4CBSsxuAQAAAAA"
+    "SUVORK5CYII="
+)
 
 
-class Problem(BaseModel):
+def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:
+    """Returns a schema by which exactly one of these fields is given, and not as null.
+
+    types: each field's JSON type, or several of them.
+    """
+    return {
+        "oneOf": [
+            _given(name, [kind] if isinstance(kind, str) else list(kind))
+            for name, kind in types.items()
+        ]
+    }
+
+
+def _given(name: str, kinds: list[str]) -> JsonValue:
+    return {"required": [name], "properties": {name: {"type": [*kinds]}}}
+
+
+LabelMode = Literal["exact", "approximate"]
+JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
+JobStage = Literal["plan", "shard", "publish", "discard"]
+
+
+class WireAnswer(BaseModel):
+    """An answer, or a part of one."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class WireRequest(BaseModel):
+    """The body of a request, without unknown fields and without conversions of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Problem(WireAnswer):
     """A refusal by RFC 9457.
 
     type: urn:mlcd:problem: and a stable name. limit, index, param: where one applies.
@@ -48,33 +100,16 @@ class Problem(BaseModel):
     param: str | None = None
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    extra = {"limit": refusal.limit, "index": refusal.index, "param": refusal.param}
-    return {
-        "type": _PREFIX + refusal.name,
-        "title": refusal.title,
-        "status": refusal.status,
-        "detail": refusal.detail,
-        "instance": refusal.instance,
-        "request_id": refusal.request_id,
-        **{name: value for name, value in extra.items() if value is not None},
-    }
-
-
-# It covers every path that no other dialect covers.
-DIALECT: Final = Dialect(("",), "application/problem+json", Problem, _refusal)
-
-
-class ItemError(BaseModel):
+class ItemError(WireAnswer):
     """The error of one image of a batch; the others are answered."""
 
     index: int
-    type: ImageReason
+    type: SkipValidation[ImageReason]
     title: str
     detail: str
 
 
-class Provenance(BaseModel):
+class Provenance(WireAnswer):
     """The fields about the model that every answer has."""
 
     model: str
@@ -82,7 +117,7 @@ class Provenance(BaseModel):
     preprocess_version: int
 
 
-class EmbeddedImage(BaseModel):
+class EmbeddedImage(WireAnswer):
     """The embedding of one image, of unit length."""
 
     index: int
@@ -115,14 +150,12 @@ class QueryRequest(BaseModel):
     embeddings: list[list[float]] | None = None
 
 
-class SearchOptions(BaseModel):
+class SearchOptions(WireRequest):
     """The options of a search.
 
     filter: see docs/explanation/collections.md. threshold: the least cosine of a match. exact:
     compare with all items. metadata: false leaves the matches' metadata out.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     top: Annotated[int, Field(ge=1)] = 10
     filter: dict[str, Any] | None = None
@@ -150,7 +183,7 @@ class SearchRequest(SearchOptions):
     ids: list[str] | None = None
 
 
-class Example(BaseModel):
+class Example(WireAnswer):
     """A sample near a center.
 
     collection: the one that holds it as an item; null for a member of the cluster behind the
@@ -162,7 +195,7 @@ class Example(BaseModel):
     similarity: float | None
 
 
-class Label(BaseModel):
+class Label(WireAnswer):
     """A label of an image. similarity: cosine with the center. examples: if they were asked for."""
 
     id: int
@@ -171,14 +204,14 @@ class Label(BaseModel):
     examples: list[Example] | None = None
 
 
-class LabeledImage(BaseModel):
+class LabeledImage(WireAnswer):
     """The labels of one image, best first; among equal similarities the lower id is first."""
 
     index: int
     labels: list[Label]
 
 
-class Audit(BaseModel):
+class Audit(WireAnswer):
     """The measured recall of approximate labels.
 
     recall: share of the exact `top` found on `rows` rows. low, high: its 95 % interval. source: the
@@ -189,7 +222,7 @@ class Audit(BaseModel):
     low: float
     high: float
     rows: int
-    source: Literal["centers", "collections"]
+    source: SkipValidation[Literal["centers", "collections"]]
     top: int
     cells: int
     probes: int
@@ -202,7 +235,7 @@ class LabeledImages(Provenance):
     """
 
     centers: str
-    mode: Literal["exact", "approximate"]
+    mode: SkipValidation[LabelMode]
     audit: Audit | None = None
     results: list[LabeledImage]
     errors: list[ItemError]
@@ -219,7 +252,7 @@ class DescribedCenter(Provenance):
     examples: list[Example]
 
 
-class ItemMatch(BaseModel):
+class ItemMatch(WireAnswer):
     """A found item. similarity: the cosine. metadata: null where the request leaves them out."""
 
     id: str
@@ -227,7 +260,7 @@ class ItemMatch(BaseModel):
     metadata: dict[str, Any] | None
 
 
-class MatchedImage(BaseModel):
+class MatchedImage(WireAnswer):
     """The matches of one query, the most similar first."""
 
     index: int
@@ -247,22 +280,20 @@ class FoundItems(Provenance):
     errors: list[ItemError]
 
 
-class CreateRequest(BaseModel):
+class CreateRequest(WireRequest):
     """A request for a new collection.
 
     dimension: that of the served model, or nothing. recall: the recall@10 that the index must
     reach; 0.99 by default.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra={"examples": [{"recall": 0.95}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"recall": 0.95}]})
 
     dimension: Annotated[int, Field(ge=1)] | None = None
     recall: Annotated[float, Field(gt=0, le=0.995)] | None = None
 
 
-class IndexRecall(BaseModel):
+class IndexRecall(WireAnswer):
     """The recall@10 of an index on `queries` held-out items, with its 95 % interval.
 
     rows: how many the index held then.
@@ -276,7 +307,7 @@ class IndexRecall(BaseModel):
     rows: int
 
 
-class DescribedIndex(BaseModel):
+class DescribedIndex(WireAnswer):
     """The index of a collection.
 
     kind: flat means that there is no index and searches are exact. indexed, unindexed: numbers of
@@ -285,7 +316,7 @@ class DescribedIndex(BaseModel):
     searches are exact until then. error: why the last attempt to make it failed.
     """
 
-    kind: Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
+    kind: SkipValidation[Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]]
     generation: int
     indexed: int
     unindexed: int
@@ -296,7 +327,7 @@ class DescribedIndex(BaseModel):
     error: str | None
 
 
-class DescribedCollection(BaseModel):
+class DescribedCollection(WireAnswer):
     """A collection.
 
     usable: it holds embeddings of the served model. writable: false where the server may only read
@@ -313,17 +344,17 @@ class DescribedCollection(BaseModel):
     index: DescribedIndex
 
 
-class CollectionList(BaseModel):
+class CollectionList(WireAnswer):
     """The list of all collections."""
 
     collections: list[DescribedCollection]
 
 
-class DeletedCollection(BaseModel):
+class DeletedCollection(WireAnswer):
     """The answer after a collection was deleted."""
 
     collection: str
-    outcome: Literal["deleted"]
+    outcome: SkipValidation[Literal["deleted"]]
 
 
 class GivenItem(BaseModel):
@@ -362,7 +393,7 @@ class AddRequest(BaseModel):
     items: Annotated[list[GivenItem | Any], Field(min_length=1)]
 
 
-class AddedItem(BaseModel):
+class AddedItem(WireAnswer):
     """An added item.
 
     outcome: unchanged where the embedding's bits and the metadata were the same.
@@ -370,17 +401,17 @@ class AddedItem(BaseModel):
 
     index: int
     id: str
-    outcome: Literal["created", "updated", "unchanged"]
+    outcome: SkipValidation[Literal["created", "updated", "unchanged"]]
 
 
-class RefusedItem(BaseModel):
+class RefusedItem(WireAnswer):
     """The error of one item that was not added.
 
     type: the image's error, or cannot-be-processed where another field cannot be used.
     """
 
     index: int
-    type: ImageReason | Literal["cannot-be-processed"]
+    type: SkipValidation[ImageReason | Literal["cannot-be-processed"]]
     title: str
     detail: str
 
@@ -393,19 +424,15 @@ class AddedItems(Provenance):
     errors: list[RefusedItem]
 
 
-class MetadataRequest(BaseModel):
+class MetadataRequest(WireRequest):
     """A request that replaces all metadata of an item."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        json_schema_extra={"examples": [{"metadata": {"album": "summer"}}]},
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"metadata": {"album": "summer"}}]})
 
     metadata: dict[str, Any]
 
 
-class DescribedItem(BaseModel):
+class DescribedItem(WireAnswer):
     """A stored item. embedding: it has unit length; null where it was not asked for."""
 
     collection: str
@@ -414,32 +441,30 @@ class DescribedItem(BaseModel):
     embedding: list[float] | None
 
 
-class ChangedItem(BaseModel):
+class ChangedItem(WireAnswer):
     """The outcome of a change to an item."""
 
     collection: str
     id: str
-    outcome: Literal["updated", "unchanged", "deleted"]
+    outcome: SkipValidation[Literal["updated", "unchanged", "deleted"]]
 
 
-class DuplicatesRequest(BaseModel):
+class DuplicatesRequest(WireRequest):
     """A request for near-duplicates. similarity: the least cosine of a pair."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra={"examples": [{"similarity": 0.95}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"similarity": 0.95}]})
 
     similarity: Annotated[float, Field(ge=-1, le=1)] = 0.95
 
 
-class DuplicateGroup(BaseModel):
+class DuplicateGroup(WireAnswer):
     """A group of two items or more. similarities: each item's cosine to its nearest in it."""
 
     ids: list[str]
     similarities: list[float]
 
 
-class FoundDuplicates(BaseModel):
+class FoundDuplicates(WireAnswer):
     """Groups of items that are joined by chains of pairs of at least the similarity."""
 
     collection: str
@@ -447,22 +472,20 @@ class FoundDuplicates(BaseModel):
     groups: list[DuplicateGroup]
 
 
-class LoadRequest(BaseModel):
+class LoadRequest(WireRequest):
     """A request to switch to another version of the model.
 
     version: as in Triton's repository; null: the newest there. unload: Triton then unloads all
     other versions; set it to false where other servers still use them.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra={"examples": [{"version": 2}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [{"version": 2}]})
 
     version: Annotated[int, Field(ge=1)] | None = None
     unload: bool = True
 
 
-class Foreign(BaseModel):
+class Foreign(WireAnswer):
     """Centers and collections of other models, with their fingerprints.
 
     Requests for them are refused while this model is served.
@@ -481,7 +504,7 @@ class LoadedModel(Provenance):
     foreign: Foreign
 
 
-class CenterSet(BaseModel):
+class CenterSet(WireAnswer):
     """The centers in use.
 
     modes: exact, and approximate where the server's settings allow it; then with its audit.
@@ -489,7 +512,7 @@ class CenterSet(BaseModel):
 
     digest: str
     num_centers: int
-    modes: list[Literal["exact", "approximate"]]
+    modes: list[SkipValidation[LabelMode]]
     audit: Audit | None
 
 
@@ -504,6 +527,117 @@ class Info(Provenance):
     image_formats: list[str]
     centers: CenterSet | None
     collections: list[str]
-    limits: dict[str, float] = Field(
+    limits: dict[str, Annotated[int | float, WithJsonSchema({"type": "number"})]] = Field(
         description="by name; errors carry the name of the one that was exceeded"
     )
+
+
+_Path = Annotated[str, Field(min_length=1, max_length=4096)]
+# An option that is null or missing has the default of `LabelJob`.
+_OPTIONS: Any = {name: (kind | None, None) for name, kind in OPTIONS.items()}
+_JobOptions: Any = create_model("_JobOptions", __base__=WireRequest, **_OPTIONS)
+
+
+class JobRequest(_JobOptions):
+    """A request for a job.
+
+    input: a folder, a glob of tar shards or parquet files, or one file, as workers see it. output:
+    a directory that does not exist yet. top, threshold, embeddings (written beside the labels):
+    options of `label` jobs only; one that is null or missing has its default.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "label",
+                    "input": "/data/archive/*.tar",
+                    "output": "/data/labels",
+                    "top": 8,
+                }
+            ]
+        }
+    )
+
+    kind: JobKind
+    input: _Path
+    output: _Path
+
+
+class JobFailure(WireAnswer):
+    """The reason of a failure. code: stable."""
+
+    code: str
+    message: str
+    remedy: str | None
+
+
+class JobProgress(WireAnswer):
+    """The progress of a job.
+
+    shards, images: null until the input has been listed. done: images, failed ones included.
+    failed_items: images that errors.jsonl names. damaged_files: files of the input that could not
+    be listed to their end. stage: null when nothing is left to do. collected, indexed: of `index`
+    jobs only, images in the collection and in its index. images_per_s: of all workers together,
+    over the time in which there was one. eta_s: seconds until all images are done, where known.
+    """
+
+    shards: int | None
+    shards_done: int
+    shards_failed: int
+    images: int | None
+    done: int
+    failed_items: int
+    damaged_files: int
+    stage: SkipValidation[JobStage] | None
+    collected: int | None
+    indexed: int | None
+    images_per_s: float | None
+    eta_s: float | None
+
+
+class Job(WireAnswer):
+    """A batch job as it stands.
+
+    fingerprint, centers: those of the model and the center set that it was accepted for. top,
+    threshold, embeddings: null where the job makes no labels. problem: why the job has failed;
+    before its end, why a shard has failed or why no worker does it.
+    """
+
+    id: str
+    kind: SkipValidation[JobKind]
+    state: SkipValidation[JobState]
+    input: str
+    output: str
+    fingerprint: str
+    centers: str | None
+    top: int | None
+    threshold: float | None
+    embeddings: bool | None
+    created: datetime
+    started: datetime | None
+    ended: datetime | None
+    progress: JobProgress
+    problem: JobFailure | None
+
+
+class JobList(WireAnswer):
+    """A page of jobs, newest first. cursor: of the next page, null on the last."""
+
+    jobs: list[Job]
+    cursor: str | None
+
+
+class FailedShard(WireAnswer):
+    """A shard that was left aside. images: in it. problem: that of the last attempt."""
+
+    shard: int
+    images: int
+    problem: JobFailure
+
+
+class FailureList(WireAnswer):
+    """A page of failures by ascending shard. cursor: the next page's, null on the last."""
+
+    failures: list[FailedShard]
+    cursor: int | None

@@ -1,0 +1,60 @@
+"""Jobs of the queue as the REST contract states them."""
+
+from datetime import UTC, datetime
+
+from mlcd.label_job import OPTIONS
+from mlcd.wire import Job, JobFailure, JobProgress
+from service.jobs import job as jobs
+
+
+def described_job(job: jobs.Job) -> Job:
+    spec = job.spec
+    options = spec.options if spec.kind == "label" else dict.fromkeys(OPTIONS)
+    return Job(
+        id=job.id,
+        kind=spec.kind,
+        state=job.state,
+        input=spec.input,
+        output=spec.output,
+        fingerprint=spec.fingerprint,
+        centers=spec.centers,
+        **options,
+        created=_moment(job.created_s),
+        started=None if job.started_s is None else _moment(job.started_s),
+        ended=None if job.ended_s is None else _moment(job.ended_s),
+        progress=described_progress(job),
+        problem=None if job.problem is None else described_failure(job.problem),
+    )
+
+
+def described_progress(job: jobs.Job) -> JobProgress:
+    is_index = job.spec.kind == "index"
+    return JobProgress(
+        shards=job.shards,
+        shards_done=job.shards_done,
+        shards_failed=job.shards_failed,
+        images=job.images,
+        done=job.done,
+        failed_items=job.failed_items,
+        damaged_files=job.damaged_files,
+        stage=job.stage,
+        collected=job.collected if is_index else None,
+        indexed=job.indexed if is_index else None,
+        images_per_s=job.images_per_s,
+        eta_s=_eta_s(job),
+    )
+
+
+def described_failure(problem: jobs.Problem) -> JobFailure:
+    return JobFailure(code=problem.code, message=problem.message, remedy=problem.remedy)
+
+
+def _eta_s(job: jobs.Job) -> float | None:
+    """Returns the seconds until all images are done; None where it is not known, and after that."""
+    if job.state != "running" or job.stage != "shard" or job.images is None or not job.images_per_s:
+        return None
+    return max(0, job.images - job.done) / job.images_per_s
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
