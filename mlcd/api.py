@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
-from mlcd.client.images import ImageInput, check_images, image_bytes
+from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection

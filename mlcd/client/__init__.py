@@ -4,11 +4,10 @@ alone.
 Needs httpx and httpx-sse (`pip install mlcd[client]`); neither torch nor faiss nor the server.
 """
 
-from mlcd.client.answers import Added, Center, Embedded, Found, Item, Labeled, Origin
 from mlcd.client.asynchronous import AsyncClient
-from mlcd.client.images import ImageInput
-from mlcd.client.jobs import AsyncJobs, Jobs
-from mlcd.client.problems import (
+from mlcd.client.batch_jobs import AsyncJobs, Jobs
+from mlcd.client.image_bytes import ImageInput
+from mlcd.client.refusals import (
     AnswerInvalid,
     Problem,
     Refused,
@@ -20,6 +19,7 @@ from mlcd.client.problems import (
     RefusedOverload,
     RefusedUnavailable,
 )
+from mlcd.client.results import Added, Center, Embedded, Found, Item, Labeled, Origin
 from mlcd.client.synchronous import Client
 from mlcd.wire import (
     Audit,

@@ -16,13 +16,13 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.answers import Added, Center, Embedded, Found, Item, Labeled, Origin, Row
 from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
+from mlcd.client.batch_jobs import AsyncJobs
 from mlcd.client.batches import Adder, Additions, Batch, Images, answers_async, rows_in_batches
 from mlcd.client.call import Call
-from mlcd.client.images import ImageInput, check_images, image_bytes
-from mlcd.client.jobs import AsyncJobs
+from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.client.reading import origin_of
+from mlcd.client.results import Added, Center, Embedded, Found, Item, Labeled, Origin, Row
 from mlcd.errors import ImageRejected
 from mlcd.wire import DescribedCollection, Info, Label, LabelMode
 

@@ -8,12 +8,12 @@ import httpx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlcd.client.answers import Answer
+from mlcd.client.batch_jobs import AsyncJobs
 from mlcd.client.batches import Cutter
 from mlcd.client.call import Call
 from mlcd.client.connection import Connection
-from mlcd.client.jobs import AsyncJobs
-from mlcd.client.server import Bounds, Server
+from mlcd.client.requests import RequestBounds, Server
+from mlcd.client.results import Answer
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
@@ -78,10 +78,10 @@ class BaseClient:
     def _call(self, *, strict: bool) -> Call[Any]:
         return Call(strict=strict, fingerprint=self.fingerprint)
 
-    def _num_items(self, bounds: Bounds) -> int:
+    def _num_items(self, bounds: RequestBounds) -> int:
         return min(self.batch_size, bounds.max_items)
 
-    def _cutter(self, bounds: Bounds) -> Cutter:
+    def _cutter(self, bounds: RequestBounds) -> Cutter:
         return Cutter(max_images=self._num_items(bounds), max_body_bytes=bounds.max_body_bytes)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Generic, TypeVar
 
-from mlcd.client.answers import Answer, Origin
+from mlcd.client.results import Answer, Origin
 from mlcd.errors import Conflict, ImageRejected
 from mlcd.types import Fingerprint
 

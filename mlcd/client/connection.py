@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 from httpx_sse import EventSource, SSEError, aconnect_sse
 
-from mlcd.client.problems import Refused, not_our_api, refused
+from mlcd.client.refusals import Refused, not_our_api, refused
 from mlcd.client.retry import pause_s
 from mlcd.errors import ConfigInvalid, DeadlineExceeded, Unavailable
 from mlcd.version import __version__

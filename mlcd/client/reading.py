@@ -7,8 +7,8 @@ from typing import Final, Protocol, TypeVar, cast
 import httpx
 import numpy as np
 
-from mlcd.client.answers import Answer, Center, Item, Origin, Row
-from mlcd.client.problems import not_our_api
+from mlcd.client.refusals import not_our_api
+from mlcd.client.results import Answer, Center, Item, Origin, Row
 from mlcd.errors import ImageReason, ImageRejected
 from mlcd.wire import (
     AddedItems,

@@ -10,14 +10,14 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.answers import Added, Answer, Center, Embedded, Found, Item, Labeled, Origin, Row
 from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
+from mlcd.client.batch_jobs import Jobs
 from mlcd.client.batches import Adder, Additions, Batch, Images, answers_sync, rows_in_batches
 from mlcd.client.call import Call
-from mlcd.client.images import ImageInput, check_images, image_bytes
-from mlcd.client.jobs import Jobs
-from mlcd.client.loop import LoopThread
+from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
+from mlcd.client.loop_thread import LoopThread
 from mlcd.client.reading import origin_of
+from mlcd.client.results import Added, Answer, Center, Embedded, Found, Item, Labeled, Origin, Row
 from mlcd.errors import ImageRejected
 from mlcd.wire import DescribedCollection, Info, Label, LabelMode
 
@@ -44,7 +44,7 @@ class Client(BaseClient):
         `errors`.
 
         strict: raise ImageRejected for the first that fails. Raises Conflict where the server's
-        model changed in between, and the errors of `mlcd.client.problems`.
+        model changed in between, and the errors of `mlcd.client.refusals`.
         """
         check_images(images)
         items, origin = self._gathered(self._cut(images), self._server.embed, strict=strict)

@@ -17,8 +17,8 @@ from service.http import openapi
 from service.http.auth import OriginMiddleware, check_declared
 from service.http.dialects import cohere, openai, own
 from service.http.dialects.kserve import infer, metadata
-from service.http.dialects.kserve import wire as kserve
-from service.http.dialects.kserve.wire import InferRequest
+from service.http.dialects.kserve import messages as kserve
+from service.http.dialects.kserve.messages import InferRequest
 from service.http.explorer import page
 from service.http.middleware import (
     BodyLimitMiddleware,

@@ -35,7 +35,7 @@ _CROWDED: Final = orjson.dumps(
 )
 
 
-class Bounds:
+class ConnectionBounds:
     """The state that all connections of a server share."""
 
     def __init__(self, *, most: int, exchange_s: float, metrics: Metrics) -> None:
@@ -47,12 +47,12 @@ class Bounds:
         self.most, self.exchange_s = most, exchange_s + ANSWER_READ_S
         # Connections whose client still sends an answered body, or does not read its answer; the
         # oldest first.
-        self.answered: dict[Connection, None] = {}
+        self.answered: dict[HttpConnection, None] = {}
         # Connections between two requests; the one that has waited longest comes first.
-        self.waiting: dict[Connection, None] = {}
+        self.waiting: dict[HttpConnection, None] = {}
         self._metrics = metrics
 
-    def make_room(self, newest: "Connection", num: int) -> None:
+    def make_room(self, newest: "HttpConnection", num: int) -> None:
         """Closes the connection that is needed least; the newest of `num` where all others work.
 
         A few connections above the limit stay open then, for probes.
@@ -65,7 +65,7 @@ class Bounds:
         self.closed("too-many")
         (oldest or newest).transport.abort()
 
-    def forget(self, connection: "Connection") -> None:
+    def forget(self, connection: "HttpConnection") -> None:
         """Removes the connection from the lists: it is at work, or gone."""
         self.answered.pop(connection, None)
         self.waiting.pop(connection, None)
@@ -78,10 +78,10 @@ class Bounds:
         self._metrics.rejected(f"connection-{reason}")
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection of uvicorn with a timer that runs at every moment of its life."""
 
-    def __init__(self, *, bounds: Bounds, **uvicorns: Any) -> None:
+    def __init__(self, *, bounds: ConnectionBounds, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._bounds = bounds
         self._timer: asyncio.TimerHandle | None = None
@@ -211,7 +211,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
 class _Closing:
     """The transport that an answer sees: closing it waits for the rest of the request."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
 
     def write(self, content: bytes) -> None:

@@ -32,7 +32,7 @@ from service.host.allocator import keep_what_is_open, return_large_blocks
 from service.host.children import heed_parent_alone
 from service.host.signals import FINISH, STOPS, StopSignals, canceled_by_a_signal
 from service.http.app import create_app
-from service.http.connections import Bounds, Connection, affordable, allow_descriptors
+from service.http.connections import ConnectionBounds, HttpConnection, affordable, allow_descriptors
 from service.resources import Resources, find_model, open_resources
 from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
@@ -104,11 +104,11 @@ def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
     settings, app = resources.settings, create_app(resources)
     limits = settings.limits
     most = affordable(limits.max_connections)
-    bounds = Bounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
+    bounds = ConnectionBounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
     config = uvicorn.Config(
         app,
         # It is called like the class that uvicorn expects.
-        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]
+        http=partial(HttpConnection, bounds=bounds),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,  # our configuration holds for its lines, too

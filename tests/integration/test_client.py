@@ -550,7 +550,9 @@ def test_a_server_that_is_not_there():
         client.embed([b"x"])
 
 
-def test_it_needs_numpy_pydantic_and_httpx_alone_and_a_program_that_forgets_to_close_ends(server, paths):
+def test_it_needs_numpy_pydantic_and_httpx_alone_and_a_program_that_forgets_to_close_ends(
+    server, paths
+):
     code = f"""
 import sys
 heavy = ("torch", "faiss", "fastapi", "openvino", "pyarrow", "orjson", "PIL", "service")

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlcd.client.answers import Answer, Embedded, Found, Labeled, Origin
 from mlcd.client.call import Call
+from mlcd.client.results import Answer, Embedded, Found, Labeled, Origin
 from mlcd.errors import Conflict, ImageRejected
 from mlcd.wire import ItemMatch, Label
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mlcd.client.connection import Connection
-from mlcd.client.problems import (
+from mlcd.client.refusals import (
     AnswerInvalid,
     Refused,
     RefusedAccess,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlcd.client.images import check_images, image_bytes
+from mlcd.client.image_bytes import check_images, image_bytes
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.decode import decode
 

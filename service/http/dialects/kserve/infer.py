@@ -18,6 +18,7 @@ from service.http.answers import JSON, RAW, headers
 from service.http.auth import needs
 from service.http.bodies import check_count, checked_object, parsed_json, read_body, validated
 from service.http.data_uris import image_from_field
+from service.http.dialects.kserve.messages import InferRequest, InferResponse, InputTensor
 from service.http.dialects.kserve.metadata import VERSION, check_version
 from service.http.dialects.kserve.tensors import (
     EMBEDDING,
@@ -32,7 +33,6 @@ from service.http.dialects.kserve.tensors import (
     split,
     write,
 )
-from service.http.dialects.kserve.wire import InferRequest, InferResponse, InputTensor
 from service.http.encoding import encode_pixels, encode_strictly
 from service.http.openapi import BINARY, json_body
 from service.http.queries import check_top

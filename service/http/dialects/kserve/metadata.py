@@ -12,8 +12,7 @@ from mlcd.version import __version__
 from service.http.access import Opened, check_model
 from service.http.answers import headers
 from service.http.auth import needs
-from service.http.dialects.kserve.tensors import EMBEDDING, IMAGE, LABEL_IDS, LABEL_SCORES, PIXELS
-from service.http.dialects.kserve.wire import (
+from service.http.dialects.kserve.messages import (
     ConfiguredTensor,
     IndexRequest,
     LiveAnswer,
@@ -27,6 +26,7 @@ from service.http.dialects.kserve.wire import (
     TensorMetadata,
     VersionStatistics,
 )
+from service.http.dialects.kserve.tensors import EMBEDDING, IMAGE, LABEL_IDS, LABEL_SCORES, PIXELS
 from service.http.json_route import JsonRoute
 from service.resources import Resources
 from service.telemetry.statistics import inference_statistics

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from mlcd.client.connection import Connection, encoded
-from mlcd.client.loop import LoopThread
-from mlcd.client.problems import Refused
+from mlcd.client.loop_thread import LoopThread
 from mlcd.client.reading import read_failures, read_job, read_jobs
+from mlcd.client.refusals import Refused
 from mlcd.errors import InvalidInput, Unavailable
 from mlcd.label_job import JobKind
 from mlcd.wire import FailedShard, Job, JobState
@@ -146,7 +146,7 @@ class AsyncJobs:
 class Jobs:
     """The batch jobs of one server: label, embed or index whole archives. `mlcd worker` does them.
 
-    All methods raise the errors of `mlcd.client.problems`; those that name a job raise
+    All methods raise the errors of `mlcd.client.refusals`; those that name a job raise
     RefusedNotFound.
     """
 

@@ -8,10 +8,8 @@ from typing import Any, Final, TypeVar
 import httpx
 import numpy as np
 
-from mlcd.client.answers import Answer, Center, Item, Row
 from mlcd.client.batches import PART_BYTES, Additions, Batch, Images
 from mlcd.client.connection import Connection, encoded
-from mlcd.client.problems import RefusedInput, not_our_api
 from mlcd.client.reading import (
     read_added,
     read_center,
@@ -25,6 +23,8 @@ from mlcd.client.reading import (
     read_labeled,
     read_rows,
 )
+from mlcd.client.refusals import RefusedInput, not_our_api
+from mlcd.client.results import Answer, Center, Item, Row
 from mlcd.wire import DescribedCollection, Info, ItemMatch, Label, LabelMode
 
 _Value = TypeVar("_Value")
@@ -33,7 +33,7 @@ _TOO_LARGE: Final = 413
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RequestBounds:
     """The limits of one request, from /v1/info."""
 
     max_items: int
@@ -64,10 +64,10 @@ class Server:
         """
         return self._info or await self.info()
 
-    async def bounds(self) -> Bounds:
+    async def bounds(self) -> RequestBounds:
         limits = (await self.known_info()).limits
         try:
-            return Bounds(int(limits["max_images"]), int(limits["max_body_bytes"]))
+            return RequestBounds(int(limits["max_images"]), int(limits["max_body_bytes"]))
         except KeyError as error:
             raise not_our_api() from error
 
