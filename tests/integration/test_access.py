@@ -283,14 +283,22 @@ def test_which_header_counts(anyone, keys):
     assert anyone.get("/v1/info", params={"api_key": good, "X-API-Key": good}).status_code == 401
 
 
-def test_nothing_of_a_request_is_read_before_its_key(running):
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/images/embed", "image/png"),
+        ("/v1/embeddings", "application/json"),
+        ("/v1/jobs", "application/json"),
+    ],
+)
+def test_nothing_of_a_request_is_read_before_its_key(running, path, kind):
     """A client without one cannot make the server hold its body: the answer is there before any of
     it is sent.
     """
     with socket.create_connection(("127.0.0.1", running.port), timeout=5) as client:
         client.sendall(
-            b"POST /v1/images/embed HTTP/1.1\r\nHost: x\r\n"
-            b"Content-Type: image/png\r\nContent-Length: 60000000\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: x\r\n"
+            f"Content-Type: {kind}\r\nContent-Length: 60000000\r\n\r\n".encode()
         )
         assert client.recv(100).startswith(b"HTTP/1.1 401 ")
     assert running.metric('mlcd_held{of="bytes"}') == 0
