@@ -4,7 +4,6 @@ Existing artifacts are kept. A fifth of each class, by the hash of the key, is l
 clustering and training.
 """
 
-import fcntl
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from benchmarks.validation.archive import pack_photographs
 from benchmarks.validation.arms import RunSpec, Variant
 from benchmarks.validation.tiers import Tier
+from mlcd.artifacts.disk import locked
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import InvalidInput, NotFound
@@ -94,8 +94,7 @@ class PretrainingData:
         wait.
         """
         self.state.mkdir(parents=True, exist_ok=True)
-        with (self.state / ".making").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.state / ".making"):
             return self._labels(spec)
 
     def _labels(self, spec: RunSpec) -> Path:

@@ -3,6 +3,7 @@ the remedy.
 """
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -102,6 +103,20 @@ def lacks_open_files() -> bool:
         for descriptor in descriptors:
             os.close(descriptor)
     return False
+
+
+@contextmanager
+def locked(path: Path, *, mode: int = 0o666) -> Iterator[None]:
+    """Holds the lock of the file at `path`, which is made where it is missing and stays there.
+
+    Other processes and threads wait. The operating system frees the lock of a dead process.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from mlcd.artifacts.disk import (
+    locked,
     refuse_full_disk,
     sync_path,
     temporary_path,
@@ -223,7 +224,7 @@ class Draft:
             yield
             self._waiting = None
             self._check_place()
-            with translated_os_errors(self.out), _locked(self.path / _TOGETHER):
+            with translated_os_errors(self.out), locked(self.path / _TOGETHER):
                 self._show(waiting, last)
         finally:
             self._waiting = None
@@ -341,16 +342,6 @@ class Draft:
                     files[key] = self._entries.get(key) or measure(here / name)
                     sync_path(here / name)
         return files, children
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Excludes all others that share a draft; the operating system frees the lock of a dead
-    process.
-    """
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.artifacts.disk import translated_os_errors, write_synced
-from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.draft import Draft, find_published, lock_directory
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
@@ -132,13 +132,10 @@ def _alone(folder: Path) -> Iterator[None]:
     it found.
     """
     with translated_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = lock_directory(folder, fcntl.LOCK_EX)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    except BlockingIOError as error:
-        raise Conflict(f"another process is exporting to {folder}", remedy="wait for it") from error
     finally:
         os.close(descriptor)
         for empty in (folder, folder.parent):  # where the export failed

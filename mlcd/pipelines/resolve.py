@@ -2,21 +2,18 @@
 exported once, into a cache.
 """
 
-import fcntl
 import hashlib
 import importlib.util
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from platformdirs import user_cache_path
 
-from mlcd.artifacts.disk import translated_os_errors
+from mlcd.artifacts.disk import locked, translated_os_errors
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.models import hub
@@ -44,10 +41,13 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
     refuse_part(spec)
     name = _name(spec)
     out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{_digest(spec, path)[:16]}"
-    with translated_os_errors(out), _alone(out):
-        if not (out / MANIFEST).is_file():
-            announce(f"exporting {spec} once, into {out}")
-            _export(spec, out, name)
+    with translated_os_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # one process exports, and the others wait and then find the result
+        with locked(out.with_name(f".{out.name}.lock")):
+            if not (out / MANIFEST).is_file():
+                announce(f"exporting {spec} once, into {out}")
+                _export(spec, out, name)
     return str(out)
 
 
@@ -84,15 +84,3 @@ def _export(spec: str, out: Path, name: str) -> None:
         )
     if not (out / MANIFEST).is_file():
         raise NotFound(f"the export of {spec} left no model at {out}")
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Lets one process at a time export to each path; the others wait, and then find the result."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(out.with_name(f".{out.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

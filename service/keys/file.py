@@ -1,7 +1,6 @@
 """The keys file: one JSON file with the hashes of random tokens."""
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import os
@@ -15,7 +14,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from mlcd.artifacts.disk import sync_path
+from mlcd.artifacts.disk import locked, sync_path
 from mlcd.errors import ConfigInvalid, NotFound
 
 Scope = Literal["embed", "search", "write", "jobs", "admin"]
@@ -160,14 +159,10 @@ def _digest(token: str) -> str:
 def _alone(path: Path) -> Iterator[None]:
     """Locks the file for one writer."""
     try:
-        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, _MODE)
+        with locked(path.with_name(f".{path.name}.lock"), mode=_MODE):
+            yield
     except OSError as error:
         raise _unwritable(path) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _write(path: Path, keys: KeySet) -> None:
