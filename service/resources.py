@@ -1,24 +1,37 @@
-"""The composition root of a server: it opens all resources by the settings, and closes them."""
+"""The composition root: it opens, by the settings, the resources of a server or of a worker, and
+closes them.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.pipelines.resolve import resolve_model
+from mlcd.pipelines.shard import CenterSet, Equipment
+from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, limit_blas
 from service.inference.admission import Admission, Capacity, bounded_retry_s
 from service.inference.cache.cached import CachedPipeline
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
+from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.lookup import Lookup
@@ -26,9 +39,16 @@ from service.inference.model import ServedModel, SharedResources, open_model
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder
-from service.inference.space import open_collections, open_space
+from service.inference.space import (
+    check_centers,
+    find_centers,
+    open_collections,
+    open_space,
+)
 from service.inference.switch import ModelSwitch
-from service.jobs.service import JobService, open_job_service
+from service.jobs.queue import Queue
+from service.jobs.roots import Roots
+from service.jobs.service import JobService, open_job_service, open_jobs
 from service.keys.rates import RateLimiter, open_rate_limiter
 from service.keys.ring import KeyRing
 from service.settings import Settings
@@ -123,6 +143,19 @@ class Resources:
         )
 
 
+@dataclass(frozen=True)
+class WorkerResources:
+    """The resources that tasks of jobs are done with.
+
+    computing: the one thread in which the equipment was opened, and which alone may use it.
+    """
+
+    queue: Queue
+    roots: Roots
+    equipment: Equipment
+    computing: ThreadPoolExecutor
+
+
 def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:
     """Returns the model that the engine opens, after an export of other weights.
 
@@ -143,8 +176,7 @@ async def open_resources(
     """
     # The keys come before the model, which takes a while to load.
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
-    threads = ThreadBudget.of(settings)
-    limit_blas(threads.blas)
+    threads = _limit_threads(settings)
     limits = settings.limits
     async with AsyncExitStack() as stack:
         collections = open_collections(settings)
@@ -226,6 +258,52 @@ async def open_resources(
             fetcher=fetcher,
             jobs=jobs,
         )
+
+
+@contextmanager
+def open_worker_resources(
+    settings: Settings, announce: Callable[[str], None]
+) -> Iterator[WorkerResources]:
+    """Opens the queue, the model and its centers. announce: called before an export.
+
+    Raises what opening them raises, and ConfigInvalid for centers of another model.
+    """
+    with ExitStack() as stack:
+        queue, roots = stack.enter_context(open_jobs(settings))
+        computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
+        opening = _opened_equipment(settings, announce)
+        equipment = computing.submit(opening.__enter__).result()
+        stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
+        yield WorkerResources(queue, roots, equipment, computing)
+
+
+@contextmanager
+def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator[Equipment]:
+    threads = _limit_threads(settings)
+    folder = find_model(settings, announce)
+    with opened_encoder(settings, folder, num_threads=threads.engine) as encoder:
+        yield Equipment(
+            encoder,
+            _open_centers(settings, folder, encoder.fingerprint),
+            num_threads=threads.decode,
+            in_flight=IN_FLIGHT if settings.engine == "triton" else 1,
+        )
+
+
+def _open_centers(settings: Settings, folder: str, fingerprint: Fingerprint) -> CenterSet | None:
+    if (path := find_centers(settings, folder)) is None:
+        return None
+    artifact = open_artifact(path, "centers")
+    centers = Centers.read(artifact)
+    check_centers(path, centers, fingerprint)
+    return CenterSet(artifact, centers)
+
+
+def _limit_threads(settings: Settings) -> ThreadBudget:
+    """Divides the cores, and limits the threads of matrix products for the life of the process."""
+    threads = ThreadBudget.of(settings)
+    limit_blas(threads.blas)
+    return threads
 
 
 def _opened_engine(

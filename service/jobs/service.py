@@ -3,9 +3,9 @@ queue's blocking calls.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar, get_args
@@ -82,16 +82,22 @@ async def open_job_service(settings: Settings) -> AsyncIterator[JobService | Non
     if not settings.jobs.roots:
         yield None
         return
+    with open_jobs(settings) as (queue, roots):
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
+        try:
+            yield JobService(
+                queue, roots, threads, settings.jobs.keep_days * DAY_S, settings.jobs.keep_jobs
+            )
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def open_jobs(settings: Settings) -> Iterator[tuple[Queue, Roots]]:
+    """Opens the queue and the folders that jobs may use. Raises ConfigInvalid."""
     roots = Roots(settings.jobs.roots)
-    queue = open_queue(settings)
-    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
-    try:
-        yield JobService(
-            queue, roots, threads, settings.jobs.keep_days * DAY_S, settings.jobs.keep_jobs
-        )
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-        queue.close()
+    with closing(open_queue(settings)) as queue:
+        yield queue, roots
 
 
 def open_queue(settings: Settings) -> Queue:

@@ -2,19 +2,15 @@
 
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import click
 
 from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import return_large_blocks
-from service.jobs.roots import Roots
-from service.jobs.service import open_queue
+from service.resources import WorkerResources, open_worker_resources
 from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
-from service.worker.engine import open_equipment
 from service.worker.loop import Worker
 from service.worker.task import TaskRunner
 
@@ -50,21 +46,25 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
     return_large_blocks()
     silence_decoders()
     configure_logs(settings.log)
-    with ExitStack() as stack:
-        _open_worker(stack, settings, name).run(drain=drain)
+    with open_worker_resources(settings, _announce) as resources:
+        _worker(resources, settings, name).run(drain=drain)
 
 
-def _open_worker(stack: ExitStack, settings: Settings, name: str) -> Worker:
-    roots = Roots(settings.jobs.roots)
-    queue = open_queue(settings)
-    stack.callback(queue.close)
-    computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
-    opening = open_equipment(settings, lambda line: click.echo(f"mlcd: {line}", err=True))
-    equipment = computing.submit(opening.__enter__).result()
-    stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
-    runner = TaskRunner(equipment, roots, shard_images=settings.jobs.shard_images)
-    num_centers = 0 if equipment.centers is None else len(equipment.centers.centers.vectors)
-    encoder = equipment.encoder
+def _announce(line: str) -> None:
+    click.echo(f"mlcd: {line}", err=True)
+
+
+def _worker(resources: WorkerResources, settings: Settings, name: str) -> Worker:
+    jobs, equipment = settings.jobs, resources.equipment
+    encoder, centers = equipment.encoder, equipment.centers
+    num_centers = 0 if centers is None else len(centers.centers.vectors)
     click.echo(f"worker {name}: {encoder.name} ({encoder.engine}, {num_centers} centers)")
-    jobs = settings.jobs
-    return Worker(queue, runner, computing, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s)
+    runner = TaskRunner(equipment, resources.roots, shard_images=jobs.shard_images)
+    return Worker(
+        resources.queue,
+        runner,
+        resources.computing,
+        name=name,
+        lease_s=jobs.lease_s,
+        stall_s=jobs.stall_s,
+    )

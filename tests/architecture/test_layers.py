@@ -61,7 +61,7 @@ def test_every_contract_holds():
         ("service/worker/loop.py", "import service.http.app"),
         ("service/telemetry/metrics.py", "import service.inference.served"),
         ("service/errors.py", "import service.hosts"),
-        ("service/worker/engine.py", "import uvicorn"),
+        ("service/worker/task.py", "import uvicorn"),
         ("service/resources.py", "from starlette.types import Send"),
         ("service/jobs/job.py", "import fastapi"),
     ],

@@ -1,28 +1,21 @@
-"""Opens, from the settings, what a worker uses for all tasks: the engine and the centers.
+"""The encoder of a process that serves nobody, as the `Encoder` protocol: its calls block.
 
-The engine is in this process; or it is Triton's asynchronous encoder, in an event loop of its own,
-as the `Encoder` protocol.
+It computes in this process; or it is Triton's asynchronous encoder, in an event loop of its own.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.base import Encoder
 from mlcd.errors import Overloaded
-from mlcd.pipelines.resolve import resolve_model
-from mlcd.pipelines.shard import CenterSet, Equipment
 from mlcd.types import Embeddings, ImageBatch
-from service.host.threads import ThreadBudget, limit_blas
 from service.inference.engine.fake import FakeEncoder
 from service.inference.engine.triton import open_triton_engine
-from service.inference.space import check_centers, find_centers
 from service.settings import Settings
 from service.timings import TRITON_BUSY_PAUSE_S
 
@@ -36,46 +29,23 @@ _BUSY_SHARE: Final = 0.5
 
 
 @contextmanager
-def open_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator[Equipment]:
-    """Opens the engine and the centers. announce: called when weights are exported first, which
-    takes a while.
+def opened_encoder(settings: Settings, folder: str, *, num_threads: int) -> Iterator[Encoder]:
+    """Opens the model at `folder`; with Triton, the one that the settings name.
 
-    Raises what opening the model raises, and ConfigInvalid for centers of another model.
+    Raises what opening the model raises.
     """
-    threads = ThreadBudget.of(settings)
-    limit_blas(threads.blas)
     if settings.engine == "triton":
-        with opened_triton(settings) as encoder:
-            centers = _open_centers(settings, settings.model, encoder)
-            yield Equipment(encoder, centers, num_threads=threads.decode, in_flight=IN_FLIGHT)
-        return
-    folder = (
-        settings.model if settings.engine == "fake" else resolve_model(settings.model, announce)
-    )
-    with closing(_open_encoder(settings, folder, threads)) as encoder:
-        yield Equipment(
-            encoder, _open_centers(settings, folder, encoder), num_threads=threads.decode
-        )
-
-
-def _open_encoder(settings: Settings, folder: str, threads: ThreadBudget) -> Encoder:
-    if settings.engine == "fake":
-        return FakeEncoder(folder)
-    return open_encoder(folder, settings.encoder_options(threads.engine))
-
-
-def _open_centers(settings: Settings, folder: str, encoder: Encoder) -> CenterSet | None:
-    path = find_centers(settings, folder)
-    if path is None:
-        return None
-    artifact = open_artifact(path, "centers")
-    centers = Centers.read(artifact)
-    check_centers(path, centers, encoder.fingerprint)
-    return CenterSet(artifact, centers)
+        with _opened_triton(settings) as batches:
+            yield batches
+    elif settings.engine == "fake":
+        yield FakeEncoder(folder)
+    else:
+        with closing(open_encoder(folder, settings.encoder_options(num_threads))) as encoder:
+            yield encoder
 
 
 @contextmanager
-def opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
+def _opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
     """Opens Triton's encoder in an event loop of its own. Raises as `open_triton_engine`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="triton", daemon=True)
