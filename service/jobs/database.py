@@ -1,12 +1,9 @@
-"""The database behind the queue: stored jobs that change in transactions, names, and a clock that
-may be set.
+"""The database behind the queue: stored jobs that change in transactions, names, and one clock.
 
 A name is held by one job at a time. It is an idempotency key, or the path of an output.
 """
 
 import hashlib
-import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeVar
@@ -24,23 +21,13 @@ from service.jobs.job import (
     StoredJob,
     stored_job_from_json,
 )
-from service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
 
 Result = TypeVar("Result")
 # Events kept of each job. Each holds the whole job, so a client that missed some has missed only
 # the steps between.
 KEPT_EVENTS: Final = 32
-
-
 # Jobs that one claim tries; more than one only where others claim at the same time.
 CANDIDATES: Final = 16
-# Further jobs that a claim tries: they seem due so late that the clock must have been set back.
-FAR: Final = 4
-
-
-def far_s(now_s: float, lease_s: float) -> float:
-    """Returns the latest time that a lease or a pause which begins now can end."""
-    return now_s + max(lease_s, LONGEST_PAUSE_S) + CLOCK_MARGIN_S
 
 
 @dataclass(frozen=True)
@@ -239,36 +226,3 @@ def _name_of_output(spec: JobSpec) -> str:
 def _digest(text: str) -> str:
     """Returns a short name for a text of any length."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-class Clock:
-    """A clock that notices when it was set. Threads may share it."""
-
-    def __init__(self, read: Callable[[], float]) -> None:
-        """read: seconds since the epoch."""
-        self._read = read
-        self._turn = threading.Lock()
-        self._last: tuple[float, float, float] | None = None
-        self._leapt_at_s: float | None = None
-
-    def now_s(self) -> float:
-        before_s = time.monotonic()
-        now_s = self._read()
-        after_s = time.monotonic()
-        with self._turn:
-            if self._last is not None:
-                last_before_s, last_s, last_after_s = self._last
-                shortest_s, longest_s = before_s - last_after_s, after_s - last_before_s
-                if (
-                    not shortest_s - CLOCK_TOLERANCE_S
-                    <= now_s - last_s
-                    <= longest_s + CLOCK_TOLERANCE_S
-                ):
-                    self._leapt_at_s = after_s
-            self._last = before_s, now_s, after_s
-        return now_s
-
-    def leapt(self, *, within_s: float) -> bool:
-        """Tells whether the clock was set in the last within_s seconds of a steady clock."""
-        with self._turn:
-            return self._leapt_at_s is not None and time.monotonic() - self._leapt_at_s <= within_s

@@ -4,7 +4,6 @@ writes.
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,11 @@ from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
 from service.jobs import transitions
+from service.jobs.damaged import DamagedJobs
 from service.jobs.database import (
     Ended,
     JobDatabase,
+    Result,
     Transaction,
     check_output_free,
     hold_output,
@@ -39,7 +40,6 @@ from service.jobs.job import (
     Work,
     printable,
 )
-from service.timings import DAMAGED_REST_S
 
 # The digits of the microseconds since the epoch, hexadecimal: ids are in the order of submission
 # until the year 4253.
@@ -73,8 +73,7 @@ class Queue:
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
-        # Jobs that cannot be read, and when that was last found: they are passed over for a while.
-        self._damaged: dict[str, float] = {}
+        self._damaged = DamagedJobs()
         # the job of each state at which the next look begins, from the newest on
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
 
@@ -126,7 +125,7 @@ class Queue:
         found = self._database.page(limit=limit + 1, below=cursor, state=state)
         for listed in found[:limit]:
             if listed.damaged:
-                self._pass_over(listed.job_id)
+                self._damaged.add(listed.job_id)
         jobs = [listed.job for listed in found[:limit] if listed.job is not None]
         return JobPage(jobs, found[limit - 1].job_id if len(found) > limit else None)
 
@@ -197,15 +196,9 @@ class Queue:
         exclude: ids of jobs to leave out.
         """
         for job_id in self._database.due(
-            fingerprints, lease_s=lease_s, exclude={*exclude, *self._passed_over}
+            fingerprints, lease_s=lease_s, exclude={*exclude, *self._damaged.passed_over()}
         ):
-            try:
-                work = self._lease(job_id, worker, lease_s=lease_s)
-            except RecordDamaged:
-                self._pass_over(job_id)
-                continue
-            self._damaged.pop(job_id, None)
-            if work is not None:
+            if (work := self._lease(job_id, worker, lease_s=lease_s)) is not None:
                 return work
         return None
 
@@ -224,11 +217,7 @@ class Queue:
             self._keep(transaction, record, after)
             return goes_on
 
-        try:
-            return self._database.transact(step)
-        except RecordDamaged:
-            self._pass_over(work.job_id)
-            return False
+        return self._of_readable(work.job_id, step) or False
 
     def release(self, work: Work) -> None:
         """Returns the task unfinished and does not count the attempt, as when a worker drains.
@@ -291,7 +280,7 @@ class Queue:
         more_than; at most `_SWEPT` in one call. Outputs are not touched.
         """
         found = self._database.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
-        left = self._passed_over
+        left = self._damaged.passed_over()
         return sum(self._forget(ended) for ended in found if ended.job_id not in left)
 
     def note_served(self) -> None:
@@ -317,7 +306,9 @@ class Queue:
         """Tells whether anything is left to do, now or later, of jobs of these models; `discard`
         counts, too.
         """
-        return self._database.pending(fingerprints, exclude={*exclude, *self._passed_over})
+        return self._database.pending(
+            fingerprints, exclude={*exclude, *self._damaged.passed_over()}
+        )
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         """Notes that this worker is alive and has this model, with or without work."""
@@ -360,7 +351,17 @@ class Queue:
             self._keep(transaction, record, after)
             return work
 
-        return self._database.transact(step)
+        return self._of_readable(job_id, step)
+
+    def _of_readable(self, job_id: str, step: Callable[[Transaction], Result]) -> Result | None:
+        """Runs a transaction; where the job cannot be read, passes over it and returns None."""
+        try:
+            result = self._database.transact(step)
+        except RecordDamaged:
+            self._damaged.add(job_id)
+            return None
+        self._damaged.forget(job_id)
+        return result
 
     def _forget(self, ended: Ended) -> bool:
         def step(transaction: Transaction) -> bool:
@@ -374,11 +375,7 @@ class Queue:
             transaction.remove(record)
             return True
 
-        try:
-            return self._database.transact(step)
-        except RecordDamaged:
-            self._pass_over(ended.job_id)
-            return False
+        return self._of_readable(ended.job_id, step) or False
 
     def _report(self, work: Work, change: Callable[[StoredJob, float], StoredJob]) -> None:
         def step(transaction: Transaction) -> bool:
@@ -391,12 +388,9 @@ class Queue:
 
     def _hear(self, work: Work, step: Callable[[Transaction], bool]) -> None:
         """Runs a report of a worker; it has no effect where the job is gone or cannot be read."""
-        try:
-            is_there = self._database.transact(step)
-        except RecordDamaged:
-            self._pass_over(work.job_id)
-            return
-        if not is_there:  # who learns it by `renew` releases the task: it is logged once
+        if (
+            self._of_readable(work.job_id, step) is False
+        ):  # who learns it by `renew` releases the task: it is logged once
             draft = printable(str(draft_path(Path(work.spec.output))))
             message = "job %s is not in the queue any more; what it has written so far stays at %s"
             _log.warning(message, work.job_id, draft)
@@ -408,19 +402,6 @@ class Queue:
                 self._keep(transaction, record, after)
 
         self._database.transact(step)
-
-    @property
-    def _passed_over(self) -> set[str]:
-        """The damaged jobs that are not looked at now."""
-        since_s = time.monotonic() - DAMAGED_REST_S
-        return {job_id for job_id, found_s in list(self._damaged.items()) if found_s > since_s}
-
-    def _pass_over(self, job_id: str) -> None:
-        if job_id not in self._damaged:
-            _log.error(
-                "the record of job %s cannot be read: it is passed over; DELETE removes it", job_id
-            )
-        self._damaged[job_id] = time.monotonic()
 
     def _change(self, job_id: str, change: Callable[[StoredJob, float], StoredJob]) -> Job:
         def step(transaction: Transaction) -> Job:

@@ -22,7 +22,8 @@ from redis.retry import Retry
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
-from service.jobs.database import CANDIDATES, FAR, KEPT_EVENTS, Clock, Ended, Listed, Result, far_s
+from service.jobs.clock import FAR, Clock, far_s
+from service.jobs.database import CANDIDATES, KEPT_EVENTS, Ended, Listed, Result
 from service.jobs.job import (
     Event,
     Failure,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mlcd.errors import Conflict
+from service.jobs.clock import cut_back
 from service.jobs.job import (
     FINISHED,
     MAX_ATTEMPTS,
@@ -51,7 +52,7 @@ def lease_task(
     lease: an id that was never used. images_of: the number of images of a shard. leapt: the clock
     was set lately, so a worker whose lease has ended was not slow.
     """
-    record = _expired(_cut_back(record, now_s, lease_s), now_s, counted=not leapt)
+    record = _expired(cut_back(record, now_s=now_s, lease_s=lease_s), now_s, counted=not leapt)
     piece = record.next_task(now_s)
     if piece is None or record.stage is None:
         return record, None
@@ -215,18 +216,6 @@ def is_over(record: StoredJob, *, now_s: float, ended_s: float) -> bool:
     if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
         return False
     return all(lease.until_s <= now_s for lease in record.leases.values())
-
-
-def _cut_back(record: StoredJob, now_s: float, lease_s: float) -> StoredJob:
-    """Shortens leases and pauses to their length from now: the clock may have been set back."""
-    leases = {
-        name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
-        for name, lease in record.leases.items()
-    }
-    rests = {
-        piece: min(until_s, now_s + LONGEST_PAUSE_S) for piece, until_s in record.rests.items()
-    }
-    return replace(record, leases=leases, rests=rests)
 
 
 def _expired(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:

@@ -85,7 +85,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
 def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_once(
     store, damage, caplog, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.queue.DAMAGED_REST_S", SHORT_S)
+    monkeypatch.setattr("service.jobs.damaged.DAMAGED_REST_S", SHORT_S)
     job_id, other = submitted(store), submitted(store, 1)
     kept = {each: store._database.read(each) for each in (job_id, other)}
     for each in kept:
@@ -248,7 +248,8 @@ def test_a_clock_that_is_set_back_keeps_no_piece_from_being_given_again(store):
 
 def test_a_pause_is_no_longer_for_a_clock_that_is_set_back(store, monkeypatch):
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.2)
-    monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 0.3)
+    for module in ("transitions", "clock"):
+        monkeypatch.setattr(f"service.jobs.{module}.LONGEST_PAUSE_S", 0.3)
     clock = Offset(store)
     planned(store, [10])
     store.failed(claim(store), BROKEN)
@@ -287,7 +288,7 @@ def canceled_in_vain(store, job_id):
 
 @embedded
 def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.sqlite.SQLITE_TURN_S", 3.0)
+    monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 3.0)
     job_id = submitted(store)
     with held(where):
         writing = threading.Thread(target=canceled_in_vain, args=(store, job_id))
@@ -302,7 +303,7 @@ def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
 
 @embedded
 def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.sqlite.SQLITE_TURN_S", 30.0)
+    monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 30.0)
     job_id, heard = submitted(store), []
 
     class Told(Exception):
@@ -356,7 +357,7 @@ def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(
 def test_only_the_log_knows_where_a_file_is_that_cannot_be_written_and_not_by_every_request(
     where, store, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.sqlite.SQLITE_TURN_S", 0.0)
+    monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 0.0)
     job_id = submitted(store)
     with held(where):
         for _ in range(3):

@@ -1,0 +1,67 @@
+"""The case of a queue's clock that is set, forward or back.
+
+A leap forward ends leases early: they do not count as lost. A leap back makes leases and pauses
+seem to end late: such jobs are tried too, and each time is cut back to its length from now.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from service.jobs.job import StoredJob
+from service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
+
+# Further jobs that a claim tries: they seem due so late that the clock must have been set back.
+FAR: Final = 4
+
+
+class Clock:
+    """A clock that notices when it was set. Threads may share it."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        """read: seconds since the epoch."""
+        self._read = read
+        self._turn = threading.Lock()
+        self._last: tuple[float, float, float] | None = None
+        self._leapt_at_s: float | None = None
+
+    def now_s(self) -> float:
+        before_s = time.monotonic()
+        now_s = self._read()
+        after_s = time.monotonic()
+        with self._turn:
+            if self._last is not None:
+                last_before_s, last_s, last_after_s = self._last
+                shortest_s, longest_s = before_s - last_after_s, after_s - last_before_s
+                if (
+                    not shortest_s - CLOCK_TOLERANCE_S
+                    <= now_s - last_s
+                    <= longest_s + CLOCK_TOLERANCE_S
+                ):
+                    self._leapt_at_s = after_s
+            self._last = before_s, now_s, after_s
+        return now_s
+
+    def leapt(self, *, within_s: float) -> bool:
+        """Tells whether the clock was set in the last within_s seconds of a steady clock."""
+        with self._turn:
+            return self._leapt_at_s is not None and time.monotonic() - self._leapt_at_s <= within_s
+
+
+def far_s(now_s: float, lease_s: float) -> float:
+    """Returns the latest time that a lease or a pause which begins now can end."""
+    return now_s + max(lease_s, LONGEST_PAUSE_S) + CLOCK_MARGIN_S
+
+
+def cut_back(record: StoredJob, *, now_s: float, lease_s: float) -> StoredJob:
+    """Shortens leases and pauses to their length from now: the clock may have been set back."""
+    leases = {
+        name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
+        for name, lease in record.leases.items()
+    }
+    rests = {
+        piece: min(until_s, now_s + LONGEST_PAUSE_S) for piece, until_s in record.rests.items()
+    }
+    return replace(record, leases=leases, rests=rests)

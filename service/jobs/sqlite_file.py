@@ -1,0 +1,148 @@
+"""An SQLite file that other processes write to, and that may be replaced, removed or damaged.
+
+A call waits while another process writes. Each call uses the file that is at the path now, so that
+a backup can be restored under running servers.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from mlcd.errors import ArtifactInvalid, Unavailable
+from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
+
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger("mlcd.jobs")
+
+
+class SqliteFile:
+    """An SQLite file. Threads may share it. Raises Unavailable, and ArtifactInvalid for a damaged
+    file.
+    """
+
+    def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
+        """prepare: creates or checks what is in the file; it may run more than once."""
+        self._path = path
+        self._told_s: float | None = None
+        with self._translated():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = _Connection(path, prepare)
+            self._reader = _Connection(path, prepare)
+
+    def rows(self, query: str, *values: object) -> list[Any]:
+        with self._translated(), self._reader.opened() as reader:
+            return _patiently(lambda: reader.execute(query, values).fetchall())
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Runs a transaction; nothing is written where it raises."""
+        with self._translated(), self._writer.opened() as writer:
+            _patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
+            try:
+                yield writer
+                writer.execute("COMMIT")
+            except BaseException:
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        self._writer.close()
+        self._reader.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._tell(error)
+            raise Unavailable(
+                "the job queue was removed",
+                remedy="put it back;"
+                " or end all servers and workers and start them with an empty one",
+            ) from None
+        except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
+                raise ArtifactInvalid(
+                    f"{self._path} is damaged", remedy="restore it, or move it away"
+                ) from error
+            self._tell(error)
+            raise Unavailable(
+                "the job queue cannot be read or written now",
+                remedy="is there space, and may the server write there? its log says where",
+            ) from error
+
+    def _tell(self, error: Exception) -> None:
+        """Logs an error now and then."""
+        if self._told_s is None or time.monotonic() - self._told_s >= SQLITE_LOG_S:
+            self._told_s = time.monotonic()
+            fault = getattr(error, "sqlite_errorname", type(error).__name__)
+            _log.warning("the job queue at %s cannot be read or written: %s", self._path, fault)
+
+
+class _Connection:
+    """One connection, used by one thread at a time, always to the file that is at the path now."""
+
+    def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
+        self._path, self._prepare = path, prepare
+        self._turn = threading.Lock()
+        self._open()
+
+    @contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        if not self._turn.acquire(timeout=SQLITE_TURN_S):
+            raise Unavailable("the job queue is busy", remedy="come back soon")
+        try:
+            self._follow()
+            yield self._connection
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        with self._turn:
+            self._connection.close()
+
+    def _open(self) -> None:
+        connection = sqlite3.connect(
+            self._path, isolation_level=None, check_same_thread=False, timeout=SQLITE_WAIT_S
+        )
+        try:
+            _patiently(lambda: self._prepare(connection))
+            self._file = _identity(self._path)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _follow(self) -> None:
+        """Opens the file at the path again where it was replaced, as by a restored backup.
+
+        Raises FileNotFoundError where it was removed: no other process would see what is written.
+        """
+        if _identity(self._path) != self._file:
+            before = self._connection
+            self._open()
+            before.close()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _patiently(call: Callable[[], _Answer]) -> _Answer:
+    """Repeats a call while another process writes; signals are handled between two calls."""
+    until_s = time.monotonic() + SQLITE_TURN_S
+    while True:
+        try:
+            return call()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > until_s:
+                raise
