@@ -8,36 +8,26 @@ hangs ends the process, too.
 """
 
 import logging
-import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
-from typing import Final, TypeVar
 
-from mlcd.errors import NotFound, Unavailable
 from service.host.signals import STOPS, StopSignals
-from service.jobs.job import MAX_ATTEMPTS, Stage, Work
+from service.jobs.job import MAX_ATTEMPTS, Work
 from service.jobs.queue import Queue
 from service.telemetry.logs import places
 from service.timings import (
     AFTER_FAILURE_S,
     ENGINE_AWAY_S,
-    FOREIGN_JOBS_POLL_S,
-    LEFT_JOBS_POLL_S,
-    QUEUE_FIRST_WAIT_S,
-    QUEUE_LONGEST_WAIT_S,
-    QUEUE_SETTLED_S,
     RENEWAL_S,
     WORKER_DRAIN_S,
-    WORKER_END_S,
     WORKER_IDLE_S,
     WORKER_POLL_S,
     WORKER_STOP_S,
 )
+from service.worker import stuck
 from service.worker.failures import (
     EngineDown,
     Stopped,
@@ -48,12 +38,11 @@ from service.worker.failures import (
     reason_of,
     stalled,
 )
+from service.worker.others import ForeignJobs, LeftJobs
+from service.worker.retrying import RetryingQueue
 from service.worker.task import Outcome, TaskRunner, Watch
 
-_OTHERS: Final = 100  # foreign jobs that it counts at most
-_STALLED: Final = 1  # exit status after a task that hangs
 _log = logging.getLogger("mlcd.jobs")
-_Answer = TypeVar("_Answer")
 
 
 class Worker:
@@ -74,18 +63,11 @@ class Worker:
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
         self._signals = StopSignals()
-        # Ends the process after a signal, whatever hangs. A caller that goes on after `run` cancels
-        # it.
-        self.last_resort = threading.Timer(WORKER_END_S, os._exit, (1,))
-        self.last_resort.daemon = True
+        self.last_resort = stuck.last_resort()
         self._retrying = RetryingQueue()
         self._engine_up = True
         self._beat_due_s = 0.0
-        # jobs that are left to other workers, and the stage of each
-        self._left: dict[str, Stage] = {}
-        self._look_due_s = 0.0
-        self._others_due_s = 0.0
-        self._told_of_others = False
+        self._left, self._foreign = LeftJobs(queue), ForeignJobs(queue, runner.fingerprint)
 
     def run(self, *, drain: bool) -> None:
         """Works until a signal; with `drain` until no job of this model can be done."""
@@ -100,7 +82,8 @@ class Worker:
             elif drain and self._retrying.up and self._retrying.once(self._nothing_left):
                 return
             else:
-                self._tell_of_others()
+                if self._foreign.is_look_due:
+                    self._retrying.once(self._foreign.look)
                 self._pause(max(WORKER_IDLE_S, self._retrying.wait_s))
 
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
@@ -112,47 +95,13 @@ class Worker:
         self.last_resort.start()
 
     def _claim(self) -> Work | None:
-        self._look_at_left()
+        self._left.look_again()
         return self._queue.claim(
-            self._name, [self._runner.fingerprint], lease_s=self._lease_s, exclude=self._left
+            self._name, [self._runner.fingerprint], lease_s=self._lease_s, exclude=self._left.ids
         )
 
-    def _look_at_left(self) -> None:
-        """Takes up left jobs that were canceled: every worker may remove their output, and they may
-        begin again.
-        """
-        if self._left and time.monotonic() >= self._look_due_s:
-            self._look_due_s = time.monotonic() + LEFT_JOBS_POLL_S
-            self._left = {
-                job_id: stage
-                for job_id, stage in self._left.items()
-                if self._stays_left(job_id, stage)
-            }
-
-    def _stays_left(self, job_id: str, stage: Stage) -> bool:
-        try:
-            job = self._queue.get(job_id)
-        except NotFound:
-            return False
-        return job.state == "running" or stage == job.stage == "discard"
-
     def _nothing_left(self) -> bool:
-        return not self._queue.pending([self._runner.fingerprint], exclude=self._left)
-
-    def _tell_of_others(self) -> None:
-        """Warns once while jobs wait that need workers with other models."""
-        if time.monotonic() < self._others_due_s:
-            return
-        self._others_due_s = time.monotonic() + FOREIGN_JOBS_POLL_S
-        if (
-            page := self._retrying.once(lambda: self._queue.page(limit=_OTHERS, state="queued"))
-        ) is None:
-            return
-        num = sum(job.spec.fingerprint != self._runner.fingerprint for job in page.jobs)
-        if num and not self._told_of_others:
-            more = "" if page.cursor is None else "at least "
-            _log.warning("%s%d jobs wait for workers with other models", more, num)
-        self._told_of_others = num > 0
+        return not self._queue.pending([self._runner.fingerprint], exclude=self._left.ids)
 
     def _beat(self) -> None:
         """Reports now and then that this worker is alive."""
@@ -229,14 +178,10 @@ class Worker:
             watch.stop = True
 
     def _abandon(self, work: Work) -> None:
-        """Ends the process, as the task does not stop; starts it again where it was not meant to
-        end.
-        """
         self._retrying.once(lambda: self._queue.release(work))
-        logging.shutdown()
         if self._stopping:
-            os._exit(0)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
+            stuck.end()
+        stuck.start_again()
 
     def _end_stalled(self, work: Work, watch: Watch) -> None:
         facts = {"job": work.job_id, "attempt": work.attempt, "images": watch.done}
@@ -244,8 +189,7 @@ class Worker:
         message = "%s hangs: no image was done for %g s (%s); the worker ends, start it again"
         _log.error(message, _name(work), self._stall_s, place, extra={"fields": facts})
         self._retrying.once(lambda: self._queue.failed(work, stalled(self._stall_s)))
-        logging.shutdown()
-        os._exit(_STALLED)
+        stuck.end(stuck.STALLED)
 
     def _leave(self, work: Work, error: BaseException) -> None:
         problem = problem_of(error)
@@ -256,7 +200,7 @@ class Worker:
             problem.remedy,
             extra={"fields": facts},
         )
-        self._left[work.job_id] = work.stage
+        self._left.add(work)
         self._report(lambda: self._queue.refused(work, problem))
 
     def _report(self, tell: Callable[[], None]) -> None:
@@ -284,7 +228,7 @@ class Worker:
         )
         fatal = is_fatal(error, work.stage)
         if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
-            self._left[work.job_id] = work.stage  # there is no end to it
+            self._left.add(work)  # there is no end to it
         self._report(lambda: self._queue.failed(work, problem, fatal=fatal))
         self._pause(AFTER_FAILURE_S)
 
@@ -292,31 +236,3 @@ class Worker:
 def _name(work: Work) -> str:
     """Returns the name of the task for people."""
     return work.stage if work.shard is None else f"shard {work.shard}"
-
-
-class RetryingQueue:
-    """Calls of the queue that may be away; logs once that it is, and once that it is back."""
-
-    def __init__(self) -> None:
-        self.up = True
-        self.wait_s = 0.0  # seconds before the next call, longer each time while the queue is away
-
-        self._pause_s = 0.0  # the last of these pauses
-        self._away_s: float | None = None  # when it last did not answer; None once it is back
-
-    def once(self, call: Callable[[], _Answer]) -> _Answer | None:
-        """Calls the queue; returns None where it did not answer."""
-        try:
-            answer = call()
-        except Unavailable as error:
-            if self._away_s is None:
-                _log.warning("the job queue is away, trying again: %s", error.message)
-            self._away_s = time.monotonic()
-            self._pause_s = min(max(2 * self._pause_s, QUEUE_FIRST_WAIT_S), QUEUE_LONGEST_WAIT_S)
-            self.up, self.wait_s = False, self._pause_s
-            return None
-        if self._away_s is not None and time.monotonic() - self._away_s >= QUEUE_SETTLED_S:
-            _log.warning("the job queue is back")
-            self._away_s, self._pause_s = None, 0.0
-        self.up, self.wait_s = True, 0.0
-        return answer

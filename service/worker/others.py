@@ -1,0 +1,73 @@
+"""The case of jobs that a worker does not do: they are left to other workers."""
+
+import logging
+import time
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from mlcd.errors import NotFound
+from mlcd.types import Fingerprint
+from service.jobs.job import Stage, Work
+from service.jobs.queue import Queue
+from service.timings import FOREIGN_JOBS_POLL_S, LEFT_JOBS_POLL_S
+
+_COUNTED: Final = 100  # foreign jobs that are counted at most
+_log = logging.getLogger("mlcd.jobs")
+
+
+class LeftJobs:
+    """The jobs of this model that the worker cannot do, each with the stage of its task."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._stages: dict[str, Stage] = {}
+        self._look_due_s = 0.0
+
+    @property
+    def ids(self) -> AbstractSet[str]:
+        return self._stages.keys()
+
+    def add(self, work: Work) -> None:
+        self._stages[work.job_id] = work.stage
+
+    def look_again(self) -> None:
+        """Takes up jobs that were canceled: every worker may remove their output, and they may
+        begin again.
+        """
+        if self._stages and time.monotonic() >= self._look_due_s:
+            self._look_due_s = time.monotonic() + LEFT_JOBS_POLL_S
+            self._stages = {
+                job_id: stage
+                for job_id, stage in self._stages.items()
+                if self._stays(job_id, stage)
+            }
+
+    def _stays(self, job_id: str, stage: Stage) -> bool:
+        try:
+            job = self._queue.get(job_id)
+        except NotFound:
+            return False
+        return job.state == "running" or stage == job.stage == "discard"
+
+
+class ForeignJobs:
+    """The queued jobs of other models than this worker's."""
+
+    def __init__(self, queue: Queue, fingerprint: Fingerprint) -> None:
+        self._queue, self._fingerprint = queue, fingerprint
+        self._look_due_s = 0.0
+        self._logged = False
+
+    @property
+    def is_look_due(self) -> bool:
+        return time.monotonic() >= self._look_due_s
+
+    def look(self) -> None:
+        """Warns once while such jobs wait."""
+        self._look_due_s = time.monotonic() + FOREIGN_JOBS_POLL_S
+        page = self._queue.page(limit=_COUNTED, state="queued")
+        num = sum(job.spec.fingerprint != self._fingerprint for job in page.jobs)
+        if num and not self._logged:
+            more = "" if page.cursor is None else "at least "
+            _log.warning("%s%d jobs wait for workers with other models", more, num)
+        self._logged = num > 0
