@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlcd.artifacts.manifest import published_path
-from mlcd.cli import FINISHED, LOCAL_PATH, reporter_option
+from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
 from mlcd.world import Elsewhere, is_first
 from training.signals import Interrupted, Preempted, preemptible

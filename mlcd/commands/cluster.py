@@ -1,0 +1,111 @@
+"""`mlcd cluster`: embeddings to centers."""
+
+from pathlib import Path
+
+import click
+
+from mlcd.commands.common_options import LOCAL_PATH, finish, reporter_option
+from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.progress import Reporter
+
+_FAILED = 1  # exit status of a process whose error another one reports
+
+
+@click.command()
+@click.argument("embeddings", type=LOCAL_PATH)
+@click.argument("out", type=LOCAL_PATH)
+@click.option("--clusters", type=click.IntRange(1), required=True)
+@click.option(
+    "--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]"
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option(
+    "--hold-out",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=HELD_OUT_FRACTION,
+    show_default=True,
+    help="Share of each class (or overall), by the hash of the key, left out, as training and"
+    " evaluation leave it out.",
+)
+@click.option(
+    "--sample", type=click.IntRange(1), help="Cluster only so many rows per cluster, drawn by hash."
+)
+@click.option(
+    "--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean."
+)
+@click.option(
+    "--names", is_flag=True, help="Name each center by the majority of its members' sub-folders."
+)
+@click.option(
+    "--report",
+    is_flag=True,
+    help="Also write report.json and sizes.png: how good the clusters are.",
+)
+@click.option(
+    "--examples",
+    type=click.IntRange(0, 64),
+    default=8,
+    show_default=True,
+    help="Keep the keys of so many nearest members of each center; 0 keeps none.",
+)
+@click.option(
+    "--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic and time; write nothing."
+)
+@reporter_option
+def cluster(
+    embeddings: Path,
+    out: Path,
+    clusters: int,
+    iterations: int | None,
+    seed: int,
+    hold_out: float,
+    sample: int | None,
+    subtract_mean: bool,
+    names: bool,
+    report: bool,
+    examples: int,
+    only_plan: bool,
+    reporter: Reporter,
+) -> None:
+    """Cluster EMBEDDINGS by spherical k-means into centers at OUT.
+
+    Interrupted, the same command goes on at the last finished iteration. Several processes share
+    the work by `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their
+    number.
+    """
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines.cluster import ClusterOptions, plan
+    from mlcd.pipelines.cluster import cluster as run
+    from mlcd.world import Elsewhere, one_voice, open_world
+
+    options = ClusterOptions(
+        num_clusters=clusters,
+        iterations=iterations,
+        seed=seed,
+        hold_out=hold_out,
+        sample=sample,
+        subtract_mean=subtract_mean,
+        names=names,
+        report=report,
+        examples=examples,
+    )
+    try:
+        with open_world() as world, one_voice(world):
+            opened = EmbeddingsArtifact.open(embeddings)
+            if world.rank:
+                reporter = Reporter("silent")
+            if only_plan:
+                estimate = plan(opened, options, world=world)
+                reporter.result(estimate.facts(), str(estimate))
+                return
+            artifact = run(opened, out, options, reporter=reporter, world=world)
+    except Elsewhere:
+        raise click.exceptions.Exit(_FAILED) from None
+    facts = artifact.summary
+    finish(
+        reporter,
+        artifact,
+        f"{facts['clusters']} centers of {facts['rows']} rows ({facts.get('held_out', 0)} held"
+        " out), "
+        f"objective {facts['objective']:.4f}",
+    )

@@ -1,0 +1,48 @@
+"""`mlcd demo`: the whole journey."""
+
+import signal
+from pathlib import Path
+
+import click
+
+from mlcd.commands.common_options import LOCAL_PATH, announce
+
+
+@click.command()
+@click.option(
+    "--images", help="A folder of your own images; default: scikit-learn's scanned digits."
+)
+@click.option(
+    "--features",
+    help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog.",
+)
+@click.option(
+    "--recipe", help="The training recipe; default: demo-digits, with --images demo-photos."
+)
+@click.option("--out", type=LOCAL_PATH, default=Path("demo"), show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--no-serve", is_flag=True, help="Stop after the result table.")
+def demo(
+    images: str | None,
+    features: str | None,
+    recipe: str | None,
+    out: Path,
+    seed: int,
+    host: str,
+    port: int,
+    no_serve: bool,
+) -> None:
+    """Run the whole journey on real images, then serve the trained model."""
+    from mlcd.demo import Demo, free_port
+
+    # checked before the minutes of work, not after
+    if not no_serve and free_port(host, port) != port:
+        announce(f"port {port} is in use: the service will take a free one, and say which")
+    # between two steps; while a step runs, it gets the signal
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    journey = Demo(out=out, images=images, features=features, recipe=recipe, seed=seed)
+    journey.run()
+    if not no_serve:
+        journey.serve(host, port)

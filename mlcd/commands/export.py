@@ -1,0 +1,134 @@
+"""`mlcd export`: weights to a model that is served."""
+
+from pathlib import Path
+
+import click
+
+from mlcd.commands.common_options import LOCAL_PATH, finish, reporter_option
+from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
+from mlcd.images.decode import ExifPolicy
+from mlcd.progress import Reporter
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.argument("out", type=LOCAL_PATH)
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["onnx", "triton", "hf"]),
+    default="onnx",
+    show_default=True,
+    help="onnx: the model artifact that `mlcd serve` reads. triton: a Triton model repository. hf:"
+    " for transformers.",
+)
+@click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
+@click.option("--images", help="Images for the parity check; default: those of the run.")
+@click.option(
+    "--like",
+    help="The published tower whose sizes, activation and preprocessing bare weights have.",
+)
+@click.option(
+    "--preprocess",
+    type=click.Choice(["clip"]),
+    help="CLIP's preprocessing, where the files state none.",
+)
+@click.option("--no-projection", is_flag=True, help="Embed by the pooled class token.")
+@click.option(
+    "--image-size", type=click.IntRange(1), help="Another resolution; positions are resized."
+)
+@click.option(
+    "--exif",
+    type=click.Choice(["apply", "ignore"]),
+    help="What orientation tags do.  [default: apply]",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["cuda", "tensorrt", "cpu", "openvino", "python"]),
+    help="Of triton: ONNX Runtime on what, or OpenVINO in the python backend.  [default: cuda]",
+)
+@click.option(
+    "--version", type=click.IntRange(1), help="Of triton: beside the earlier ones.  [default: 1]"
+)
+@click.option(
+    "--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="Of triton.  [default: fp32]"
+)
+@click.option("--max-batch", type=click.IntRange(1, 1024), help="Of triton.  [default: 64]")
+@click.option(
+    "--threads", type=click.IntRange(1), help="Of triton on a CPU.  [default: this machine's cores]"
+)
+@reporter_option
+def export(
+    checkpoint: str,
+    out: Path,
+    layout: str,
+    name: str | None,
+    images: str | None,
+    like: str | None,
+    preprocess: str | None,
+    no_projection: bool,
+    image_size: int | None,
+    exif: ExifPolicy | None,
+    backend: Backend | None,
+    version: int | None,
+    precision: TritonPrecision | None,
+    max_batch: int | None,
+    threads: int | None,
+    reporter: Reporter,
+) -> None:
+    """Export CHECKPOINT to OUT.
+
+    CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or
+    open_clip, a file of weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees
+    with the model on real images.
+    """
+    from mlcd.export.model import export_hf, export_model
+    from mlcd.models.zoo import LoadOptions
+
+    options = LoadOptions(
+        like=like,
+        clip_preprocessing=preprocess == "clip",
+        projection=not no_projection,
+        image_size=image_size,
+        exif=exif,
+    )
+    if layout == "triton":
+        from mlcd.export.triton import export_triton
+
+        artifact = export_triton(
+            checkpoint,
+            out,
+            name=name,
+            version=version or 1,
+            images=images,
+            load_options=options,
+            options=TritonOptions(backend or "cuda", precision or "fp32", max_batch or 64, threads),
+            reporter=reporter,
+        )
+        facts = artifact.summary
+        named = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
+        finish(reporter, artifact, f"{named}, parity {facts['parity_min_cosine']:.6f}")
+        return
+    if backend or version or precision or max_batch or threads:
+        raise click.UsageError(
+            "--backend, --version, --precision, --max-batch and --threads are for --format triton"
+        )
+    if layout == "hf":
+        if images:
+            raise click.UsageError(
+                "--images is for the parity of onnx; hf is compared tensor by tensor"
+            )
+        artifact = export_hf(
+            checkpoint, out, name=name or "mlcd-vit", options=options, reporter=reporter
+        )
+        finish(reporter, artifact, "model for transformers")
+        return
+    artifact = export_model(
+        checkpoint, out, name=name or "mlcd-vit", images=images, options=options, reporter=reporter
+    )
+    facts = artifact.summary
+    finish(
+        reporter,
+        artifact,
+        f"model of dimension {facts['dimension']}, parity {facts['parity_min_cosine']:.6f}",
+    )

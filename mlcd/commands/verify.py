@@ -1,0 +1,36 @@
+"""`mlcd verify`: artifacts against their manifests."""
+
+from pathlib import Path
+
+import click
+
+from mlcd.commands.common_options import LOCAL_PATH, reporter_option
+from mlcd.progress import Reporter
+
+
+@click.command()
+@click.argument("directory", type=LOCAL_PATH)
+@click.option("--quiet", is_flag=True, help="One line instead of one for each artifact.")
+@reporter_option
+def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
+    """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the
+    manifests.
+    """
+    from mlcd.pipelines.verify import verify as run
+
+    findings = list(run(directory))
+    if quiet:
+        num_checked = sum(finding.checked for finding in findings)
+        skipped = f", {len(findings) - num_checked} skipped" if num_checked < len(findings) else ""
+        line = f"{num_checked} artifacts and image sets match{skipped}: {directory}"
+        reporter.result({"checked": num_checked, "skipped": len(findings) - num_checked}, line)
+        return
+    for finding in findings:
+        mark = "ok     " if finding.checked else "skipped"
+        facts = {
+            "path": finding.path,
+            "kind": finding.kind,
+            "checked": finding.checked,
+            "detail": finding.detail,
+        }
+        reporter.result(facts, f"{mark} {finding.kind:<11} {finding.path}: {finding.detail}")
