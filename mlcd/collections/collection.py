@@ -11,7 +11,6 @@ thread makes a new generation of the index when much was added or deleted since 
 """
 
 import json
-import logging
 import os
 import threading
 from collections import deque
@@ -50,19 +49,15 @@ from mlcd.collections.items import Item, check_id, check_new_id, encode_metadata
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock, lock_collection
 from mlcd.collections.searcher import Found, Searcher
+from mlcd.collections.upkeep import Upkeep
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.indexes.tuning import LARGEST_TARGET
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
-_log = logging.getLogger("mlcd.collections")
 LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"
 DEFAULT_RECALL: Final = 0.99
 MAX_TOP: Final = 10_000
-# rows beside the index below which no new generation is made; a scan of them takes about as long as
-# a search in an index
-_UNINDEXED_ROWS: Final = 10_000
-_UNINDEXED_SHARE: Final = 0.2
 _COMMITTED_CHANGES: Final = 256
 _COPIED_ROWS: Final = 8192
 # rounding of a squared norm in float32, whatever the dimension
@@ -110,6 +105,7 @@ class Collection:
         lock: Lock,
         background: bool,
         writable: bool,
+        damaged: bool,
         shared: Descriptors | None,
     ) -> None:
         self.path, self.writable, self._background = path, writable, background
@@ -121,10 +117,8 @@ class Collection:
         self._searcher = growth.searcher()
         self._waiting: deque[Change] = deque()
         self._writing, self._indexing = threading.Lock(), threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._damaged, self._closed, self._broken, self._abandoned = False, False, False, False
-        self._indexing_error: str | None = None
-        self._index_above = 0
+        self._closed, self._broken = False, False
+        self._upkeep = Upkeep(path.name, damaged=damaged)
 
     @classmethod
     def create(
@@ -212,6 +206,7 @@ class Collection:
                 lock=lock,
                 background=background,
                 writable=writable,
+                damaged=damaged,
                 shared=shared,
             )
         except BaseException:
@@ -219,7 +214,6 @@ class Collection:
                 ledger.rest()
             lock.release()
             raise
-        collection._damaged = damaged
         collection._was_used()
         collection._index_where_due()
         return collection
@@ -230,13 +224,14 @@ class Collection:
         finish: first completes the index that is being made; otherwise it is given up, and made
         when it is due again.
         """
-        self._abandoned = not finish
+        if not finish:
+            self._upkeep.abandon()
         with self._writing:
             if self._closed:
                 return
             self._closed = True
-        if finish and self._thread is not None:
-            self._thread.join()
+        if finish:
+            self._upkeep.join()
         with self._writing:
             self._ledger.rest()
             self._lock.release()
@@ -370,8 +365,8 @@ class Collection:
             generation=searcher.generation.number,
             fields=searcher.columns.names(),
             writable=self.writable,
-            index_damaged=self._damaged,
-            indexing_error=self._indexing_error,
+            index_damaged=self._upkeep.damaged,
+            indexing_error=self._upkeep.error,
         )
 
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
@@ -384,7 +379,7 @@ class Collection:
         self.check_writable()
 
         def go_on(num: int) -> None:
-            self._check_wanted()
+            self._upkeep.check_wanted()
             advance(num)
 
         with self._indexing:
@@ -411,7 +406,7 @@ class Collection:
             with self._writing:
                 growth.catch_up(before, self._searcher)
                 self._growth, self._searcher = growth, growth.searcher()
-            self._damaged, self._indexing_error = False, None
+            self._upkeep.done()
             remove_before(folder, generation.number)
 
     def take_source(self, source: Mapping[str, str]) -> None:
@@ -515,42 +510,12 @@ class Collection:
                 remedy="open it in a folder that can be written, by one process",
             )
 
-    def _check_wanted(self) -> None:
-        if self._abandoned:
-            raise Conflict(f"{self.path.name} was closed meanwhile", remedy="open it again")
-
     def _index_where_due(self) -> None:
-        if not self._background or not self.writable or not self._is_due(self._searcher):
+        if not self._background or not self.writable or not self._upkeep.is_due(self._searcher):
             return
         with self._writing:
-            if self._closed or (self._thread is not None and self._thread.is_alive()):
-                return
-            self._thread = threading.Thread(
-                target=self._index_in_background, name="collection-index", daemon=True
-            )
-            self._thread.start()
-
-    def _is_due(self, searcher: Searcher) -> bool:
-        if searcher.num_positions < self._index_above:
-            return False
-        dead = searcher.num_positions - searcher.num_alive
-        due = max(_UNINDEXED_ROWS, int(_UNINDEXED_SHARE * searcher.num_indexed))
-        return self._damaged or max(len(searcher.delta), dead) > due
-
-    def _index_in_background(self) -> None:
-        try:
-            self.reindex()
-            self._index_above = 0
-        except Exception as error:  # noqa: BLE001 - nobody waits for this thread; `describe` tells
-            # Searches are right without the index; it is tried again when the collection has grown.
-            self._indexing_error = (
-                str(error) if isinstance(error, MlcdError) else type(error).__name__
-            )
-            if not self._abandoned:
-                _log.warning(
-                    "the index of %s could not be made: %s", self.path.name, self._indexing_error
-                )
-            self._index_above = self._searcher.num_positions + _UNINDEXED_ROWS
+            if not self._closed:
+                self._upkeep.begin(self.reindex, lambda: self._searcher.num_positions)
 
 
 def _write_empty(path: Path, facts: Mapping[str, Any]) -> None:

@@ -406,7 +406,7 @@ import resource
 import sys
 import numpy as np
 from pathlib import Path
-from mlcd.collections import collection as module
+from mlcd.collections import upkeep
 from mlcd.collections.collection import Collection
 from mlcd.collections.items import Item
 from mlcd.errors import Unavailable
@@ -414,7 +414,7 @@ from mlcd.errors import Unavailable
 def limit(num_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
-module._UNINDEXED_ROWS = 50
+upkeep._UNINDEXED_ROWS = 50
 rows = np.random.default_rng(0).standard_normal((100, 256))
 path = Path(sys.argv[1])
 Collection.create(path, fingerprint="a" * 64, dimension=256).close()
@@ -429,7 +429,7 @@ with Collection.open(path, background=False) as collection:
     nearest = [found[0].id for found in collection.search(rows, 1).matches]
     assert nearest == [f"i{n}" for n in range(100)]
 with Collection.open(path) as collection:
-    collection._thread.join()
+    collection._upkeep.join()
     assert "disk is full" in collection.describe().indexing_error
     limit(10_000_000)
     collection.reindex()

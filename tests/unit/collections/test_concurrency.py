@@ -79,7 +79,7 @@ class Traffic:
 
 
 def traffic(tmp_path, monkeypatch, seconds):
-    monkeypatch.setattr(module, "_UNINDEXED_ROWS", 20)
+    monkeypatch.setattr("mlcd.collections.upkeep._UNINDEXED_ROWS", 20)
     path = tmp_path / "c"
     with Collection.create(path, fingerprint="a" * 64, dimension=DIMENSION) as collection:
         collection.add(
