@@ -122,7 +122,7 @@ def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
 def arithmetics() -> list[ProductsName | Literal["auto"]]:
     names: list[ProductsName | Literal["auto"]] = ["auto", "numpy"]
     if find_spec("torch") is not None:
-        from mlcd.clustering.torch.matmul import cuda_available
+        from mlcd.clustering.torch_matmul import cuda_available
 
         names += ["torch-fp32", "torch-bf16"]
         names += ["cuda-bf16"] if cuda_available() else []

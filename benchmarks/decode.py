@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.images.transform import PreprocessSpec
 

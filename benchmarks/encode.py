@@ -103,7 +103,7 @@ def write_model(config: "ViTConfig", folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from mlcd.export.model import write_onnx
+    from mlcd.export.model_artifact import write_onnx
     from mlcd.models.checkpoints import write_state
     from mlcd.models.configs import write_hf_config
     from mlcd.models.servable import Servable

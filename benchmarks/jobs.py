@@ -37,7 +37,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.parts.encoded import BATCH
 from mlcd.types import unit_rows
 from service.jobs.job import Job, JobSpec

@@ -24,7 +24,7 @@ import faiss
 import numpy as np
 
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.indexes.tuning import measure
 from mlcd.types import Embeddings, Neighbors, unit_rows
 

@@ -52,7 +52,7 @@ from sklearn.datasets import load_sample_images
 
 from mlcd.cores import available_cores, cpu_features, cpuset_cores
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.images.sources import open_source
 from mlcd.parts.encoded import BATCH, encode_entries

@@ -25,9 +25,9 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder, EngineName, Precision
-from mlcd.encoders.batches import MAX_BATCH
+from mlcd.encoders.encoder import Encoder, EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
+from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.errors import ConfigInvalid, ImageRejected, InvalidInput
 from mlcd.images.decode import DEFAULT_LIMITS, ExifPolicy
 from mlcd.images.quiet import silence_decoders

@@ -36,6 +36,7 @@ from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.lookup import Lookup
 from service.inference.model import ServedModel, SharedResources, open_model
+from service.inference.model_data import open_collections, open_space
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder

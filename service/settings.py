@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from mlcd.encoders.base import EngineName
+from mlcd.encoders.encoder import EngineName
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import ExifPolicy

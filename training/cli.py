@@ -11,11 +11,11 @@ from mlcd.artifacts.manifest import published_path
 from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
 from mlcd.world import Elsewhere, is_first
-from training.signals import Interrupted, Preempted, preemptible
+from training.preemption import Interrupted, Preempted, preemptible
 
 if TYPE_CHECKING:
     from training.config import RunConfig
-    from training.evaluation.encoding import Features
+    from training.evaluation.image_features import Features
     from training.evaluation.report import Protocol
     from training.evaluation.scores import Metric
     from training.evaluation.sides import Sides

@@ -12,14 +12,14 @@ from mlcd.errors import Diverged, MlcdError
 from mlcd.progress import Meter
 from mlcd.world import Elsewhere
 from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, keep_bad_batch
-from training.checkpoint.store import CheckpointStore
+from training.checkpoint.checkpoint_store import CheckpointStore
 from training.config import RunConfig
 from training.data.dataset import Dataset
 from training.data.loader import Loader, StepBatches
-from training.evaluation.encoding import PreparedImages
+from training.evaluation.image_features import PreparedImages
 from training.evaluation.while_training import evaluate_model
 from training.parallel.processes import Processes
-from training.signals import Interrupted, Preempted, Signals, received_signals
+from training.preemption import Interrupted, Preempted, Signals, received_signals
 from training.state import TrainState
 from training.step import Meters, NotFinite, on_device, train_step
 from training.telemetry.throughput import Throughput

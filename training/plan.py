@@ -16,9 +16,15 @@ import torch
 
 from mlcd.artifacts.labels import LabelTable
 from mlcd.errors import ConfigInvalid
+from training.byte_counts import (
+    Memory,
+    checkpoint_bytes,
+    num_parameters,
+    snapshot_bytes,
+    step_memory,
+)
 from training.config import RunConfig, load_config
 from training.flops import head_flops, micro_batch, step_flops
-from training.memory import Memory, checkpoint_bytes, num_parameters, snapshot_bytes, step_memory
 from training.telemetry.throughput import measured_peak_tflops
 
 # The share of the matrix limit that a run is assumed to reach. NeMo reaches 0.45 and 0.29 for ViT

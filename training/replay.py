@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mlcd.artifacts.centers import Centers
 from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
-from training.checkpoint.store import load_checkpoint
+from training.checkpoint.checkpoint_store import load_checkpoint
 from training.optim.clip import clip_global_norm
 from training.parallel.processes import open_processes
 from training.run import initial_state, read_run_config, run_directory

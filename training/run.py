@@ -24,11 +24,11 @@ from mlcd.models.vit import ViT
 from mlcd.parts.encoded import check_source, images_parent
 from mlcd.progress import Reporter
 from mlcd.randomness import Stream, hash_counters
-from training.checkpoint.store import CheckpointStore
+from training.checkpoint.checkpoint_store import CheckpointStore
+from training.class_examples import write_examples
 from training.config import ARITHMETIC, RunConfig, validate_config
 from training.data.dataset import Dataset, open_dataset
 from training.evaluation.while_training import check_evaluation
-from training.examples import write_examples
 from training.flops import step_flops
 from training.loop import Journal, Log, train
 from training.optim.groups import adamw_settings, center_optimizer, parameter_groups
@@ -36,8 +36,8 @@ from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
 from training.state import TrainState
-from training.telemetry.metrics import NAME as METRICS
-from training.telemetry.metrics import KeysLog, MetricsLog, TensorBoardLog
+from training.telemetry.step_logs import NAME as METRICS
+from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 
 CONFIG = "config.yaml"

@@ -32,7 +32,7 @@ from benchmarks.validation.table import RESULTS, gather
 from benchmarks.validation.tiers import TIERS
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput, MlcdError
-from training.signals import Preempted
+from training.preemption import Preempted
 
 
 def main() -> int:

@@ -20,9 +20,9 @@ from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.types import unit_rows
 from training.evaluation.knn import knn
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
 from training.evaluation.multilabel_probe import best_c, multilabel_probe
-from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import score
 from training.evaluation.splits import check_probe_split, split_samples
 

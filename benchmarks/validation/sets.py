@@ -23,7 +23,7 @@ from mlcd.images.entries import Entry
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
-from training.evaluation.rows import LabeledRows
+from training.evaluation.labeled_rows import LabeledRows
 
 PRETRAIN: Final = "pretrain"
 FASHION: Final = "fashion_products"

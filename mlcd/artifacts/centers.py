@@ -3,7 +3,7 @@
 centers.npy     float32 [k, d], unit rows
 sizes.npy       int64 [k], training members of each center
 names.json      optional: a name for each center, or null; names that people give are in
-`mlcd.artifacts.names`
+`mlcd.artifacts.given_names`
 mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then
 normalized again) before they are compared with the centers; for encoders
 whose features lie in a narrow cone
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.examples import EXAMPLES, Examples
+from mlcd.artifacts.given_names import read_given_names
 from mlcd.artifacts.manifest import Artifact, open_artifact
-from mlcd.artifacts.names import read_given_names
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 

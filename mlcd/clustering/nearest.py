@@ -285,7 +285,7 @@ def fastest_products(centers: Embeddings) -> ProductsName:
         return "numpy"
     names: list[ProductsName] = ["numpy"]
     if find_spec("torch") is not None:
-        from mlcd.clustering.torch.matmul import cuda_available
+        from mlcd.clustering.torch_matmul import cuda_available
 
         names += ["torch-fp32", "torch-bf16"]
         names += ["cuda-bf16"] if cuda_available() else []
@@ -301,7 +301,7 @@ def open_products(name: ProductsName, centers: Embeddings) -> Products:
     if name == "numpy":
         return NumpyProducts(centers)
     try:
-        from mlcd.clustering.torch.matmul import TorchProducts
+        from mlcd.clustering.torch_matmul import TorchProducts
     except ImportError as error:
         raise ConfigInvalid(
             f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"

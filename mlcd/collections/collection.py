@@ -45,7 +45,7 @@ from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import open_newest, remove_before, write_generation
 from mlcd.collections.growth import Growth
-from mlcd.collections.items import Item, check_id, check_new_id, encode_metadata, unit_embedding
+from mlcd.collections.item import Item, check_id, check_new_id, encode_metadata, unit_embedding
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock, lock_collection
 from mlcd.collections.searcher import Found, Searcher

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.collections.columns import Column, Columns, Scalar
-from mlcd.collections.items import MAX_FIELD_BYTES
+from mlcd.collections.item import MAX_FIELD_BYTES
 from mlcd.errors import InvalidInput
 
 MAX_DEPTH: Final = 8

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid
-from mlcd.indexes.base import VectorIndex
 from mlcd.indexes.tuning import Recall, Tuned, tune, widening_of
+from mlcd.indexes.vector_index import VectorIndex
 from mlcd.types import Embeddings, Fingerprint
 
 KIND: Final = "collection-index"

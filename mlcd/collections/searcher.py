@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlcd.collections.columns import Columns
 from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
-from mlcd.collections.items import Match
+from mlcd.collections.item import Match
 from mlcd.indexes.faiss import num_cells
 from mlcd.indexes.scan import merged, nothing, scan
 from mlcd.indexes.tuning import rescored

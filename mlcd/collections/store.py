@@ -14,7 +14,7 @@ from mlcd.artifacts.disk import limited_open_files
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection
 from mlcd.collections.descriptors import Descriptors
-from mlcd.collections.items import check_name, is_name
+from mlcd.collections.item import check_name, is_name
 from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
 from mlcd.types import Fingerprint
 

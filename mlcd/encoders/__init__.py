@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid, NotFound
 from mlcd.images.jpeg import require_simplejpeg

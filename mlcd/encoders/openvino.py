@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores
-from mlcd.encoders.base import Precision
-from mlcd.encoders.batches import encode_in_parts
+from mlcd.encoders.encoder import Precision
+from mlcd.encoders.unit_rows import encode_in_parts
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import PreprocessSpec

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlcd.encoders.base import EngineName, Precision
+from mlcd.encoders.encoder import EngineName, Precision
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from mlcd.encoders.batches import check_batch, unit_or_zero
+from mlcd.encoders.unit_rows import check_batch, unit_or_zero
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, ImageBatch
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores, cpu_features
-from mlcd.encoders.base import Precision
-from mlcd.encoders.batches import MAX_BATCH, encode_in_parts
+from mlcd.encoders.encoder import Precision
+from mlcd.encoders.unit_rows import MAX_BATCH, encode_in_parts
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Unavailable
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import WEIGHTS, Servable

@@ -17,8 +17,8 @@ from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from mlcd.encoders.batches import check_batch, unit_or_zero
 from mlcd.encoders.circuit import Circuit
+from mlcd.encoders.unit_rows import check_batch, unit_or_zero
 from mlcd.errors import (
     ArtifactInvalid,
     ConfigInvalid,

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mlcd.encoders.base import Precision
+from mlcd.encoders.encoder import Precision
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
 from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput
 from mlcd.images.sources import open_source

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from mlcd.indexes.base import VectorIndex
 from mlcd.indexes.faiss import FaissIndex, Kind, training_rows
 from mlcd.indexes.scan import scan
+from mlcd.indexes.vector_index import VectorIndex
 from mlcd.types import Embeddings, Neighbors
 
 AUDITED_TOP: Final = 10

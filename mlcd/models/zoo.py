@@ -23,7 +23,9 @@ from mlcd.models.configs import (
     read_hf_preprocessing,
     read_open_clip_config,
 )
-from mlcd.models.places import (
+from mlcd.models.servable import PREPROCESS, Servable, tower_of
+from mlcd.models.vit import ViTConfig, resized_positions
+from mlcd.models.weight_files import (
     HF_CONFIG,
     HF_PREPROCESSING,
     OPEN_CLIP_CONFIG,
@@ -31,8 +33,6 @@ from mlcd.models.places import (
     weight_files,
     weights_in,
 )
-from mlcd.models.servable import PREPROCESS, Servable, tower_of
-from mlcd.models.vit import ViTConfig, resized_positions
 
 _PICKLED: Final = (".bin", ".pt", ".pth")
 _NESTED: Final = ("state_dict", "model")

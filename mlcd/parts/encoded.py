@@ -18,7 +18,7 @@ import numpy as np
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import ERRORS
 from mlcd.artifacts.manifest import Parent
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all

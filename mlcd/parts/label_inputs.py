@@ -11,7 +11,7 @@ import numpy as np
 
 from mlcd.artifacts.embeddings import Block, EmbeddingsArtifact
 from mlcd.artifacts.manifest import Parent
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source

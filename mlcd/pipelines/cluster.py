@@ -21,9 +21,9 @@ from mlcd.artifacts.manifest import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
 from mlcd.clustering.exact_scores import pair_scores
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
+from mlcd.clustering.kmeans_plan import Plan
+from mlcd.clustering.kmeans_plan import plan as plan_clustering
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
-from mlcd.clustering.plan import Plan
-from mlcd.clustering.plan import plan as plan_clustering
 from mlcd.clustering.quality import (
     adjusted_rand_index,
     conflict_rate,

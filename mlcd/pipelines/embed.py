@@ -13,7 +13,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import KEY_SCHEMA, keys_name, part_name
 from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.cores import available_cores
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
 from mlcd.keys import split_positions

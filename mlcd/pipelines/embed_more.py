@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mlcd.artifacts.addition import Addition, open_addition
 from mlcd.artifacts.embeddings import EmbeddingsArtifact, added_errors_name, keys_name
-from mlcd.artifacts.growth import Addition, open_addition
 from mlcd.artifacts.manifest import Artifact, Parent
 from mlcd.cores import available_cores
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from mlcd.artifacts.addition import first_part_after
 from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.artifacts.growth import first_part_after
 from mlcd.artifacts.manifest import Parent
 from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Collection, Description
 from mlcd.collections.duplicates import Group, duplicate_groups, num_tile_pairs
-from mlcd.collections.items import Item
-from mlcd.collections.parquet import ParquetItems, write_parquet
+from mlcd.collections.item import Item
+from mlcd.collections.parquet_items import ParquetItems, write_parquet
 from mlcd.errors import Conflict
 from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings

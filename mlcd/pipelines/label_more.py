@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from mlcd.artifacts.addition import first_part_after, open_addition
 from mlcd.artifacts.embeddings import EmbeddingsArtifact, added_errors_name
-from mlcd.artifacts.growth import first_part_after, open_addition
 from mlcd.artifacts.labels import part_name
 from mlcd.artifacts.manifest import GROWN, Artifact, open_artifact
 from mlcd.cores import available_cores

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.given_names import read_names_file, renamed, write_given_names
 from mlcd.artifacts.manifest import open_artifact
-from mlcd.artifacts.names import read_names_file, renamed, write_given_names
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from mlcd.artifacts.disk import locked, translated_os_errors
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.models import hub
-from mlcd.models.places import digest_of_weights, refuse_part
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
+from mlcd.models.weight_files import digest_of_weights, refuse_part
 from mlcd.version import __version__
 
 _BAD_INPUT: Final = 2  # the exit status of `mlcd` for errors that the user can correct

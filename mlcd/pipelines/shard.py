@@ -14,7 +14,7 @@ from typing import Protocol
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import Artifact, draft_path
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from mlcd.artifacts.addition import first_part_after
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.artifacts.growth import first_part_after
+from mlcd.artifacts.given_names import read_given_names
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, open_artifact
-from mlcd.artifacts.names import read_given_names
 from mlcd.collections.collection import Collection
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
 from mlcd.images.sources import open_source
 from mlcd.locations import is_url
-from mlcd.models.places import digest_of_weights
+from mlcd.models.weight_files import digest_of_weights
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from mlcd.collections.items import check_name
+from mlcd.collections.item import check_name
 from mlcd.errors import InvalidInput, MlcdError, Unavailable
 from service.errors import BadRequest, RecordDamaged, StrictBatch
 from service.http.dialect import Refusal, dialect_of

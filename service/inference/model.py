@@ -16,10 +16,10 @@ from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import Direct, TritonEngine
+from service.inference.model_data import ModelData
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
 from service.inference.served import ServedEncoder
-from service.inference.space import ModelData
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 

@@ -24,7 +24,7 @@ from mlcd.types import Embeddings
 from service.errors import TooLarge
 from service.inference.admission import Admission
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
-from service.inference.decoders import Decoders
+from service.inference.decoding_threads import Decoders
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import took
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Fingerprint

@@ -20,8 +20,8 @@ from mlcd.errors import (
 from service.host.allocator import keep_what_is_open
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.model import ServedModel, SharedResources, open_model
+from service.inference.model_data import open_space
 from service.inference.served import ServedEncoder
-from service.inference.space import open_space
 from service.timings import RETIREMENT_S
 
 _log = logging.getLogger("mlcd.service")

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from mlcd.encoders import open_encoder
-from mlcd.encoders.batches import MAX_BATCH
 from mlcd.encoders.options import EncoderOptions
+from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound, Unavailable
 from mlcd.images.decode import decode
 

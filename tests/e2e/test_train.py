@@ -352,7 +352,7 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_pa
 
 def test_a_save_killed_half_way_leaves_the_one_before(arguments, tmp_path):
     code = """
-import os, training.checkpoint.store as store
+import os, training.checkpoint.checkpoint_store as store
 original = store.write_tensors
 def die(tensors, directory, group):
     original(tensors, directory, group)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
-from mlcd.export import model as export
+from mlcd.export import model_artifact as export
 from mlcd.progress import Reporter
 
 SILENT = Reporter("silent")

@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2 as protobuf
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict
-from mlcd.export import model as export
+from mlcd.export import model_artifact as export
 from mlcd.export import triton
 from mlcd.export.triton import export_triton
 from mlcd.export.triton_config import PRECISIONS, TritonOptions

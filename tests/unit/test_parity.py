@@ -5,7 +5,7 @@ import torch
 
 from mlcd.encoders import openvino as openvino_engine
 from mlcd.errors import ArtifactInvalid
-from mlcd.export.model import write_onnx
+from mlcd.export.model_artifact import write_onnx
 from mlcd.export.parity import check_parity
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable

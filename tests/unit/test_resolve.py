@@ -17,7 +17,7 @@ from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound
-from mlcd.export import model as export
+from mlcd.export import model_artifact as export
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
 from mlcd.pipelines import resolve

@@ -14,7 +14,7 @@ from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.rows import LabeledRows
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.scores import Metric, score
 from training.evaluation.splits import check_several_classes
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mlcd.world import World
 from training.data.order import own_part
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import Metric, score
 from training.evaluation.splits import check_probe_split
 

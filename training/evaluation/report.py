@@ -18,8 +18,9 @@ from mlcd.keys import HELD_OUT_FRACTION, held_out
 from mlcd.parts.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
-from training.evaluation.encoding import Features
+from training.evaluation.image_features import Features
 from training.evaluation.knn import clusters, knn
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import linear_probe
 from training.evaluation.representations import (
     Representation,
@@ -28,7 +29,6 @@ from training.evaluation.representations import (
     locate,
     open_representation,
 )
-from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import Metric
 from training.evaluation.seen import SeenAmong, seen_by
 from training.evaluation.sides import Sides

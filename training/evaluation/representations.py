@@ -15,8 +15,14 @@ from mlcd.images.sources import open_source
 from mlcd.models.runs import find_checkpoint, refuse_unfinished, trained_images
 from mlcd.models.servable import Servable
 from mlcd.world import World
-from training.evaluation.encoding import Features, ImageSet, PreparedImages, digest_rows, encode
-from training.evaluation.rows import LabeledRows
+from training.evaluation.image_features import (
+    Features,
+    ImageSet,
+    PreparedImages,
+    digest_rows,
+    encode,
+)
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.sides import Sides, joined
 from training.evaluation.splits import folder_split
 

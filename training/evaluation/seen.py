@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mlcd.artifacts.addition import state_with_digest
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.artifacts.growth import state_with_digest
 from mlcd.artifacts.labels import DIGEST_BYTES
 from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
 from mlcd.errors import MlcdError, NotFound
@@ -22,7 +22,7 @@ from mlcd.models.runs import parent_place
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from training.config import RunConfig
 from training.data.dataset import open_dataset
-from training.evaluation.encoding import digest_rows
+from training.evaluation.image_features import digest_rows
 from training.run import read_run_config
 
 _Digests = NDArray[np.uint8]

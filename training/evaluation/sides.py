@@ -13,7 +13,7 @@ from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import split_positions
 from mlcd.types import SampleKey
-from training.evaluation.rows import LabeledRows
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.splits import Split, check_tested_classes
 
 _LIST_SUFFIX: Final = ".txt"

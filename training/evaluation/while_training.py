@@ -17,7 +17,7 @@ from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.config import RunConfig
-from training.evaluation.encoding import ImageSet, PreparedImages
+from training.evaluation.image_features import ImageSet, PreparedImages
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
 from training.evaluation.representations import encoded

@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from mlcd.collections.items import Item, check_new_id, encode_metadata, unit_embedding
+from mlcd.collections.item import Item, check_new_id, encode_metadata, unit_embedding
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 from mlcd.wire import (

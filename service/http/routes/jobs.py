@@ -13,7 +13,7 @@ from fastapi.sse import format_sse_event
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from mlcd.collections.items import check_name
+from mlcd.collections.item import check_name
 from mlcd.errors import Conflict, MlcdError
 from mlcd.label_job import OPTIONS, LabelJob
 from mlcd.wire import FailedShard, FailureList, Job, JobList, JobRequest, JobState

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Body, Query, Request, Response
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.duplicates import duplicate_groups
-from mlcd.collections.items import Match
+from mlcd.collections.item import Match
 from mlcd.collections.searcher import Found
 from mlcd.errors import DeadlineExceeded, InvalidInput
 from mlcd.wire import (

@@ -17,8 +17,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 
 from mlcd.errors import ConfigInvalid
-from service.inference.cache.circuit import Circuit
 from service.inference.cache.keyspace import KeySpace
+from service.inference.cache.redis_circuit import Circuit
 from service.inference.cache.vectors import VectorFormat
 from service.telemetry.metrics import Metrics
 from service.timings import CACHE_ROOM_FRESH_S

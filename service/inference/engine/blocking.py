@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.errors import Overloaded
 from mlcd.types import Embeddings, ImageBatch
 from service.inference.engine.fake import FakeEncoder

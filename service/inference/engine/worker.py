@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mlcd.encoders import open_encoder
-from mlcd.encoders.base import Encoder
+from mlcd.encoders.encoder import Encoder
 from mlcd.errors import MlcdError
 from mlcd.types import ImageBatch
 from service.host.children import heed_parent_alone

@@ -13,8 +13,8 @@ from mlcd.artifacts.disk import lacks_open_files, replacing, translated_os_error
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
-from mlcd.collections.parquet import write_parquet
+from mlcd.collections.item import Item
+from mlcd.collections.parquet_items import write_parquet
 from mlcd.errors import TooManyOpenFiles
 from mlcd.export.triton import CONFIG_FILE, _show
 from mlcd.parts.ownership import OWNER, claim
@@ -24,7 +24,7 @@ from tests.unit.disk_order import check_durable, recorded
 from training.bad_batch import keep_bad_batch
 from training.data.loader import Batch, StepBatches
 from training.step import Meters
-from training.telemetry.metrics import MetricsLog
+from training.telemetry.step_logs import MetricsLog
 
 
 def collection_at(path):

@@ -226,7 +226,7 @@ def test_more_centers_than_a_gpu_library_takes():
 def test_torch_is_not_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(nearest, "find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "mlcd.clustering.torch.matmul", raising=False)
+    monkeypatch.delitem(sys.modules, "mlcd.clustering.torch_matmul", raising=False)
     z, centers = random_rows(5, 8), random_rows(9000, 8, seed=1)
     assert CenterScan(centers).nearest(z, 3).scan.products == "numpy fp32"
     with pytest.raises(ConfigInvalid, match="needs torch"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.types import unit_rows
 
 FINGERPRINT = "a" * 64

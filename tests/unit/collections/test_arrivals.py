@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 from mlcd.errors import Conflict
 

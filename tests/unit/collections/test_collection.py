@@ -10,7 +10,7 @@ import pytest
 
 from mlcd.collections import searcher as searcher_module
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, NotFound
 from mlcd.indexes import tuning
@@ -362,7 +362,7 @@ FILLING = """
 import sys
 import numpy as np
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.errors import Unavailable
 from pathlib import Path
 
@@ -408,7 +408,7 @@ import numpy as np
 from pathlib import Path
 from mlcd.collections import upkeep
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.errors import Unavailable
 
 def limit(num_bytes):

@@ -10,7 +10,7 @@ import pytest
 
 from mlcd.collections import collection as module
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.errors import NotFound
 from mlcd.types import unit_rows
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.types import unit_rows
 
 DIMENSION = 16
@@ -21,7 +21,7 @@ import os, random, sys, threading
 from pathlib import Path
 import numpy as np
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())

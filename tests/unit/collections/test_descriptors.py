@@ -15,7 +15,7 @@ import pytest
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import LEDGER, Collection
 from mlcd.collections.generation import open_newest
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.collections.locks import BYTES
 from mlcd.collections.store import Collections, TooManyCollections
 from mlcd.errors import Conflict, TooManyOpenFiles
@@ -39,7 +39,7 @@ WRITES = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 store = Collections.open(Path(sys.argv[1]))
 store._descriptors._most = 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlcd.collections.columns import Columns
 from mlcd.collections.filters import parse_filter
-from mlcd.collections.items import encode_metadata
+from mlcd.collections.item import encode_metadata
 from mlcd.errors import InvalidInput
 
 SCALARS = st.sampled_from(["", "a", "b", "é", 0, 1, 1.0, 2.5, -3, True, False])

@@ -15,7 +15,7 @@ from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name,
 from mlcd.artifacts.manifest import Request
 from mlcd.cli import main
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.errors import ArtifactInvalid
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 from mlcd.errors import Conflict
 from mlcd.types import unit_rows
@@ -23,7 +23,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 collection = Collection.open(Path(sys.argv[1]), background=False)
 collection.add([Item("late", np.eye(16, dtype=np.float32)[0])])
 os._exit(9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import unit_rows
 

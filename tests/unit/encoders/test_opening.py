@@ -9,8 +9,8 @@ import pytest
 import mlcd.encoders
 from mlcd.encoders import choose_engine, open_encoder
 from mlcd.encoders import openvino as openvino_engine
-from mlcd.encoders.batches import MAX_BATCH, encode_in_parts
 from mlcd.encoders.options import EncoderOptions
+from mlcd.encoders.unit_rows import MAX_BATCH, encode_in_parts
 from mlcd.errors import ConfigInvalid
 
 

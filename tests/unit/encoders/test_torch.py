@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from mlcd.encoders import torch as torch_engine
-from mlcd.encoders.batches import MAX_BATCH
 from mlcd.encoders.torch import BUCKETS, TorchEncoder
+from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable

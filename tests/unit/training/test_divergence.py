@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from mlcd.errors import Diverged
 from tests.unit.training.running import SILENT, before_step, read_log
 from training.bad_batch import read_bad_batch
+from training.preemption import Preempted
 from training.replay import replay
 from training.run import run_training
-from training.signals import Preempted
 
 
 def poison_weight(state):

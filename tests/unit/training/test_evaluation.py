@@ -19,11 +19,11 @@ from mlcd.types import unit_rows
 from mlcd.world import World
 from tests.conftest import run_mlcd
 from tests.unit.training import evaluating
-from training.evaluation.encoding import ImageSet, encode
+from training.evaluation.image_features import ImageSet, encode
 from training.evaluation.knn import knn, weighted_vote
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.report import KnnProtocol, Subject, evaluate_all
 from training.evaluation.representations import encoded
-from training.evaluation.rows import LabeledRows
 from training.evaluation.splits import VALIDATION_FRACTION, split_digest, split_samples
 from training.evaluation.while_training import check_evaluation, evaluate_model
 

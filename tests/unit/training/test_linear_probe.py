@@ -15,9 +15,9 @@ from sklearn.metrics import balanced_accuracy_score
 from mlcd.errors import InvalidInput
 from mlcd.keys import split_positions
 from tests.unit.training import evaluating
+from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import NUM_STEPS, coarse_to_fine, grid_c, linear_probe
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
-from training.evaluation.rows import LabeledRows
 from training.evaluation.scores import score
 from training.evaluation.splits import split_samples
 

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mlcd.errors import ConfigInvalid
 from mlcd.models.vit import ViT, ViTConfig
 from tests.conftest import run_mlcd
+from training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
 from training.config import built_in_recipes, load_config
 from training.flops import (
     backbone_flops,
@@ -24,7 +25,6 @@ from training.flops import (
     head_flops,
     step_flops,
 )
-from training.memory import activation_bytes, backbone_bytes, center_bytes, step_memory
 from training.optim.groups import center_optimizer, parameter_groups
 from training.parallel.partial_fc import PartialFC
 from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_training

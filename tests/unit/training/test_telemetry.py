@@ -12,7 +12,7 @@ import torch
 
 import training.telemetry.throughput as measuring
 from mlcd.errors import ConfigInvalid
-from training.telemetry.metrics import TENSORBOARD, MetricsLog, TensorBoardLog
+from training.telemetry.step_logs import TENSORBOARD, MetricsLog, TensorBoardLog
 from training.telemetry.throughput import Throughput, measured_peak_tflops, peak_memory_bytes
 
 CPU = torch.device("cpu")

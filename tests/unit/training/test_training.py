@@ -21,9 +21,9 @@ from mlcd.world import World
 from tests.unit.training.running import SILENT, before_step, read_log
 from training.evaluation.knn import weighted_vote
 from training.parallel.processes import Processes
+from training.preemption import Interrupted, Preempted
 from training.run import initial_state, read_run_config, run_training
-from training.signals import Interrupted, Preempted
-from training.telemetry.metrics import MetricsLog
+from training.telemetry.step_logs import MetricsLog
 
 
 def saved_bytes(run, step):
@@ -262,9 +262,9 @@ def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
     config, monkeypatch, asynchronous
 ):
     """A library reports a full disk in this way."""
-    from training.checkpoint import store
+    from training.checkpoint import checkpoint_store
 
-    original = store.write_tensors
+    original = checkpoint_store.write_tensors
 
     def full(tensors, directory, group):
         if "step_000020" in str(directory):
@@ -272,7 +272,7 @@ def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
         original(tensors, directory, group)
 
     recipe = config("run", f"checkpoint.asynchronous={asynchronous}")
-    monkeypatch.setattr(store, "write_tensors", full)
+    monkeypatch.setattr(checkpoint_store, "write_tensors", full)
     with pytest.raises(Unavailable, match=r"the disk is full while writing .*step_000020"):
         run_training(recipe, SILENT)
     monkeypatch.undo()
@@ -282,16 +282,16 @@ def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
 
 
 def test_training_goes_on_while_a_checkpoint_of_the_state_before_is_written(config, monkeypatch):
-    from training.checkpoint import store
+    from training.checkpoint import checkpoint_store
 
-    original, reached = store.write_tensors, threading.Event()
+    original, reached = checkpoint_store.write_tensors, threading.Event()
 
     def slow(tensors, directory, group):
         if "step_000010" in str(directory):
             assert reached.wait(60)
         original(tensors, directory, group)
 
-    monkeypatch.setattr(store, "write_tensors", slow)
+    monkeypatch.setattr(checkpoint_store, "write_tensors", slow)
     before_step(monkeypatch, 15, lambda _: reached.set())
     overlapped = run_training(config("run", "checkpoint.keep_last=3"), SILENT)
     monkeypatch.undo()
@@ -312,11 +312,11 @@ def test_a_crash_just_before_the_rename_leaves_no_checkpoint(config):
 
 
 def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
-    from training.checkpoint import store
+    from training.checkpoint import checkpoint_store
 
     recipe = config("run")
     before_step(monkeypatch, 12, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr(store, "LAYOUT", 99)
+    monkeypatch.setattr(checkpoint_store, "LAYOUT", 99)
     with pytest.raises(Preempted):
         run_training(recipe, SILENT)
     monkeypatch.undo()
@@ -458,7 +458,7 @@ def test_only_matrices_decay():
 def test_a_held_out_image_never_votes_for_itself():
     """With random vectors a leak of the queries into the known rows would give accuracy 1."""
     from training.evaluation.knn import knn
-    from training.evaluation.rows import LabeledRows
+    from training.evaluation.labeled_rows import LabeledRows
 
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((400, 64)).astype(np.float32)

@@ -4,7 +4,7 @@ import pytest
 from mlcd.artifacts.centers import Centers
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item
+from mlcd.collections.item import Item
 from mlcd.errors import ConfigInvalid
 from mlcd.types import unit_rows
 from service.inference.lookup import Lookup

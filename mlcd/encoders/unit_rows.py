@@ -1,4 +1,4 @@
-"""The checks of a batch and the normalization of the output that all engines share."""
+"""The unit rows that every engine returns, computed in checked batches."""
 
 from collections.abc import Callable
 from typing import Final

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.inference.decoders import Decoders
+from service.inference.decoding_threads import Decoders
 from service.inference.fair import CostQueue
 from tests.unit.service.engines import run, until
 

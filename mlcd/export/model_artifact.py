@@ -25,9 +25,9 @@ from mlcd.export.parity import check_parity
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
-from mlcd.models.places import digest_of_weights
 from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
 from mlcd.models.servable import CONFIG, WEIGHTS, Servable
+from mlcd.models.weight_files import digest_of_weights
 from mlcd.models.zoo import LoadOptions, load
 from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.collections.collection import Collection
-from mlcd.collections.items import Item, encode_metadata
+from mlcd.collections.item import Item, encode_metadata
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 from mlcd.progress import Meter
 

@@ -9,8 +9,8 @@ import pytest
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.given_names import GIVEN_NAMES, read_names_file
 from mlcd.artifacts.manifest import Request, open_artifact
-from mlcd.artifacts.names import GIVEN_NAMES, read_names_file
 from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.verify import verify
