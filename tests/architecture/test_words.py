@@ -22,7 +22,7 @@ def fragments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def sources() -> Iterator[Path]:
-    for package in ("mlcd", "training", "service", "benchmarks", "tests"):
+    for package in ("mlcd", "training", "service", "benchmarks", "studies", "tests"):
         yield from (ROOT / package).rglob("*.py")
     yield from (ROOT / "docs").glob("*.py")
 

@@ -13,7 +13,7 @@ from mlcd.cores import available_cores
 
 THEN: Final = " then "
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_SOURCES = ("mlcd", "training", "benchmarks/validation")
+_SOURCES = ("mlcd", "training", "studies/losses")
 
 
 @dataclass(frozen=True)

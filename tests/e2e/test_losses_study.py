@@ -27,7 +27,7 @@ def study(module, *arguments):
     command = [
         sys.executable,
         "-m",
-        f"benchmarks.validation{module}",
+        f"studies.losses{module}",
         "--tier",
         "toy",
         *map(str, arguments),
@@ -60,7 +60,7 @@ def test_every_run_states_what_made_it(finished):
     assert {row["metric"] for row in rows} == {"knn", "linear_probe", "map"}
     for row in rows:
         assert 0 <= row["value"] <= 1
-        assert row["command"] == f"python -m benchmarks.validation --tier toy --only {row['run']}"
+        assert row["command"] == f"python -m studies.losses --tier toy --only {row['run']}"
         assert row["cpu"]
         assert row["cores"] >= 1
         assert row["commit"]

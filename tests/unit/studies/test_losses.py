@@ -11,8 +11,10 @@ import pytest
 import torch
 from scipy.stats import ttest_rel
 
-from benchmarks.validation import hardware
-from benchmarks.validation.arms import (
+from mlcd.errors import ConfigInvalid
+from mlcd.keys import HELD_OUT_FRACTION, held_out
+from studies.losses import hardware
+from studies.losses.arms import (
     CLUSTER_ARMS,
     INSTANCE_ARMS,
     UNTRAINED,
@@ -21,16 +23,14 @@ from benchmarks.validation.arms import (
     default_setting,
     grid,
 )
-from benchmarks.validation.instance import InstanceLoss
-from benchmarks.validation.measure import measure_majority
-from benchmarks.validation.numbers import Numbers, differences, pairs_of_arms
-from benchmarks.validation.plan import FROM_KMEANS, FROM_RANDOM, LONGER, due, known, tuning
-from benchmarks.validation.report import centers_table, longer_table, longer_untrained_table
-from benchmarks.validation.sets import EvaluationSet, split_of
-from benchmarks.validation.statistics import in_points, interval, paired_difference
-from benchmarks.validation.tiers import TIERS
-from mlcd.errors import ConfigInvalid
-from mlcd.keys import HELD_OUT_FRACTION, held_out
+from studies.losses.instance import InstanceLoss
+from studies.losses.measure import measure_majority
+from studies.losses.numbers import Numbers, differences, pairs_of_arms
+from studies.losses.plan import FROM_KMEANS, FROM_RANDOM, LONGER, due, known, tuning
+from studies.losses.report import centers_table, longer_table, longer_untrained_table
+from studies.losses.sets import EvaluationSet, split_of
+from studies.losses.statistics import in_points, interval, paired_difference
+from studies.losses.tiers import TIERS
 
 TIER = TIERS["cpu"]
 

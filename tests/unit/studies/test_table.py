@@ -5,9 +5,9 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.validation.run import Study
-from benchmarks.validation.table import Repeated, gather
-from benchmarks.validation.tiers import TIERS
+from studies.losses.run import Study
+from studies.losses.table import Repeated, gather
+from studies.losses.tiers import TIERS
 
 RUN, OTHER = "report/mlcd-seed1-lr0.001-s16-r1-steps12", "report/mlcd-seed2-lr0.001-s16-r1-steps12"
 

@@ -1,8 +1,8 @@
 """One file of at most 50 MB with all that a tier's runs need besides the repository.
 
-    python -m benchmarks.validation.pack --tier gpu --data DATA --out STATE FILE.tar
+    python -m studies.losses.pack --tier gpu --data DATA --out STATE FILE.tar
 
-On the other machine run `tar -xf FILE.tar -C STATE`, and then `python -m benchmarks.validation
+On the other machine run `tar -xf FILE.tar -C STATE`, and then `python -m studies.losses
 --tier gpu --out STATE --minutes 10`.
 """
 
@@ -12,10 +12,10 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
-from benchmarks.validation.arms import Variant
-from benchmarks.validation.run import Study
-from benchmarks.validation.tiers import TIERS
 from mlcd.errors import InvalidInput, MlcdError
+from studies.losses.arms import Variant
+from studies.losses.run import Study
+from studies.losses.tiers import TIERS
 
 MAX_BYTES: Final = 50_000_000
 

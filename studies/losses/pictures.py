@@ -8,9 +8,9 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from benchmarks.validation.arms import UNTRAINED
-from benchmarks.validation.numbers import Curve, Differences
-from benchmarks.validation.statistics import MIN_PAIRS
+from studies.losses.arms import UNTRAINED
+from studies.losses.numbers import Curve, Differences
+from studies.losses.statistics import MIN_PAIRS
 
 mpl.use("agg")
 

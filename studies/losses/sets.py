@@ -16,13 +16,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.validation.archive import shrunk, write_zip
-from benchmarks.validation.tiers import Tier
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
+from studies.losses.archive import shrunk, write_zip
+from studies.losses.tiers import Tier
 from training.evaluation.labeled_rows import LabeledRows
 
 PRETRAIN: Final = "pretrain"

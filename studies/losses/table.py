@@ -9,8 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.validation.references import references
-from benchmarks.validation.run import CURVES, Study
+from studies.losses.references import references
+from studies.losses.run import CURVES, Study
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 _Row = dict[str, Any]
@@ -111,7 +111,7 @@ def _rows(study: Study, result: dict[str, Any]) -> list[_Row]:
         "train_cpu_s": round(result["train_cpu_s"], 1),
         "evaluation_s": round(result["evaluation_s"], 1),
         **result["origin"],
-        "command": f"python -m benchmarks.validation --tier {study.tier.name} {what}",
+        "command": f"python -m studies.losses --tier {study.tier.name} {what}",
     }
     return [{**common, **measured} for measured in result["measurements"]]
 

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
-from benchmarks.validation.sets import FASHION, EvaluationSet, split_of
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.types import unit_rows
+from studies.losses.sets import FASHION, EvaluationSet, split_of
 from training.evaluation.knn import knn
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from benchmarks.validation.stopwatch import Stopwatch
+from studies.losses.stopwatch import Stopwatch
 
 
 def test_time_adds_up_over_processes_that_are_told_to_stop(tmp_path):

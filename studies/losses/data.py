@@ -20,6 +20,9 @@ from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.keys import HELD_OUT_FRACTION
+from studies.losses.archive import pack_photographs
+from studies.losses.arms import RunSpec, Variant
+from studies.losses.tiers import Tier
 
 
 @dataclass(frozen=True)

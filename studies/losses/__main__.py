@@ -1,6 +1,6 @@
 """Runs the study, or goes on with it, and then writes its numbers.
 
-    python -m benchmarks.validation --tier smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
+    python -m studies.losses --tier smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
                                     [--max-runs N] [--minutes M] [--jobs N] [--references]
 
 RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a
@@ -8,7 +8,7 @@ command for each. Every run is a process of its own. Finished runs are never rep
 interrupted one goes on at its last checkpoint (one of instance discrimination starts anew). After
 each call the raw numbers of all finished runs are written to RESULTS/TIER.parquet and
 RESULTS/TIER-curves.parquet, beside those of runs that this state does not have. If another state
-made a run before, the number of equal results is printed. `python -m benchmarks.validation.report`
+made a run before, the number of equal results is printed. `python -m studies.losses.report`
 draws from these files.
 """
 
@@ -22,16 +22,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.validation.arms import RunSpec
-from benchmarks.validation.data import require
-from benchmarks.validation.plan import due
-from benchmarks.validation.references import perform_references
-from benchmarks.validation.run import Study, perform
-from benchmarks.validation.sets import FASHION, SINGLE_LABEL
-from benchmarks.validation.table import RESULTS, gather
-from benchmarks.validation.tiers import TIERS
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput, MlcdError
+from studies.losses.arms import RunSpec
+from studies.losses.data import require
+from studies.losses.plan import due
+from studies.losses.references import perform_references
+from studies.losses.run import Study, perform
+from studies.losses.sets import FASHION, SINGLE_LABEL
+from studies.losses.table import RESULTS, gather
+from studies.losses.tiers import TIERS
 from training.preemption import Preempted
 
 
@@ -153,7 +153,7 @@ def _wanted(study: Study, only: Sequence[RunSpec] | None) -> Iterator[RunSpec]:
 def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: float) -> int:
     """Returns the exit status of the run's process; at the deadline the process saves and ends."""
     places = ["--tier", study.tier.name, "--data", str(options.data), "--out", str(options.out)]
-    command = [sys.executable, "-m", "benchmarks.validation", *places, "--run", spec.name]
+    command = [sys.executable, "-m", "studies.losses", *places, "--run", spec.name]
     with subprocess.Popen(command) as process:
         try:
             return process.wait(

@@ -1,6 +1,6 @@
 """Writes tables and pictures from the raw numbers into the report's marked blocks and PNG files.
 
-    python -m benchmarks.validation.report [--tier cpu] [--results DIR] [--page FILE.md]
+    python -m studies.losses.report [--tier cpu] [--results DIR] [--page FILE.md]
                                            [--assets DIR]
 
 Nothing is run and nothing is typed by hand. A block is between `<!-- validation: NAME -->` and
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.validation.arms import (
+from studies.losses.arms import (
     CLUSTER_ARMS,
     INSTANCE_ARMS,
     UNTRAINED,
@@ -25,8 +25,8 @@ from benchmarks.validation.arms import (
     Variant,
     default_setting,
 )
-from benchmarks.validation.hardware import THEN
-from benchmarks.validation.numbers import (
+from studies.losses.hardware import THEN
+from studies.losses.numbers import (
     AVERAGED,
     HELD_OUT,
     METRICS,
@@ -40,12 +40,12 @@ from benchmarks.validation.numbers import (
     pairs_of_arms,
     title,
 )
-from benchmarks.validation.pictures import draw_clusters, draw_cosines, draw_differences
-from benchmarks.validation.plan import FROM_KMEANS, FROM_RANDOM, LONGER
-from benchmarks.validation.references import MAJORITY
-from benchmarks.validation.statistics import MIN_PAIRS, in_points
-from benchmarks.validation.table import RESULTS
-from benchmarks.validation.tiers import TIERS, Tier
+from studies.losses.pictures import draw_clusters, draw_cosines, draw_differences
+from studies.losses.plan import FROM_KMEANS, FROM_RANDOM, LONGER
+from studies.losses.references import MAJORITY
+from studies.losses.statistics import MIN_PAIRS, in_points
+from studies.losses.table import RESULTS
+from studies.losses.tiers import TIERS, Tier
 
 _DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 _REFERENCES: Final = (MAJORITY, "pixels", "mobilenet_v2", "resnet20")

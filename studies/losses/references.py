@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.validation.data import make
-from benchmarks.validation.hardware import origin
-from benchmarks.validation.measure import Measurement, encode_reference, measure, measure_majority
-from benchmarks.validation.run import RESULT, Study
-from benchmarks.validation.sets import EvaluationSet
-from benchmarks.validation.tiers import MOBILENET
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from studies.losses.data import make
+from studies.losses.hardware import origin
+from studies.losses.measure import Measurement, encode_reference, measure, measure_majority
+from studies.losses.run import RESULT, Study
+from studies.losses.sets import EvaluationSet
+from studies.losses.tiers import MOBILENET
 
 MAJORITY: Final = "majority"
 _RESNET: Final = "encoders/resnet_cifar10/resnet20.onnx"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.validation.archive import pack_photographs, shrunk, write_zip
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
+from studies.losses.archive import pack_photographs, shrunk, write_zip
 
 
 def test_large_image_becomes_the_square_that_a_tower_takes(photo):

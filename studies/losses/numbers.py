@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.validation.arms import (
+from studies.losses.arms import (
     CLUSTER_ARMS,
     INSTANCE_ARMS,
     UNTRAINED,
@@ -17,10 +17,10 @@ from benchmarks.validation.arms import (
     Variant,
     default_setting,
 )
-from benchmarks.validation.plan import swept_clusters, tuning
-from benchmarks.validation.statistics import Interval, Values, paired_difference
-from benchmarks.validation.table import read
-from benchmarks.validation.tiers import Tier
+from studies.losses.plan import swept_clusters, tuning
+from studies.losses.statistics import Interval, Values, paired_difference
+from studies.losses.table import read
+from studies.losses.tiers import Tier
 
 PRETRAIN: Final = "pretrain"
 # Settings are chosen by this measure. It is no evaluation: its classes are those of training.

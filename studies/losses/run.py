@@ -8,17 +8,17 @@ from typing import Any, Final, cast
 
 import torch
 
-from benchmarks.validation.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant
-from benchmarks.validation.data import PretrainingData
-from benchmarks.validation.hardware import origin_so_far
-from benchmarks.validation.instance import METRICS, InstanceKind, train_instances
-from benchmarks.validation.measure import Measurement, encode, measure, measure_neighbors
-from benchmarks.validation.sets import EvaluationSet, open_pretraining, open_sets, pixels
-from benchmarks.validation.stopwatch import Stopwatch
-from benchmarks.validation.tiers import Tier
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
+from studies.losses.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant
+from studies.losses.data import PretrainingData
+from studies.losses.hardware import origin_so_far
+from studies.losses.instance import METRICS, InstanceKind, train_instances
+from studies.losses.measure import Measurement, encode, measure, measure_neighbors
+from studies.losses.sets import EvaluationSet, open_pretraining, open_sets, pixels
+from studies.losses.stopwatch import Stopwatch
+from studies.losses.tiers import Tier
 from training.config import RunConfig, load_config
 from training.run import initial_model, run_training
 

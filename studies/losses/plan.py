@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchmarks.validation.arms import (
+from studies.losses.arms import (
     CLUSTER_ARMS,
     INSTANCE_ARMS,
     UNTRAINED,
@@ -23,7 +23,7 @@ from benchmarks.validation.arms import (
     default_setting,
     grid,
 )
-from benchmarks.validation.tiers import Tier
+from studies.losses.tiers import Tier
 
 # The k-NN accuracy of every finished run, by name, on the pre-training set's held-out photographs.
 Scores = Mapping[str, float]

@@ -1,0 +1,1 @@
+"""Studies: what a choice of the method is worth, measured over seeds."""
