@@ -25,7 +25,7 @@ import numpy as np
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.clustering.nearest import CenterScan, ProductsName
+from mlcd.clustering.nearest import CenterScan, MatmulName
 from mlcd.types import Embeddings, ScanCounts, unit_rows
 
 _FAMILY = 32
@@ -119,8 +119,8 @@ def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
     ), centers
 
 
-def arithmetics() -> list[ProductsName | Literal["auto"]]:
-    names: list[ProductsName | Literal["auto"]] = ["auto", "numpy"]
+def arithmetics() -> list[MatmulName | Literal["auto"]]:
+    names: list[MatmulName | Literal["auto"]] = ["auto", "numpy"]
     if find_spec("torch") is not None:
         from mlcd.clustering.torch_matmul import cuda_available
 
@@ -139,7 +139,7 @@ def open_contender(
         index = faiss.IndexFlatIP(centers.shape[1])
         index.add(centers)
         return lambda: index.search(rows, top)[1]
-    scan = CenterScan(centers, products=cast(ProductsName, name))
+    scan = CenterScan(centers, matmul=cast(MatmulName, name))
     return lambda: scan.nearest(rows, top).ids
 
 
@@ -147,7 +147,7 @@ def scan_counts(
     rows: Embeddings, centers: Embeddings, top: int, names: list[str]
 ) -> dict[str, ScanCounts]:
     ours = [name for name in arithmetics() if name in names]
-    found = {name: CenterScan(centers, products=name).nearest(rows, top).scan for name in ours}
+    found = {name: CenterScan(centers, matmul=name).nearest(rows, top).scan for name in ours}
     return {name: counts for name, counts in found.items() if counts is not None}
 
 

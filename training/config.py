@@ -132,7 +132,7 @@ class DataConfig(_Section):
         return (MixedSource(images=self.images, labels=self.labels),)
 
 
-class ModelConfig(_Section):
+class TowerConfig(_Section):
     """The vision transformer."""
 
     image_size: Annotated[int, Field(ge=1)]
@@ -393,7 +393,7 @@ class RunConfig(_Section):
     log_every: Annotated[int, Field(ge=1)] = 10
     """The number of steps between lines of metrics.jsonl."""
     data: DataConfig
-    model: ModelConfig
+    model: TowerConfig
     loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     optim: OptimConfig = OptimConfig()

@@ -25,7 +25,7 @@ from training.step import Meters, NotFinite, on_device, train_step
 from training.telemetry.throughput import Throughput
 
 
-class Log(Protocol):
+class StepLog(Protocol):
     """A log that takes the numbers of a step."""
 
     def append(self, record: dict[str, Any]) -> None: ...
@@ -39,8 +39,8 @@ class Journal:
     for.
     """
 
-    records: tuple[Log, ...]
-    keys: Log | None
+    records: tuple[StepLog, ...]
+    keys: StepLog | None
     meter: Meter
     throughput: Throughput
 

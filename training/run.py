@@ -30,7 +30,7 @@ from training.config import ARITHMETIC, RunConfig, validate_config
 from training.data.dataset import Dataset, open_dataset
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
-from training.loop import Journal, Log, train
+from training.loop import Journal, StepLog, train
 from training.optim.groups import adamw_settings, center_optimizer, parameter_groups
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
@@ -297,7 +297,7 @@ def _journal(
     """Opens the logs; the first process writes the numbers, each process its samples' keys."""
     device, rank = processes.device, processes.world.rank
     with ExitStack() as stack:
-        records: list[Log] = []
+        records: list[StepLog] = []
         with processes.together():
             if rank == 0:
                 records.append(MetricsLog(run, state.step))

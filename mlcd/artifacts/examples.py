@@ -27,7 +27,7 @@ _BATCH_CENTERS: Final = 4096
 
 
 @dataclass(frozen=True)
-class Example:
+class CenterExample:
     key: SampleKey
     similarity: float | None
 
@@ -81,7 +81,7 @@ class Examples:
     def __len__(self) -> int:
         return self._stops[-1] if self._stops else 0
 
-    def of_center(self, center: int, num: int | None = None) -> list[Example]:
+    def of_center(self, center: int, num: int | None = None) -> list[CenterExample]:
         """Returns the first `num` examples of a center, or all."""
         number = bisect_right(self._stops, center)
         row = center - (self._stops[number] - self._batches[number].num_rows)
@@ -93,7 +93,7 @@ class Examples:
             similarities.slice(start, length).to_pylist(),
             strict=True,
         )
-        return [Example(key, similarity) for key, similarity in pairs]
+        return [CenterExample(key, similarity) for key, similarity in pairs]
 
     def write(self, path: Path) -> None:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:

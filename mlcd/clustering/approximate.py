@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.candidates import Best
+from mlcd.clustering.candidates import Candidates
 from mlcd.clustering.certificate import DOUBLE_MARGIN
 from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.matmul import Hits, NumpyProducts
+from mlcd.clustering.matmul import Hits, NumpyMatmul
 from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
@@ -50,7 +50,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Audit:
+class RecallAudit:
     """The measured recall of approximate labels.
 
     recall: the share of the exact answer that was found, with its Wilson interval of 95 % (low,
@@ -79,7 +79,7 @@ def divide(centers: Embeddings) -> Cells:
         : num_cells * _CENTERS_PER_CELL
     ]
     vectors = kmeans([centers[np.sort(chosen)]], num_cells, iterations=_ITERATIONS).centers
-    of_center = CenterScan(vectors, products="numpy").nearest(centers, 1).ids[:, 0]
+    of_center = CenterScan(vectors, matmul="numpy").nearest(centers, 1).ids[:, 0]
     return Cells(vectors, of_center.astype(np.int32))
 
 
@@ -88,11 +88,11 @@ class ApproximateScan:
 
     def __init__(self, centers: Embeddings, cells: Cells) -> None:
         self.centers, self.num_cells = centers, len(cells.vectors)
-        self._cells = CenterScan(cells.vectors, products="numpy")
+        self._cells = CenterScan(cells.vectors, matmul="numpy")
         # The sort is stable, so that the ids ascend within a cell.
         self._ids = np.argsort(cells.of_center, kind="stable")
         self._starts = np.searchsorted(cells.of_center[self._ids], np.arange(self.num_cells + 1))
-        self._products = NumpyProducts(centers[self._ids])
+        self._matmul = NumpyMatmul(centers[self._ids])
         self._largest_norm = float(
             np.sqrt(np.einsum("kd,kd->k", centers, centers, dtype=np.float64).max())
         )
@@ -123,17 +123,17 @@ class ApproximateScan:
         self, z_BD: Embeddings, top: int, probes: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         cells_BP = self._cells.nearest(z_BD, probes).ids
-        best = self._scan(z_BD, cells_BP, top + _SPARE)
-        rows, places = np.nonzero(best.ids >= 0)
-        ids, scores = self._in_order(z_BD, rows, best.ids[rows, places], top)
+        candidates = self._scan(z_BD, cells_BP, top + _SPARE)
+        rows, columns = np.nonzero(candidates.ids >= 0)
+        ids, scores = self._in_order(z_BD, rows, candidates.ids[rows, columns], top)
         # The proof is that of the exact scan: nothing that was left out can reach the last score,
         # or the row is scored in float64.
-        growth = z_BD.shape[1] * NumpyProducts.rounding.sum_roundoff
+        growth = z_BD.shape[1] * NumpyMatmul.rounding.sum_roundoff
         norms_B = np.linalg.norm(z_BD.astype(np.float64), axis=1)
         slack_B = growth / (1 - growth) * norms_B * self._largest_norm
-        left_out_B = best.threshold.astype(np.float64) + slack_B
+        left_out_B = candidates.threshold.astype(np.float64) + slack_B
         for row in np.flatnonzero(
-            ~(left_out_B < scores[:, -1] - DOUBLE_MARGIN) & np.isfinite(best.threshold)
+            ~(left_out_B < scores[:, -1] - DOUBLE_MARGIN) & np.isfinite(candidates.threshold)
         ):
             columns = self._columns(cells_BP[row])
             one_row = z_BD[row : row + 1]
@@ -142,28 +142,33 @@ class ApproximateScan:
             )
         return ids, scores
 
-    def _scan(self, z_BD: Embeddings, cells_BP: NDArray[np.integer], kept: int) -> Best:
-        best = Best(len(z_BD), kept)
+    def _scan(self, z_BD: Embeddings, cells_BP: NDArray[np.integer], kept: int) -> Candidates:
+        candidates = Candidates(len(z_BD), kept)
         order = np.argsort(cells_BP, axis=None, kind="stable")
         bounds = np.searchsorted(cells_BP.ravel()[order], np.arange(self.num_cells + 1))
         for cell in range(self.num_cells):
             rows = order[bounds[cell] : bounds[cell + 1]] // cells_BP.shape[1]
             start, stop = int(self._starts[cell]), int(self._starts[cell + 1])
             if len(rows) and stop > start:
-                self._scan_cell(z_BD, rows, start, stop, best)
-        best.settle()
-        return best
+                self._scan_cell(z_BD, rows, start, stop, candidates)
+        candidates.settle()
+        return candidates
 
     def _scan_cell(
-        self, z_BD: Embeddings, rows: NDArray[np.int64], start: int, stop: int, best: Best
+        self,
+        z_BD: Embeddings,
+        rows: NDArray[np.int64],
+        start: int,
+        stop: int,
+        candidates: Candidates,
     ) -> None:
-        kept = best.ids.shape[1]
-        product = self._products.multiply(z_BD[rows], start, stop)
-        fresh = np.flatnonzero(np.isneginf(best.threshold[rows]))
+        kept = candidates.ids.shape[1]
+        product = self._matmul.multiply(z_BD[rows], start, stop)
+        fresh = np.flatnonzero(np.isneginf(candidates.threshold[rows]))
         if len(fresh) and stop - start > kept:  # otherwise everything would hit
-            best.threshold[rows[fresh]] = self._products.kth_best_bound(product[fresh], kept)
-        hits = self._products.above(product, best.threshold[rows])
-        best.add(Hits(rows[hits.rows], hits.columns, hits.scores), start)
+            candidates.threshold[rows[fresh]] = self._matmul.kth_best_bound(product[fresh], kept)
+        hits = self._matmul.above(product, candidates.threshold[rows])
+        candidates.add(Hits(rows[hits.rows], hits.columns, hits.scores), start)
 
     def _in_order(
         self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
@@ -206,14 +211,14 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
 
 def audit(
     scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer], probes: int
-) -> Audit:
+) -> RecallAudit:
     """Measures how many of the `exact` ids, int [n, top], an approximate scan of these
     rows finds.
     """
     found = scan.nearest(rows, exact.shape[1], probes=probes).ids
     hits = (exact[:, :, None] == found[:, None, :]).any(axis=2)
     recall = float(hits.mean())
-    return Audit(recall, *wilson_interval(recall, len(rows)), len(rows))
+    return RecallAudit(recall, *wilson_interval(recall, len(rows)), len(rows))
 
 
 def wilson_interval(share: float, num: int) -> tuple[float, float]:

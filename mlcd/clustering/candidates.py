@@ -10,8 +10,11 @@ from mlcd.clustering.certificate import Reach
 from mlcd.clustering.matmul import Hits
 
 
-class Best:
+class Candidates:
     """The largest products seen, at most `kept` for each row; the threshold of a row only rises.
+
+    ids: [B, M] int64, -1 for none. scores: [B, M], the products. threshold: [B]; no product that
+    was left out exceeds it.
 
     Hits wait until there are as many as entries are kept. By then few blocks add any, and to settle
     each block would cost more than the few hits that a lower threshold lets through. Call `settle`
@@ -51,12 +54,12 @@ class Best:
         order = np.argsort(all_rows, kind="stable")
         rows = all_rows[order]
         kept = self.ids.shape[1]
-        place = kept + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        slot = kept + np.arange(len(rows)) - np.searchsorted(rows, rows)
         touched, row_of_hit = np.unique(rows, return_inverse=True)
-        ids = np.full((len(touched), place.max() + 1), -1, dtype=np.int64)
+        ids = np.full((len(touched), slot.max() + 1), -1, dtype=np.int64)
         scores = np.full(ids.shape, -np.inf, dtype=np.float32)
         ids[:, :kept], scores[:, :kept] = self.ids[touched], self.scores[touched]
-        ids[row_of_hit, place], scores[row_of_hit, place] = columns[order], hit_scores[order]
+        ids[row_of_hit, slot], scores[row_of_hit, slot] = columns[order], hit_scores[order]
         dropped = ids.shape[1] - kept
         chosen = np.argpartition(scores, dropped, axis=1)[:, dropped:]
         self.ids[touched] = np.take_along_axis(ids, chosen, axis=1)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import Products
+from mlcd.clustering.matmul import Matmul
 from mlcd.types import Embeddings
 
 # above the error of any float64 inner product of unit rows of a dimension below 4,096
@@ -20,29 +20,29 @@ _BLOCK_CENTERS: Final = 8192  # centers whose norms are computed at once
 Norms = tuple[float, float, float]
 
 
-def largest_norms(centers: Embeddings, products: Products) -> Norms:
+def largest_norms(centers: Embeddings, matmul: Matmul) -> Norms:
     """Returns (C, C', R) of `mlcd.clustering.nearest`, in float64."""
     largest = np.zeros(3)
     for start in range(0, len(centers), _BLOCK_CENTERS):
         block = centers[start : start + _BLOCK_CENTERS].astype(np.float64)
-        rounded = products.rounded(centers[start : start + _BLOCK_CENTERS]).astype(np.float64)
+        rounded = matmul.rounded(centers[start : start + _BLOCK_CENTERS]).astype(np.float64)
         norms = [np.linalg.norm(rows, axis=1).max() for rows in (block, rounded, block - rounded)]
         largest = np.maximum(largest, norms)
     return float(largest[0]), float(largest[1]), float(largest[2])
 
 
-def score_slack(z_BD: Embeddings, products: Products, norms: Norms) -> NDArray[np.float64]:
+def score_slack(z_BD: Embeddings, matmul: Matmul, norms: Norms) -> NDArray[np.float64]:
     """Returns |x - x'| C + |x'| R + g |x'| C' of each row, [B].
 
     This bounds the error of the row's products before their output is rounded.
     """
     exact = z_BD.astype(np.float64)
-    growth = z_BD.shape[1] * products.rounding.sum_roundoff
+    growth = z_BD.shape[1] * matmul.rounding.sum_roundoff
     growth /= 1 - growth
-    if not products.rounding.inputs:  # x' = x, so that R = 0 too
+    if not matmul.rounding.inputs:  # x' = x, so that R = 0 too
         slack: NDArray[np.float64] = growth * norms[1] * _lengths(exact)
         return slack
-    rounded = products.rounded(z_BD).astype(np.float64)
+    rounded = matmul.rounded(z_BD).astype(np.float64)
     of_rounded = _lengths(rounded)
     slack = _lengths(exact - rounded) * norms[0] + of_rounded * norms[2]
     slack += growth * of_rounded * norms[1]

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest import ROUNDED_PRODUCTS, CenterScan, ProductsName, fastest_products
+from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fastest_matmul
 from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
@@ -183,7 +183,7 @@ class _Nearest:
 
     def __init__(self, num_rows: int) -> None:
         self._many_rows = num_rows >= _MANY_ROWS
-        self._products: ProductsName | None = None
+        self._matmul: MatmulName | None = None
         self._basis: Basis | None = None
         self._last: _Fastest | None = None
         self._num_passes = 0
@@ -192,8 +192,8 @@ class _Nearest:
         """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
         int32 [N].
         """
-        if self._products is None:
-            self._products = fastest_products(centers)
+        if self._matmul is None:
+            self._matmul = fastest_matmul(centers)
         if self._basis is None and self._many_rows and centers.shape[1] >= _MANY_COMPONENTS:
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None
@@ -201,8 +201,8 @@ class _Nearest:
         ways: list[_NearestTo] = [one.nearest]
         # In bfloat16 or on a GPU the general scan multiplies faster; in float32 the special one
         # does less other work.
-        if self._products in ROUNDED_PRODUCTS:
-            ways.append(partial(_by_scan, CenterScan(centers, products=self._products)))
+        if self._matmul in ROUNDED_MATMULS:
+            ways.append(partial(_by_scan, CenterScan(centers, matmul=self._matmul)))
         self._last = _Fastest(one, ways, settled.chosen if settled else None)
         self._num_passes += 1
         return self._last

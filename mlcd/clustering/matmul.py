@@ -41,7 +41,7 @@ class Hits:
     scores: NDArray[np.float32]
 
 
-class Products(Protocol):
+class Matmul(Protocol):
     """An arithmetic that multiplies prepared rows by blocks of the centers that it was made for."""
 
     name: str
@@ -74,8 +74,8 @@ class Products(Protocol):
         ...
 
 
-class NumpyProducts:
-    """The float32 products of numpy's BLAS; they need no other package."""
+class NumpyMatmul:
+    """The float32 arithmetic of numpy's BLAS; it needs no other package."""
 
     name = "numpy fp32"
     rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
@@ -112,8 +112,8 @@ class NumpyProducts:
         # sort.
         maxima_BG = _grouped(product_BC).max(axis=1, initial=-np.inf)
         entries = maxima_BG if maxima_BG.shape[1] >= k else product_BC
-        place = entries.shape[1] - k
-        best: NDArray[np.float32] = np.partition(entries, place, axis=1)[:, place]
+        index = entries.shape[1] - k
+        best: NDArray[np.float32] = np.partition(entries, index, axis=1)[:, index]
         return best
 
     def above(self, product_BC: NDArray[np.float32], threshold_B: NDArray[np.float32]) -> Hits:

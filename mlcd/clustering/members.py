@@ -57,5 +57,5 @@ class NearestMembers:
                 for values in own
             )
             if rank != world.rank:
-                centers, places = np.nonzero(rows >= 0)
-                self.add(centers, bits.view(np.float64)[centers, places], rows[centers, places])
+                centers, columns = np.nonzero(rows >= 0)
+                self.add(centers, bits.view(np.float64)[centers, columns], rows[centers, columns])

@@ -29,7 +29,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.candidates import Best
+from mlcd.clustering.candidates import Candidates
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
@@ -41,12 +41,12 @@ from mlcd.clustering.certificate import (
     score_slack,
 )
 from mlcd.clustering.exact_scores import ordered
-from mlcd.clustering.matmul import NumpyProducts, Products
+from mlcd.clustering.matmul import Matmul, NumpyMatmul
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
-ProductsName = Literal["numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
-ROUNDED_PRODUCTS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that round their inputs
+MatmulName = Literal["numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
+ROUNDED_MATMULS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that round their inputs
 _BATCH_ROWS: Final = 2048
 _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
@@ -83,7 +83,7 @@ def nearest_centers(
     """
     if mode != "exact":
         raise ConfigInvalid(f"unknown mode {mode}", remedy="use exact")
-    return CenterScan(centers, products="numpy").nearest(
+    return CenterScan(centers, matmul="numpy").nearest(
         embeddings, top, threshold, previous=previous
     )
 
@@ -92,11 +92,11 @@ class CenterScan:
     """A set of centers made ready for exact look-ups: checked, measured and rounded once."""
 
     def __init__(
-        self, centers: Embeddings, *, products: ProductsName | Literal["auto"] = "auto"
+        self, centers: Embeddings, *, matmul: MatmulName | Literal["auto"] = "auto"
     ) -> None:
         """Checks and prepares the centers.
 
-        products: the arithmetic of the scan; auto times those that this machine has and takes the
+        matmul: the arithmetic of the scan; auto times those that this machine has and takes the
         fastest.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
@@ -104,11 +104,9 @@ class CenterScan:
         """
         check_rows(centers, "centers")
         self.centers = centers
-        self.products = open_products(
-            fastest_products(centers) if products == "auto" else products, centers
-        )
-        self._exact = self.products if not self.products.rounding.inputs else NumpyProducts(centers)
-        self._norms = largest_norms(centers, self.products)
+        self.matmul = open_matmul(fastest_matmul(centers) if matmul == "auto" else matmul, centers)
+        self._exact = self.matmul if not self.matmul.rounding.inputs else NumpyMatmul(centers)
+        self._norms = largest_norms(centers, self.matmul)
         self._exact_norms = (self._norms[0], self._norms[0], 0.0)
 
     def nearest(
@@ -151,7 +149,7 @@ class CenterScan:
             all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
             counts += np.bincount(level, minlength=_NUM_LEVELS)
         return Neighbors(
-            all_ids, all_scores, ScanCounts(self.products.name, *(int(count) for count in counts))
+            all_ids, all_scores, ScanCounts(self.matmul.name, *(int(count) for count in counts))
         )
 
     def _search(
@@ -165,13 +163,13 @@ class CenterScan:
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
         open_rows = np.arange(len(z_BD))
-        for number, (products, norms, kept) in enumerate(self._ladder(top)):
+        for number, (matmul, norms, kept) in enumerate(self._ladder(top)):
             if number < first:
                 continue
             if len(open_rows) == 0:
                 break
             rows_seeds = seeds if number == first else None
-            found = self._certified(z_BD[open_rows], top, kept, products, norms, rows_seeds)
+            found = self._certified(z_BD[open_rows], top, kept, matmul, norms, rows_seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -183,10 +181,10 @@ class CenterScan:
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
-    def _ladder(self, top: int) -> Iterator[tuple[Products, Norms, int]]:
-        kept = max(_KEPT_LEAST, min(_KEPT_EACH * top, top + _SPARE[self.products.rounding.inputs]))
-        yield self.products, self._norms, kept
-        yield self.products, self._norms, _WIDER * kept
+    def _ladder(self, top: int) -> Iterator[tuple[Matmul, Norms, int]]:
+        kept = max(_KEPT_LEAST, min(_KEPT_EACH * top, top + _SPARE[self.matmul.rounding.inputs]))
+        yield self.matmul, self._norms, kept
+        yield self.matmul, self._norms, _WIDER * kept
         yield self._exact, self._exact_norms, _WIDER * kept
 
     def _certified(
@@ -194,19 +192,20 @@ class CenterScan:
         z_BD: Embeddings,
         top: int,
         kept: int,
-        products: Products,
+        matmul: Matmul,
         norms: Norms,
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
-        slack_B = score_slack(z_BD, products, norms)
+        slack_B = score_slack(z_BD, matmul, norms)
         start_B = (
-            None if seeds is None else self._start(z_BD, seeds, slack_B, products.rounding.output)
+            None if seeds is None else self._start(z_BD, seeds, slack_B, matmul.rounding.output)
         )
-        best = Best(len(z_BD), kept, start_B, Reach(top, slack_B, products.rounding.output))
-        candidates = _scan(z_BD, products, len(self.centers), best)
-        ids, scores = self._rescored(z_BD, candidates, top, slack_B, products.rounding.output)
+        reach = Reach(top, slack_B, matmul.rounding.output)
+        candidates = Candidates(len(z_BD), kept, start_B, reach)
+        _scan(z_BD, matmul, len(self.centers), candidates)
+        ids, scores = self._rescored(z_BD, candidates, top, slack_B, matmul.rounding.output)
         left_out_B = (
-            raised(candidates.threshold.astype(np.float64), products.rounding.output) + slack_B
+            raised(candidates.threshold.astype(np.float64), matmul.rounding.output) + slack_B
         )
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
@@ -234,7 +233,7 @@ class CenterScan:
     def _rescored(
         self,
         z_BD: Embeddings,
-        candidates: "_Candidates",
+        candidates: Candidates,
         top: int,
         slack_B: NDArray[np.float64],
         output: float,
@@ -248,8 +247,8 @@ class CenterScan:
         lowest_B = lowered(last_B, output) - slack_B
         running = raised(products, output) + slack_B[:, None] >= lowest_B[:, None]
         running &= candidates.ids >= 0
-        rows, places = np.nonzero(running)
-        return ordered(z_BD, self.centers, rows, candidates.ids[rows, places], top)
+        rows, columns = np.nonzero(running)
+        return ordered(z_BD, self.centers, rows, candidates.ids[rows, columns], top)
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -277,37 +276,37 @@ class CenterScan:
         )
 
 
-def fastest_products(centers: Embeddings) -> ProductsName:
+def fastest_matmul(centers: Embeddings) -> MatmulName:
     """Returns the arithmetic that multiplies one tile of these centers fastest here; the labels do
     not depend on it.
     """
     if len(centers) < _BLOCK_CENTERS:  # a timing would cost more than it gains
         return "numpy"
-    names: list[ProductsName] = ["numpy"]
+    names: list[MatmulName] = ["numpy"]
     if find_spec("torch") is not None:
         from mlcd.clustering.torch_matmul import cuda_available
 
         names += ["torch-fp32", "torch-bf16"]
         names += ["cuda-bf16"] if cuda_available() else []
     tile = centers[:_BLOCK_CENTERS]
-    return min(names, key=lambda name: _seconds(open_products(name, tile), tile))
+    return min(names, key=lambda name: _seconds(open_matmul(name, tile), tile))
 
 
-def open_products(name: ProductsName, centers: Embeddings) -> Products:
+def open_matmul(name: MatmulName, centers: Embeddings) -> Matmul:
     """Opens the named arithmetic over these centers.
 
     Raises ConfigInvalid where torch is not installed or there is no GPU.
     """
     if name == "numpy":
-        return NumpyProducts(centers)
+        return NumpyMatmul(centers)
     try:
-        from mlcd.clustering.torch_matmul import TorchProducts
+        from mlcd.clustering.torch_matmul import TorchMatmul
     except ImportError as error:
         raise ConfigInvalid(
             f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"
         ) from error
-    return TorchProducts(
-        centers, bf16=name in ROUNDED_PRODUCTS, device="cuda" if name == "cuda-bf16" else "cpu"
+    return TorchMatmul(
+        centers, bf16=name in ROUNDED_MATMULS, device="cuda" if name == "cuda-bf16" else "cpu"
     )
 
 
@@ -325,48 +324,32 @@ def check_rows(rows: NDArray[np.floating], what: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Candidates:
-    """The kept entries of each row: ids [B, M] int64 (-1: none), products [B, M], and a threshold
-    [B].
-
-    No other center's product exceeds the threshold.
-    """
-
-    ids: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    threshold: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
 class _Found:
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
     proven: NDArray[np.bool_]
 
 
-def _scan(z_BD: Embeddings, products: Products, num_centers: int, best: "Best") -> _Candidates:
-    """Returns the centers of largest product of each row, and the threshold that no other product
-    exceeds.
-    """
-    rows = products.load(z_BD)
-    kept = best.ids.shape[1]
+def _scan(z_BD: Embeddings, matmul: Matmul, num_centers: int, candidates: Candidates) -> None:
+    """Collects the centers of largest product of each row."""
+    rows = matmul.load(z_BD)
+    kept = candidates.ids.shape[1]
     for start in range(0, num_centers, _BLOCK_CENTERS):
         stop = min(start + _BLOCK_CENTERS, num_centers)
-        product_BC = products.multiply(rows, start, stop)
-        if start == 0 and stop > kept and np.isneginf(best.threshold).all():
+        product_BC = matmul.multiply(rows, start, stop)
+        if start == 0 and stop > kept and np.isneginf(candidates.threshold).all():
             # Without this, every entry of the first block would be a hit.
-            best.threshold = products.kth_best_bound(product_BC, kept)
-        best.add(products.above(product_BC, best.threshold), start)
-    best.settle()
-    return _Candidates(best.ids, best.scores, best.threshold)
+            candidates.threshold = matmul.kth_best_bound(product_BC, kept)
+        candidates.add(matmul.above(product_BC, candidates.threshold), start)
+    candidates.settle()
 
 
-def _seconds(products: Products, tile: Embeddings) -> float:
-    rows = products.load(np.ascontiguousarray(tile[:_TIMED_ROWS]))
+def _seconds(matmul: Matmul, tile: Embeddings) -> float:
+    rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS]))
     threshold = np.full(min(len(tile), _TIMED_ROWS), 2.0, dtype=np.float32)
     times = []
     for _ in range(_TIMED_RUNS):
         started = time.perf_counter()
-        products.above(products.multiply(rows, 0, len(tile)), threshold)
+        matmul.above(matmul.multiply(rows, 0, len(tile)), threshold)
         times.append(time.perf_counter() - started)
     return min(times)

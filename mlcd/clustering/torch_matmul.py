@@ -1,5 +1,5 @@
-"""The products of torch: float32, or bfloat16 where the hardware multiplies it faster, on the CPU
-or a CUDA GPU.
+"""The products of rows and centers by torch: float32, or bfloat16 where the hardware multiplies it
+faster, on the CPU or a CUDA GPU.
 
 This module is imported only where torch is installed; the labels are the same without it.
 """
@@ -20,8 +20,8 @@ _GROUP: Final = 64
 _BF16_OUTPUT: Final = 2.0**-8
 
 
-class TorchProducts:
-    """The products of torch; see `mlcd.clustering.matmul.Products`."""
+class TorchMatmul:
+    """The arithmetic of torch; see `mlcd.clustering.matmul.Matmul`."""
 
     def __init__(self, centers_KD: Embeddings, *, bf16: bool, device: str = "cpu") -> None:
         _keep_float32_exact()

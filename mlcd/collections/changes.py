@@ -31,14 +31,14 @@ class Effect:
 class Change:
     """A request and its answer: `outcomes` once it is durable, or `error`."""
 
-    request: "Request"
+    request: "WriteRequest"
     outcomes: list[Outcome] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     error: BaseException | None = None
     settled: bool = False
 
 
-class Request(Protocol):
+class WriteRequest(Protocol):
     def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
         """Applies the request within a transaction.
 

@@ -37,7 +37,7 @@ from mlcd.collections.changes import (
     Describe,
     Outcome,
     Put,
-    Request,
+    WriteRequest,
     commit,
     missing,
 )
@@ -453,7 +453,7 @@ class Collection:
             if position < searcher.num_positions and searcher.alive[position]:
                 return searcher, position
 
-    def _submit(self, request: Request) -> list[Outcome]:
+    def _submit(self, request: WriteRequest) -> list[Outcome]:
         self.check_writable()
         change = Change(request)
         self._waiting.append(change)
@@ -544,15 +544,15 @@ def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: 
     """
     position_of = {row: position for position, row in enumerate(rows.tolist())}
     waiting = []
-    for entry in ledger.entries():
-        position = position_of.get(entry.row)
+    for item in ledger.items():
+        position = position_of.get(item.row)
         if position is not None:
-            growth.revive(position, entry)
+            growth.revive(position, item)
         else:
-            waiting.append(entry)
+            waiting.append(item)
     for start in range(0, len(waiting), _COPIED_ROWS):
         part = waiting[start : start + _COPIED_ROWS]
-        for entry, vector in zip(
-            part, ledger.vectors([entry.row for entry in part], dimension), strict=True
+        for item, vector in zip(
+            part, ledger.vectors([item.row for item in part], dimension), strict=True
         ):
-            growth.append(entry.id, entry.row, vector, entry.metadata)
+            growth.append(item.id, item.row, vector, item.metadata)

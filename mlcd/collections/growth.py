@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlcd.collections.changes import Effect
 from mlcd.collections.columns import Columns
 from mlcd.collections.generation import Generation
-from mlcd.collections.ledger import Entry
+from mlcd.collections.ledger import StoredItem
 from mlcd.collections.searcher import Searcher
 from mlcd.types import Embeddings
 
@@ -37,10 +37,10 @@ class Growth:
         self._position_of: dict[str, int] = {}
         self._columns = Columns()
 
-    def revive(self, position: int, entry: Entry) -> None:
+    def revive(self, position: int, item: StoredItem) -> None:
         """Marks an indexed position alive, because the ledger still has its row."""
-        self._ids[position], self._metadata[position] = entry.id, entry.metadata
-        self._fill(position, entry.id, entry.metadata)
+        self._ids[position], self._metadata[position] = item.id, item.metadata
+        self._fill(position, item.id, item.metadata)
 
     def append(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:
         position, place = self._num, self._num - len(self._generation.rows)

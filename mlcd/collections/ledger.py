@@ -49,7 +49,7 @@ _ROWS_A_QUERY: Final = 500
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredItem:
     """One item without its vector; metadata is JSON."""
 
     row: int
@@ -176,11 +176,11 @@ class Ledger:
                     connection.execute("ROLLBACK")
                 raise
 
-    def find(self, item_id: str) -> Entry | None:
+    def find(self, item_id: str) -> StoredItem | None:
         found = self._connection.execute(
             "SELECT row, id, metadata FROM items WHERE id = ?", (item_id,)
         ).fetchone()
-        return Entry(*found) if found else None
+        return StoredItem(*found) if found else None
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         """Inserts an item and returns the new row's number."""
@@ -196,18 +196,18 @@ class Ledger:
         )
         return cursor.lastrowid
 
-    def describe(self, entry: Entry, metadata: str) -> None:
+    def describe(self, item: StoredItem, metadata: str) -> None:
         """Replaces the metadata of the same row."""
         self._connection.execute(
             "UPDATE items SET metadata = ?, checksum = ? WHERE row = ?",
-            (metadata, _checksum(entry.id, metadata), entry.row),
+            (metadata, _checksum(item.id, metadata), item.row),
         )
 
     def remove(self, row: int) -> None:
         self._connection.execute("DELETE FROM items WHERE row = ?", (row,))
         self._connection.execute("DELETE FROM vectors WHERE row = ?", (row,))
 
-    def entries(self) -> Iterator[Entry]:
+    def items(self) -> Iterator[StoredItem]:
         """Yields all items, by ascending row. Raises ArtifactInvalid naming the first that is
         damaged.
         """
@@ -219,7 +219,7 @@ class Ledger:
                     raise ArtifactInvalid(
                         f"item {row} of {self._path} is damaged", remedy="restore the collection"
                     )
-                yield Entry(row, item_id, metadata)
+                yield StoredItem(row, item_id, metadata)
 
     def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
         """Returns the vectors of the rows, [len(rows), dimension] float32, in this order.

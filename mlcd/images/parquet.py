@@ -16,7 +16,7 @@ from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import decoded, encoded, printable
 from mlcd.images.shard_index import Listing, list_once
-from mlcd.images.source import FilesSource, Problem
+from mlcd.images.source import FilesSource, ListingProblem
 
 _IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
@@ -49,7 +49,9 @@ class ParquetSource(FilesSource):
         for path, name in self._names():
             listing = list_once(self._filesystem, path, partial(self._list_rows, path))
             if listing.damaged:
-                self.problems.append(Problem(name, "the parquet file is damaged or cut short"))
+                self.problems.append(
+                    ListingProblem(name, "the parquet file is damaged or cut short")
+                )
                 continue
             rows = listing.members
             numbers = pc.utf8_lpad(

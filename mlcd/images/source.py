@@ -20,7 +20,7 @@ from mlcd.types import SampleKey
 
 
 @dataclass(frozen=True)
-class Problem:
+class ListingProblem:
     """A whole shard, or a part of it, that could not be listed."""
 
     key: SampleKey
@@ -35,7 +35,7 @@ class Source(ABC):
         # files that the user named, one by one or by a pattern, in the file system's own form;
         # empty for a whole folder
         self.paths: list[str] = []
-        self.problems: list[Problem] = []
+        self.problems: list[ListingProblem] = []
         # keys of images that the file system could not give, in the order of reading; the images
         # may be sound
         self.faults: list[SampleKey] = []

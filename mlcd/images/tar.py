@@ -15,7 +15,7 @@ from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.shard_index import MEMBERS, Listing, list_once
-from mlcd.images.source import FilesSource, Problem
+from mlcd.images.source import FilesSource, ListingProblem
 
 _TAR_BLOCK: Final = 512
 # offset of a member among a shard's images that cannot be read as one
@@ -32,7 +32,7 @@ class TarSource(FilesSource):
             listing = list_once(self._filesystem, path, partial(self._list_members, path))
             if listing.damaged:
                 self.problems.append(
-                    Problem(
+                    ListingProblem(
                         shard, "the shard is damaged, cut short or compressed; read up to there"
                     )
                 )

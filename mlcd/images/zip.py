@@ -12,7 +12,7 @@ from mlcd.errors import ImageRejected
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import class_of_path, decoded, encoded, is_candidate, printable
-from mlcd.images.source import FilesSource, Problem
+from mlcd.images.source import FilesSource, ListingProblem
 
 
 class ZipSource(FilesSource):
@@ -36,7 +36,7 @@ class ZipSource(FilesSource):
                 zipfile.BadZipFile,
             ) as error:  # ValueError: a bad encoding
                 refuse_fault(path, error)
-                self.problems.append(Problem(name, "the zip file is damaged or cut short"))
+                self.problems.append(ListingProblem(name, "the zip file is damaged or cut short"))
                 continue
             images = [member for member in members if is_candidate(PurePosixPath(member.filename))]
             images.sort(key=lambda member: member.filename)

@@ -150,7 +150,7 @@ class MLP(nn.Module):
         return projected
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -188,7 +188,7 @@ class ViT(nn.Module):
         else:
             self.pos = nn.Parameter(torch.empty(config.num_tokens, config.width))
         self.norm_pre = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.depth))
         self.norm_post = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.proj = (
             nn.Linear(config.width, config.embedding_dim, bias=False)

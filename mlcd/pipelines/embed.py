@@ -44,7 +44,7 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
     unfinished part and ends with the same bytes. Raises InvalidInput when there is no image, or no
     usable one.
     """
-    embedding = Embedding(source, encoder, out, num_threads=available_cores())
+    embedding = Embedder(source, encoder, out, num_threads=available_cores())
     if (done := find_published(out, embedding.request)) is not None:
         return done
     num_parts = len(embedding.sizes)
@@ -61,7 +61,7 @@ def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Ar
         return embedding.publish(draft)
 
 
-class Embedding:
+class Embedder:
     """One opened request for embeddings, which can make any part of them."""
 
     def __init__(

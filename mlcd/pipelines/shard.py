@@ -22,16 +22,16 @@ from mlcd.parts import ownership
 from mlcd.parts.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.parts.label_inputs import ImagesInput
 from mlcd.parts.ownership import NotRemoved
-from mlcd.pipelines.embed import Embedding
+from mlcd.pipelines.embed import Embedder
 from mlcd.pipelines.label import LabelOptions, labeling_of
 from mlcd.pipelines.shard_collection import EMBEDDINGS, CollectionShards
 from mlcd.pipelines.shard_parts import InputChanged, Making, OtherSettings, OutputGone, PartShards
 
 __all__ = [
-    "CenterSet",
     "Equipment",
     "InputChanged",
     "NotRemoved",
+    "OpenedCenters",
     "OtherSettings",
     "OutputGone",
     "Shards",
@@ -41,7 +41,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class CenterSet:
+class OpenedCenters:
     """The centers, and the artifact that they were read from."""
 
     artifact: Artifact
@@ -55,7 +55,7 @@ class Equipment:
     """
 
     encoder: Encoder
-    centers: CenterSet | None
+    centers: OpenedCenters | None
     num_threads: int
     in_flight: int = 1
 
@@ -131,7 +131,7 @@ def open_shards(
             _labeling(job, rows, equipment, part_entries), rows, out, owner, check_files
         )
     place = out if job.kind == "embed" else draft_path(out) / EMBEDDINGS
-    embedding = Embedding(
+    embedding = Embedder(
         source,
         equipment.encoder,
         place,

@@ -48,7 +48,7 @@ class OtherSettings(ConfigInvalid):
 
 
 class Making(Protocol):
-    """The common interface of `Labeling` and `Embedding`."""
+    """The common interface of `Labeling` and `Embedder`."""
 
     request: Request
     sizes: list[int]
@@ -61,7 +61,7 @@ class Making(Protocol):
 
 
 class Images(Protocol):
-    """The common interface of `ImagesInput` and `Embedding`."""
+    """The common interface of `ImagesInput` and `Embedder`."""
 
     source: Source
 

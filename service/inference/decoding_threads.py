@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 _LEAST: Final = 2**16  # pixels; the cost of an image apart from its own pixels
 
 
-class Decoders:
+class DecodingThreads:
     """A fair queue of images in front of decoding threads.
 
     The owner with the fewest decoded pixels comes next, after at most one image of each thread. A

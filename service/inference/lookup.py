@@ -69,7 +69,7 @@ class Lookup:
     def __init__(self, centers: Centers) -> None:
         self.centers = centers
         # The service never loads torch, and numpy's labels are the same.
-        self.scan = CenterScan(centers.vectors, products="numpy")
+        self.scan = CenterScan(centers.vectors, matmul="numpy")
         self.approximation: Approximation | None = None
 
     def approximate(self, collections: Iterable[Collection]) -> None:

@@ -24,7 +24,7 @@ from mlcd.types import Embeddings
 from service.errors import TooLarge
 from service.inference.admission import Admission
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
-from service.inference.decoding_threads import Decoders
+from service.inference.decoding_threads import DecodingThreads
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import took
 
@@ -133,7 +133,7 @@ class Pipeline:
         """
         self._engine, self._dispatcher, self._admission = engine, dispatcher, admission
         self._headers, self._num_decoders = headers, num_decoders
-        self._decoders, self._large = Decoders(decoders), Decoders(large)
+        self._decoders, self._large = DecodingThreads(decoders), DecodingThreads(large)
         self._preprocess, self._dimension = preprocess, dimension
         self._limits, self._max_pixels = limits, max_pixels
         self._metrics = metrics

@@ -84,11 +84,11 @@ class RedisDatabase:
         self._commit = client.register_script(_COMMIT)
         self._keeps = False  # True once it is known that jobs can be kept there.
 
-    def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
+    def transact(self, step: Callable[["_RedisTransaction"], Result]) -> Result:
         with _translated():
             self._check_keeps()
             while True:
-                transaction = _Transaction(self._client, self._keys, self._clock)
+                transaction = _RedisTransaction(self._client, self._keys, self._clock)
                 try:
                     result = step(transaction)
                 except MlcdError:  # for good only if what it read was there at one moment
@@ -212,7 +212,7 @@ class RedisDatabase:
     def close(self) -> None:
         self._client.close()
 
-    def _ends(self, transaction: "_Transaction") -> bool:
+    def _ends(self, transaction: "_RedisTransaction") -> bool:
         held = [value or "" for value in transaction.read.values()]
         if not transaction.commands and len(held) < 2:  # one answer was there at one moment
             return True
@@ -247,7 +247,7 @@ class RedisDatabase:
         return float(seconds + microseconds / 1e6)
 
 
-class _Transaction:
+class _RedisTransaction:
     """A `Transaction`. read: the values that its decision depends on, by key. commands: what it
     will write.
     """

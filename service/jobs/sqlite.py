@@ -84,9 +84,9 @@ class SqliteDatabase:
         self._clock = Clock(_wall_s)
         self._file = SqliteFile(path, self._prepare)
 
-    def transact(self, step: Callable[["_Transaction"], Result]) -> Result:
+    def transact(self, step: Callable[["_SqliteTransaction"], Result]) -> Result:
         with self._file.writing() as connection:
-            return step(_Transaction(connection, self._clock))
+            return step(_SqliteTransaction(connection, self._clock))
 
     def read(self, job_id: str) -> StoredJob | None:
         found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
@@ -201,7 +201,7 @@ class SqliteDatabase:
             connection.executescript(_TABLES)
 
 
-class _Transaction:
+class _SqliteTransaction:
     """See `Transaction`."""
 
     def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:

@@ -9,7 +9,7 @@ import sys
 import click
 
 from mlcd.errors import ConfigInvalid, Conflict
-from service.serve.server import BACKLOG, Source, describe, prepare_process, serve_on
+from service.serve.server import BACKLOG, SettingsSources, describe, prepare_process, serve_on
 from service.serve.supervisor import Supervisor
 from service.settings import Auth, Settings, read_settings, setting_lines
 
@@ -55,13 +55,13 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
     listener = _listen(settings)
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
-        status = _serve(settings, Source(options, config), listener)
+        status = _serve(settings, SettingsSources(options, config), listener)
     finally:
         listener.close()
     sys.exit(status)
 
 
-def _serve(settings: Settings, source: Source, listener: socket.socket) -> int:
+def _serve(settings: Settings, source: SettingsSources, listener: socket.socket) -> int:
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -173,7 +173,7 @@ class _Stop:
 
 
 @dataclass(frozen=True)
-class Source:
+class SettingsSources:
     """The sources of settings beside the environment: command-line options and a file."""
 
     options: dict[str, object]
@@ -189,7 +189,7 @@ class Order:
     None for the first one.
     """
 
-    source: Source
+    source: SettingsSources
     descriptor: int
     slot: int
     multiprocess_dir: str
@@ -201,7 +201,7 @@ class Order:
     @classmethod
     def from_json(cls, line: str) -> "Order":
         fields = json.loads(line)
-        return cls(**{**fields, "source": Source(**fields["source"])})
+        return cls(**{**fields, "source": SettingsSources(**fields["source"])})
 
 
 def main() -> None:

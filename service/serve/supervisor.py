@@ -23,7 +23,7 @@ from mlcd import errors
 from mlcd.errors import MlcdError, Unavailable
 from service.host.children import start_child
 from service.host.signals import FINISH, STOPS, StopSignals
-from service.serve.server import Order, Source, bound_s
+from service.serve.server import Order, SettingsSources, bound_s
 from service.settings import Settings
 from service.timings import SERVER_BACKOFF_S, SERVER_KILL_S, SERVER_MAX_BACKOFF_S, SERVER_STEADY_S
 
@@ -36,7 +36,7 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        source: Source,
+        source: SettingsSources,
         listener: socket.socket,
         *,
         announce: Callable[[str], None],

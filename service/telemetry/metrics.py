@@ -250,7 +250,7 @@ class Metrics:
     def cache_holds(self, num_bytes: int) -> None:
         self._cache_bytes.set(num_bytes)
 
-    def cache_up(self, up: bool) -> None:  # noqa: FBT001 - a callback of `Circuit`
+    def cache_up(self, up: bool) -> None:  # noqa: FBT001 - a callback of `RedisCircuit`
         self._cache_up.set(up)
 
     @contextmanager

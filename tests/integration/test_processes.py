@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from service.serve.server import Order, Source
+from service.serve.server import Order, SettingsSources
 from tests.conftest import free_port, run_mlcd
 from tests.integration.running import Server, children, exists, until
 
@@ -178,7 +178,7 @@ def test_a_process_that_would_serve_something_else_does_not_serve(tmp_path):
     """Answers of one server never come from two models."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        source = Source({"model": "fake:latency_ms=1", "engine": "fake"}, None)
+        source = SettingsSources({"model": "fake:latency_ms=1", "engine": "fake"}, None)
         order = Order(source, listener.fileno(), 0, str(tmp_path), identity="of another model")
         told = subprocess.run(
             [sys.executable, "-m", "service.serve.server", str(os.getpid())],

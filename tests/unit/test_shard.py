@@ -27,7 +27,7 @@ from mlcd.label_job import LabelJob
 from mlcd.parts.ownership import claim
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
-from mlcd.pipelines.shard import CenterSet, Equipment, InputChanged, discard, open_shards
+from mlcd.pipelines.shard import Equipment, InputChanged, OpenedCenters, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
@@ -46,7 +46,7 @@ def equipment(tmp_path_factory) -> Equipment:
         Centers(vectors, np.ones(20, np.int64), encoder.fingerprint).write(draft)
         draft.publish()
     artifact = open_artifact(out)
-    return Equipment(encoder, CenterSet(artifact, Centers.read(artifact)), num_threads=2)
+    return Equipment(encoder, OpenedCenters(artifact, Centers.read(artifact)), num_threads=2)
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class ImageSet:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _DecodedBatch:
     """A batch of decoded images.
 
     pixels: uint8 [b, 3, S, S] and sha256: uint8 [b, 32], of the usable images. usable: bool, for
@@ -97,11 +97,11 @@ class PreparedImages:
 
     def __init__(self, images: ImageSet, spec: PreprocessSpec, *, memory_bytes: float = 0) -> None:
         self.images, self._spec, self._memory_bytes = images, spec, memory_bytes
-        self._kept: dict[tuple[int, int], list[_Batch]] = {}
+        self._kept: dict[tuple[int, int], list[_DecodedBatch]] = {}
 
     def batches(
         self, world: World, on_image: Callable[[], None] = lambda: None
-    ) -> Iterator[_Batch]:
+    ) -> Iterator[_DecodedBatch]:
         """Yields this process's batches in order; they are decoded the first time."""
         place = (world.rank, world.size)
         if place in self._kept:
@@ -110,7 +110,7 @@ class PreparedImages:
         num_batches = -(-len(self.images.entries) // _BATCH)
         own = own_part(num_batches, world.rank, world.size)
         entries = self.images.entries[own.start * _BATCH : own.stop * _BATCH]
-        kept: list[_Batch] = []
+        kept: list[_DecodedBatch] = []
         fits = len(entries) * 3 * self._spec.crop**2 <= self._memory_bytes
         for batch in self._decoded(entries, on_image):
             if fits:
@@ -119,7 +119,7 @@ class PreparedImages:
         if fits:
             self._kept[place] = kept
 
-    def _decoded(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_Batch]:
+    def _decoded(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_DecodedBatch]:
         pixels: list[NDArray[np.uint8]] = []
         digests: list[bytes] = []
         usable: list[bool] = []
@@ -139,10 +139,10 @@ class PreparedImages:
 
     def _batch(
         self, pixels: list[NDArray[np.uint8]], digests: list[bytes], usable: list[bool]
-    ) -> _Batch:
+    ) -> _DecodedBatch:
         side = self._spec.crop
         stacked = np.stack(pixels) if pixels else np.empty((0, 3, side, side), dtype=np.uint8)
-        return _Batch(stacked, digest_rows(digests), np.array(usable))
+        return _DecodedBatch(stacked, digest_rows(digests), np.array(usable))
 
 
 def digest_rows(digests: Sequence[bytes]) -> NDArray[np.uint8]:
@@ -151,7 +151,7 @@ def digest_rows(digests: Sequence[bytes]) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class ImageFeatures:
     """The features of the images that can be decoded.
 
     rows: float32 [n, D] and sha256: uint8 [n, 32], of the n such images, in order. usable: bool
@@ -171,7 +171,7 @@ def encode(
     features: Features,
     world: World,
     on_image: Callable[[], None] = lambda: None,
-) -> Encoded:
+) -> ImageFeatures:
     """Encodes all images; every process gets all rows."""
     config = model.trunk.config
     dimension = config.output_dim if features == "embedding" else config.width
@@ -188,7 +188,7 @@ def encode(
                 ).cpu()
             )
     all_usable = world.gather_rows(torch.from_numpy(np.concatenate(usable).astype(np.uint8)))
-    return Encoded(
+    return ImageFeatures(
         world.gather_rows(torch.cat(rows)).numpy(),
         world.gather_rows(torch.from_numpy(np.concatenate(digests))).numpy(),
         all_usable.numpy().astype(np.bool_),

@@ -18,7 +18,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from mlcd.errors import ConfigInvalid
 from service.inference.cache.keyspace import KeySpace
-from service.inference.cache.redis_circuit import Circuit
+from service.inference.cache.redis_circuit import RedisCircuit
 from service.inference.cache.vectors import VectorFormat
 from service.telemetry.metrics import Metrics
 from service.timings import CACHE_ROOM_FRESH_S
@@ -74,7 +74,7 @@ class RedisCache:
         self._turn = asyncio.Lock()
         self._gathered: list[bytes] = []
         self._gathering: asyncio.Task[dict[bytes, object] | None] | None = None
-        self._circuit = Circuit(self._answers, metrics.cache_up)
+        self._circuit = RedisCircuit(self._answers, metrics.cache_up)
 
     async def __aenter__(self) -> Self:
         answers = await self._answers()

@@ -16,8 +16,8 @@ _log = logging.getLogger("mlcd.service")
 _MAX_FAILURES: Final = 3
 
 
-class Circuit:
-    """The state of a store: closed while it answers. While open, only a task of our own asks it.
+class RedisCircuit:
+    """The state of Redis: closed while it answers. While open, only a task of our own asks it.
 
     The circuit of an engine (`mlcd.encoders.circuit`) is another kind: requests fail without an
     engine, so it is watched all the time, and waiting requests get the reason why it is open.

@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mlcd.artifacts.examples import EXAMPLES, Example, Examples
+from mlcd.artifacts.examples import EXAMPLES, CenterExample, Examples
 from mlcd.errors import ArtifactInvalid
 
 
@@ -24,7 +24,7 @@ def test_each_center_has_its_own_in_order(tmp_path):
         assert [example.key for example in examples.of_center(center)] == keys
     assert examples.of_center(2, 1) == examples.of_center(2)[:1]
     first = examples.of_center(0)[0]
-    assert first == Example("klasse/0-ü", 1.0)
+    assert first == CenterExample("klasse/0-ü", 1.0)
 
 
 def test_where_no_similarity_was_measured_there_is_none(tmp_path):

@@ -16,10 +16,10 @@ def test_the_bound_holds_for_every_product(name):
     z = unit_rows(generator.standard_normal((40, 256)) * generator.uniform(0.01, 1, (40, 256)))
     centers = unit_rows(generator.standard_normal((512, 256)) ** 3)
     exact = z.astype(np.float64) @ centers.astype(np.float64).T
-    scan = CenterScan(centers, products=name)
+    scan = CenterScan(centers, matmul=name)
     product = np.asarray(
-        torch.as_tensor(scan.products.multiply(scan.products.load(z), 0, 512)).double()
+        torch.as_tensor(scan.matmul.multiply(scan.matmul.load(z), 0, 512)).double()
     )
-    slack = score_slack(z, scan.products, scan._norms)[:, None]
-    assert (exact <= raised(product, scan.products.rounding.output) + slack).all()
-    assert (exact >= lowered(product, scan.products.rounding.output) - slack).all()
+    slack = score_slack(z, scan.matmul, scan._norms)[:, None]
+    assert (exact <= raised(product, scan.matmul.rounding.output) + slack).all()
+    assert (exact >= lowered(product, scan.matmul.rounding.output) - slack).all()

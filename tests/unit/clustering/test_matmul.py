@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mlcd.clustering.nearest import open_products
+from mlcd.clustering.nearest import open_matmul
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
@@ -13,13 +13,13 @@ CENTERS = unit_rows(
 
 
 @pytest.fixture(params=["numpy", "torch-fp32", "torch-bf16"])
-def products(request):
-    return open_products(request.param, CENTERS)
+def matmul(request):
+    return open_matmul(request.param, CENTERS)
 
 
 @pytest.fixture
-def product(products):
-    return products.multiply(products.load(ROWS), 0, len(CENTERS))
+def product(matmul):
+    return matmul.multiply(matmul.load(ROWS), 0, len(CENTERS))
 
 
 def as_float32(product):
@@ -29,7 +29,7 @@ def as_float32(product):
 @pytest.mark.parametrize(
     "threshold", [-np.inf, -0.4, -1e-30, -0.0, 0.0, 1e-30, 0.3, 2.0, "a product", "mixed"]
 )
-def test_hits_are_all_products_above_the_threshold(products, product, threshold):
+def test_hits_are_all_products_above_the_threshold(matmul, product, threshold):
     values = as_float32(product)
     thresholds = np.full(
         len(ROWS), 0.1 if isinstance(threshold, str) else threshold, dtype=np.float32
@@ -38,7 +38,7 @@ def test_hits_are_all_products_above_the_threshold(products, product, threshold)
         thresholds = values[:, 77].copy()
     elif threshold == "mixed":
         thresholds[::2] = -0.2
-    hits = products.above(product, thresholds)
+    hits = matmul.above(product, thresholds)
     rows, columns = np.nonzero(values > thresholds[:, None])
     order = np.lexsort((hits.columns, hits.rows))
     assert hits.rows[order].tolist() == rows.tolist()
@@ -48,7 +48,7 @@ def test_hits_are_all_products_above_the_threshold(products, product, threshold)
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("k", [1, 3, 4, 200])
-def test_at_least_k_products_reach_the_bound_of_the_kth_best(products, k, sign):
-    product = products.multiply(products.load(sign * np.abs(ROWS)), 0, len(CENTERS))
-    bound = products.kth_best_bound(product, k)
+def test_at_least_k_products_reach_the_bound_of_the_kth_best(matmul, k, sign):
+    product = matmul.multiply(matmul.load(sign * np.abs(ROWS)), 0, len(CENTERS))
+    bound = matmul.kth_best_bound(product, k)
     assert ((as_float32(product) >= bound[:, None]).sum(axis=1) >= k).all()

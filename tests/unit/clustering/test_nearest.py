@@ -96,7 +96,7 @@ def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
         random_rows(1, 64) + 1e-3 * np.random.default_rng(1).standard_normal((400, 64))
     )
     z = unit_rows(centers[:50] + 0.05 * random_rows(50, 64, seed=2))
-    scan = CenterScan(centers, products="torch-bf16")
+    scan = CenterScan(centers, matmul="torch-bf16")
     passes = []
     certified = scan._certified
     monkeypatch.setattr(
@@ -168,13 +168,13 @@ def hard_cases():
     )
 
 
-@pytest.mark.parametrize("products", ARITHMETICS)
+@pytest.mark.parametrize("matmul", ARITHMETICS)
 @pytest.mark.parametrize("case", list(hard_cases()), ids=lambda case: case[0])
 @pytest.mark.parametrize("top", [1, 8])
-def test_every_arithmetic_gives_the_same_exact_answer(products, case, top, monkeypatch):
+def test_every_arithmetic_gives_the_same_exact_answer(matmul, case, top, monkeypatch):
     monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 96)
     _, z, centers = case
-    found = CenterScan(centers, products=products).nearest(z, top)
+    found = CenterScan(centers, matmul=matmul).nearest(z, top)
     ids, scores = brute_force(z, centers, top)
     assert (found.ids == ids).all()
     assert found.scores == pytest.approx(scores, rel=1e-6)
@@ -182,25 +182,25 @@ def test_every_arithmetic_gives_the_same_exact_answer(products, case, top, monke
     assert counts.proven + counts.wider + counts.float32 + counts.float64 == len(z)
 
 
-@pytest.mark.parametrize("products", ARITHMETICS)
-def test_on_embeddings_without_ties_the_first_pass_proves_every_row(products):
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_on_embeddings_without_ties_the_first_pass_proves_every_row(matmul):
     z, centers = random_rows(300, 128), random_rows(9001, 128, seed=1)
-    found = CenterScan(centers, products=products).nearest(z, 8)
-    assert (found.ids == CenterScan(centers, products="numpy").nearest(z, 8).ids).all()
+    found = CenterScan(centers, matmul=matmul).nearest(z, 8)
+    assert (found.ids == CenterScan(centers, matmul="numpy").nearest(z, 8).ids).all()
     assert found.scan.proven > 0.99 * len(z)
 
 
 def test_what_cannot_be_proven_goes_down_the_ladder():
     z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 500, axis=0)
-    assert CenterScan(centers, products="torch-bf16").nearest(z, 8).scan.float64 == 20
-    assert CenterScan(centers[::25], products="numpy").nearest(z, 8).scan.wider == 20
+    assert CenterScan(centers, matmul="torch-bf16").nearest(z, 8).scan.float64 == 20
+    assert CenterScan(centers[::25], matmul="numpy").nearest(z, 8).scan.wider == 20
 
 
-@pytest.mark.parametrize("products", ARITHMETICS)
+@pytest.mark.parametrize("matmul", ARITHMETICS)
 @pytest.mark.parametrize("top", [1, 4])
-def test_previous_labels_change_nothing_but_the_work(products, top):
+def test_previous_labels_change_nothing_but_the_work(matmul, top):
     z, centers = random_rows(100, 32), random_rows(600, 32, seed=1)
-    scan = CenterScan(centers, products=products)
+    scan = CenterScan(centers, matmul=matmul)
     expected = scan.nearest(z, top)
     near = scan.nearest(unit_rows(z + 0.05 * random_rows(100, 32, seed=9)), top).ids
     far = np.argsort(np.random.default_rng(0).random((100, 600)), axis=1)[:, :top]
@@ -230,13 +230,13 @@ def test_torch_is_not_needed(monkeypatch):
     z, centers = random_rows(5, 8), random_rows(9000, 8, seed=1)
     assert CenterScan(centers).nearest(z, 3).scan.products == "numpy fp32"
     with pytest.raises(ConfigInvalid, match="needs torch"):
-        CenterScan(centers, products="torch-bf16")
+        CenterScan(centers, matmul="torch-bf16")
 
 
-@pytest.mark.parametrize("products", ARITHMETICS)
-def test_one_scan_serves_several_threads(products):
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_one_scan_serves_several_threads(matmul):
     """The service does this: the products of one thread must not overwrite another's."""
-    scan = CenterScan(random_rows(3000, 32, seed=1), products=products)
+    scan = CenterScan(random_rows(3000, 32, seed=1), matmul=matmul)
     batches = [random_rows(64, 32, seed=seed) for seed in range(16)]
     expected = [scan.nearest(z, 8).ids for z in batches]
     with ThreadPoolExecutor(8) as pool:

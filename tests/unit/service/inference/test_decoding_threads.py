@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.inference.decoding_threads import Decoders
+from service.inference.decoding_threads import DecodingThreads
 from service.inference.fair import CostQueue
 from tests.unit.service.engines import run, until
 
@@ -57,7 +57,7 @@ def test_a_small_picture_waits_for_the_one_under_way_and_for_no_other():
             return name
 
         with ThreadPoolExecutor(1) as threads:
-            decoders = Decoders(threads)
+            decoders = DecodingThreads(threads)
             bombs = [
                 asyncio.create_task(decoders.run("bomber", 10**8, lambda: decode("bomb")))
                 for _ in range(8)
@@ -82,7 +82,7 @@ def test_what_a_picture_raises_is_its_own():
             raise ValueError("bad")
 
         with ThreadPoolExecutor(1) as threads:
-            decoders = Decoders(threads)
+            decoders = DecodingThreads(threads)
             with pytest.raises(ValueError, match="bad"):
                 await decoders.run("x", 1, fail)
             assert await decoders.run("x", 1, lambda: 7) == 7
