@@ -282,11 +282,11 @@ def _started(command: list[str], stdout: int | None = None) -> Iterator[subproce
     its own, which the terminal's Ctrl-C does not reach.
     """
     process: subprocess.Popen[str] | None = None
-    told = False
+    signaled = False
 
     def pass_on(*_: object) -> None:
-        nonlocal told
-        told = True
+        nonlocal signaled
+        signaled = True
         if process is not None:
             process.send_signal(signal.SIGINT)
 
@@ -299,7 +299,7 @@ def _started(command: list[str], stdout: int | None = None) -> Iterator[subproce
     try:
         arguments = [sys.executable, "-m", "mlcd", *command]
         process = subprocess.Popen(arguments, stdout=stdout, text=True, process_group=0)
-        if told:
+        if signaled:
             process.send_signal(signal.SIGINT)
         yield process
         process.wait()
@@ -309,7 +309,7 @@ def _started(command: list[str], stdout: int | None = None) -> Iterator[subproce
             process.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
-    if told:
+    if signaled:
         raise KeyboardInterrupt
 
 

@@ -334,7 +334,7 @@ def _measure(
     if not is_first():
         reporter = Reporter("silent")
     try:
-        with open_processes() as processes, processes.together():
+        with open_processes() as processes, processes.failing_together():
             sides = _sides(train, test)
             results = evaluate_all(
                 _represented(checkpoints, sides),

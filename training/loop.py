@@ -157,7 +157,7 @@ def _agreed(
         total = processes.world.sum(torch.tensor([*counts, *map(int, facts)])).tolist()
         *counts, interrupted, preempted, save_failed, load_failed = total
         if load_failed:
-            with processes.together():
+            with processes.failing_together():
                 if failure is not None:
                     raise failure
         if save_failed:
@@ -213,10 +213,10 @@ def _keep(
     """Saves the batch, each process its part, and the state before it, beside the run's
     checkpoints.
     """
-    with processes.together():
+    with processes.failing_together():
         if processes.world.rank == 0:
             clear_bad_batch(run, batch.step)
-    with processes.together():
+    with processes.failing_together():
         keep_bad_batch(bad_batch_path(run, batch.step, processes.world.rank), batch, meters)
     store.save(state, bad_state_path(run, batch.step))
     store.join()

@@ -60,7 +60,7 @@ def run_training(config: RunConfig, reporter: Reporter) -> Artifact:
 def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifact:
     torch.use_deterministic_algorithms(True, warn_only=True)
     out = Path(config.out)
-    with processes.together():
+    with processes.failing_together():
         dataset = open_dataset(config)
         for part in dataset.parts:
             check_source(part.source, out)
@@ -72,7 +72,7 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
     if done is not None:
         return done
     with _draft(out, request, processes) as draft:
-        with processes.together():
+        with processes.failing_together():
             state = initial_state(config, dataset.num_centers, processes, centers)
             store = _store(draft.path, config, dataset, processes, request.parents)
         with closing(store):
@@ -238,7 +238,7 @@ def _draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]
     """
     draft = Draft(out, request)
     with ExitStack() as stack:
-        with processes.together():
+        with processes.failing_together():
             if processes.world.rank == 0:
                 stack.enter_context(draft)
         try:
@@ -298,7 +298,7 @@ def _journal(
     device, rank = processes.device, processes.world.rank
     with ExitStack() as stack:
         records: list[StepLog] = []
-        with processes.together():
+        with processes.failing_together():
             if rank == 0:
                 records.append(MetricsLog(run, state.step))
                 KeysLog.cut_all(run, state.step)

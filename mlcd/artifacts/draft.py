@@ -212,7 +212,7 @@ class Draft:
                     temporary.unlink(missing_ok=True)
 
     @contextmanager
-    def together(self, last: str) -> Iterator[None]:
+    def all_or_none(self, last: str) -> Iterator[None]:
         """Holds back the files that the block writes until its end; then they appear, `last` as the
         last one.
 

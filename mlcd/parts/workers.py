@@ -141,16 +141,16 @@ def serve_as_worker(work: Callable[[dict[str, Any], Callable[[int, int], None]],
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    def tell(message: _Message) -> None:
+    def send(message: _Message) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
 
     try:
-        work(task, lambda part, done: tell({"part": part, "done": done}))
+        work(task, lambda part, done: send({"part": part, "done": done}))
     except MlcdError as error:
-        tell({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+        send({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
     except Exception:  # noqa: BLE001 - the parent shows it as its own
-        tell({"error": "", "message": traceback.format_exc(), "remedy": None})
+        send({"error": "", "message": traceback.format_exc(), "remedy": None})
 
 
 def _end_with_parent() -> None:

@@ -148,7 +148,7 @@ def write_encoded(
         }
         for entry, sha256 in zip(encoded.entries, encoded.image_sha256, strict=True)
     ]
-    with draft.together(errors_name(part)):
+    with draft.all_or_none(errors_name(part)):
         with draft.write(part_name(part)) as path, path.open("wb") as file:
             np.save(file, encoded.embeddings, allow_pickle=False)
         with draft.write(keys_name(part)) as path:

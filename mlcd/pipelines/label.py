@@ -120,7 +120,7 @@ class Labeling:
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
         """Writes one part and its notes; the part's file comes last and marks it as finished."""
         rows = self.rows.read(part, on_done)
-        with draft.together(part_name(part)):
+        with draft.all_or_none(part_name(part)):
             found = self.search.nearest(draft, part, rows.embeddings)
             write_errors(draft, part, rows.errors)
             kept = rows.embeddings if self.options.embeddings else None

@@ -3,7 +3,7 @@ make.
 
 `open_shards` lists the input and writes nothing. Then any process can make any shard, at any time
 and as often as it likes: what it leaves has the same bytes. Once all are made, `publish` puts the
-artifact in its place. This module does not know who hands out the shards: a queue or another
+artifact in its place. This module does not know who leases the shards: a queue or another
 engine.
 """
 

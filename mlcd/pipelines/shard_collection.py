@@ -132,9 +132,9 @@ class CollectionShards:
 
     def _build(self, building: Path, on_done: OnDone) -> None:
         embeddings = EmbeddingsArtifact.open(self._draft / EMBEDDINGS)
-        told = _Told(on_done, images=sum(self.sizes), rows=embeddings.num_rows)
+        stages = _CountedStages(on_done, images=sum(self.sizes), rows=embeddings.num_rows)
         source = images_parent(self._source, self._out / GENERATIONS / "0")
-        index(embeddings, building, told, recall=None, source=source)
+        index(embeddings, building, stages, recall=None, source=source)
         shutil.copyfile(embeddings.artifact.file(ERRORS), building / ERRORS)
         sync_path(building / ERRORS)
         write_owner(building, self._owner)
@@ -146,7 +146,7 @@ def _shown(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _CountedStages:
     """The `Stages` of making a collection of `rows` rows, reported as those of `images` images."""
 
     on_done: OnDone

@@ -172,7 +172,7 @@ class PartShards:
         source, checked = self._images.source, False
         before = len(source.faults)
 
-        def told(done: int, errors: int) -> None:
+        def check_and_report(done: int, errors: int) -> None:
             nonlocal checked
             if done == self.sizes[shard] and not checked:
                 checked = True
@@ -186,7 +186,7 @@ class PartShards:
                     )
             on_done(done, errors)
 
-        return told
+        return check_and_report
 
 
 def _settings_of(identity: dict[str, Any]) -> str:

@@ -57,8 +57,8 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(
         server: tuple[str | None, str | None], /, *args: Any, url: str | None, **kwargs: Any
     ) -> None:
-        told, api_key = server
-        with _opened(url or told or _URL, api_key) as client:
+        stated, api_key = server
+        with _opened(url or stated or _URL, api_key) as client:
             command(client, *args, **kwargs)
 
     return wrapped

@@ -6,9 +6,9 @@ shard is fresh, waits for a retry, is leased, has failed, or else is done.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from mlcd import wire
 from mlcd.label_job import LabelJob
@@ -155,13 +155,13 @@ class Lease:
     """The lease of one task by one worker. images: of the shard, or `publish_steps`, else 0. done:
     how many of them are done.
 
-    lease_s: the lease never ends later than so many seconds from now, whatever clocks do. piece:
-    the number of the task.
+    lease_s: the lease never ends later than so many seconds from now, whatever clocks do. task:
+    its number; stored as `piece`.
     """
 
     worker: str
     stage: Stage
-    piece: int
+    task: Annotated[int, Field(alias="piece")]
     attempt: int
     until_s: float
     images: int = 0
@@ -173,8 +173,8 @@ class Lease:
 class StoredJob:
     """A job as the queue stores it. `service.jobs.transitions` makes each from the one before.
 
-    A job is a row of stages. Each has tasks numbered from 0 (`pieces` of them): one at every stage
-    but `shard`.
+    A job is a row of stages. Each has tasks numbered from 0 (`num_tasks` of them): one at every
+    stage but `shard`. A field with an alias is stored under it, as earlier versions named it.
     """
 
     id: str
@@ -187,11 +187,12 @@ class StoredJob:
     ended_s: float | None = None
     # None: nothing is left to do. A retry of a failed job goes on with this stage.
     stage: Stage | None = "plan"
-    pieces: int = 1
+    num_tasks: Annotated[int, Field(alias="pieces")] = 1
     fresh: int = 0  # the first task that was never leased
-    again: tuple[int, ...] = ()  # tasks to be leased again
-    # The time until which each of these pauses, seconds since the epoch; some do not.
-    rests: dict[int, float] = field(default_factory=dict)
+    # tasks to be leased again
+    requeued: Annotated[tuple[int, ...], Field(alias="again")] = ()
+    # The time before which each of these is not leased, seconds since the epoch; some do not wait.
+    retry_at: Annotated[dict[int, float], Field(alias="rests")] = field(default_factory=dict)
     # attempts of each task that was leased and has not ended
     attempts: dict[int, int] = field(default_factory=dict)
     failed: tuple[int, ...] = ()  # tasks that have failed for good
@@ -218,7 +219,7 @@ class StoredJob:
             return 0
         if self.stage == "discard" and self.leases:
             return 0
-        return self.pieces - self.fresh + len(self.again)
+        return self.num_tasks - self.fresh + len(self.requeued)
 
     @property
     def due_s(self) -> float | None:
@@ -231,8 +232,8 @@ class StoredJob:
         if self.waiting:
             moments += (
                 [0.0]
-                if self.fresh < self.pieces
-                else [self.rests.get(piece, 0.0) for piece in self.again]
+                if self.fresh < self.num_tasks
+                else [self.retry_at.get(task, 0.0) for task in self.requeued]
             )
         return min(moments, default=None)
 
@@ -242,9 +243,9 @@ class StoredJob:
         """
         if not self.waiting:
             return None
-        if self.fresh < self.pieces:
+        if self.fresh < self.num_tasks:
             return self.fresh
-        return next((piece for piece in self.again if self.rests.get(piece, 0.0) <= now_s), None)
+        return next((task for task in self.requeued if self.retry_at.get(task, 0.0) <= now_s), None)
 
     @property
     def images_done(self) -> int:
@@ -300,7 +301,7 @@ _FAILURE: Final = TypeAdapter(Failure)
 
 
 def stored_job_to_json(record: StoredJob) -> bytes:
-    return _RECORD.dump_json(record)
+    return _RECORD.dump_json(record, by_alias=True)
 
 
 def stored_job_from_json(text: str | bytes) -> StoredJob:

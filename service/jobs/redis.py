@@ -80,7 +80,7 @@ class RedisDatabase:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client: Any = client  # its types do not know that answers are decoded
         self._keys = keys
-        self._clock = Clock(self._told_s)
+        self._clock = Clock(self._reported_s)
         self._commit = client.register_script(_COMMIT)
         self._keeps = False  # True once it is known that jobs can be kept there.
 
@@ -195,18 +195,20 @@ class RedisDatabase:
         with _translated():
             now_s = self._clock.now_s()
             self._client.hset(
-                self._keys.beats, worker, f"{now_s!r} {now_s + lease_s!r} {fingerprint}"
+                self._keys.heartbeats, worker, f"{now_s!r} {now_s + lease_s!r} {fingerprint}"
             )
-            beats = self._client.hgetall(self._keys.beats)
-            if over := [name for name, beat in beats.items() if not _lives(beat, now_s)]:
-                self._client.hdel(self._keys.beats, *over)
+            heartbeats = self._client.hgetall(self._keys.heartbeats)
+            if over := [name for name, last in heartbeats.items() if not _lives(last, now_s)]:
+                self._client.hdel(self._keys.heartbeats, *over)
 
     def live_workers(self) -> dict[str, Fingerprint]:
         with _translated():
             now_s = self._clock.now_s()
-            beats = self._client.hgetall(self._keys.beats)
+            heartbeats = self._client.hgetall(self._keys.heartbeats)
         return {
-            name: beats[name].split()[-1] for name in sorted(beats) if _lives(beats[name], now_s)
+            name: last.split()[-1]
+            for name, last in sorted(heartbeats.items())
+            if _lives(last, now_s)
         }
 
     def close(self) -> None:
@@ -242,7 +244,7 @@ class RedisDatabase:
             )
         self._keeps = True
 
-    def _told_s(self) -> float:
+    def _reported_s(self) -> float:
         seconds, microseconds = self._client.time()
         return float(seconds + microseconds / 1e6)
 
@@ -360,9 +362,9 @@ class _RedisTransaction:
         self.commands.append([word if isinstance(word, str) else repr(word) for word in words])
 
 
-def _lives(beat: str, now_s: float) -> bool:
-    told_s, until_s, _ = beat.split()
-    return float(told_s) <= now_s < float(until_s)
+def _lives(heartbeat: str, now_s: float) -> bool:
+    reported_s, until_s, _ = heartbeat.split()
+    return float(reported_s) <= now_s < float(until_s)
 
 
 @contextmanager

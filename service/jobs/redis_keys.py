@@ -49,7 +49,7 @@ class Keys:
         return f"{self.prefix}newest"
 
     @property
-    def beats(self) -> str:
+    def heartbeats(self) -> str:
         return f"{self.prefix}beats"
 
     def record(self, job_id: str) -> str:

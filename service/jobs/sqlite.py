@@ -6,7 +6,7 @@ events    job, id, view (JSON)
 names     idempotency keys and outputs, and the jobs that hold them
 sizes     job, shard, images
 failures  job, shard, why it has failed (JSON)
-beats     worker, its model, when it last told that it lives, until when it is taken to
+beats     worker, its model, when it last reported, until when it is taken to
 
 One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who
 reads never waits for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT

@@ -56,29 +56,29 @@ def lease_task(
     piece = record.next_task(now_s)
     if piece is None or record.stage is None:
         return record, None
-    is_fresh = piece == record.fresh
-    attempt = record.attempts.get(piece, 0) + 1
+    is_fresh = task == record.fresh
+    attempt = record.attempts.get(task, 0) + 1
     is_shard = record.stage == "shard"
     images = (
-        images_of(piece) if is_shard else record.publish_steps if record.stage == "publish" else 0
+        images_of(task) if is_shard else record.publish_steps if record.stage == "publish" else 0
     )
     idle_s = max(0.0, now_s - record.heard_s) if is_shard and not record.leases else 0.0
-    given = Lease(worker, record.stage, piece, attempt, now_s + lease_s, images, lease_s=lease_s)
+    leased = Lease(worker, record.stage, task, attempt, now_s + lease_s, images, lease_s=lease_s)
     record = replace(
         record,
         state=record.state if record.stage == "discard" else "running",
         refusal=None if record.refusal == UNSERVED else record.refusal,
         started_s=now_s if record.started_s is None else record.started_s,
         fresh=record.fresh + is_fresh,
-        again=tuple(other for other in record.again if other != piece),
-        rests={other: until_s for other, until_s in record.rests.items() if other != piece},
-        attempts={**record.attempts, piece: attempt},
-        leases={**record.leases, lease: given},
+        requeued=tuple(other for other in record.requeued if other != task),
+        retry_at={other: until_s for other, until_s in record.retry_at.items() if other != task},
+        attempts={**record.attempts, task: attempt},
+        leases={**record.leases, lease: leased},
         busy_since_s=record.busy_since_s + idle_s,
         heard_s=now_s,
     )
     return record, Work(
-        record.id, record.spec, given.stage, piece if is_shard else None, attempt, lease
+        record.id, record.spec, leased.stage, task if is_shard else None, attempt, lease
     )
 
 
@@ -130,9 +130,7 @@ def complete(record: StoredJob, work: Work, *, now_s: float, failed_items: int =
     record, lease = _ended(record, work)
     if lease is None:
         return record
-    attempts = {
-        piece: attempt for piece, attempt in record.attempts.items() if piece != lease.piece
-    }
+    attempts = {task: attempt for task, attempt in record.attempts.items() if task != lease.task}
     record = replace(record, attempts=attempts, refusal=None)
     if lease.stage == "shard":
         record = replace(
@@ -152,7 +150,7 @@ def fail(
     if lease is None:
         return record
     if fatal and lease.stage != "discard":
-        record = replace(record, again=(*record.again, lease.piece))
+        record = replace(record, requeued=(*record.requeued, lease.task))
         return (
             record
             if record.state == "failed"
@@ -162,7 +160,7 @@ def fail(
         record = replace(record, problem=problem)
     growth = PAUSE_GROWTH ** min(lease.attempt - 1, MAX_ATTEMPTS)  # far enough for the longest
     pause_s = min(FIRST_PAUSE_S * growth, LONGEST_PAUSE_S)
-    return _advanced(_struck(record, lease, problem, rest_until_s=now_s + pause_s), now_s)
+    return _advanced(_struck(record, lease, problem, retry_at_s=now_s + pause_s), now_s)
 
 
 def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
@@ -190,11 +188,15 @@ def retry(record: StoredJob, *, now_s: float) -> StoredJob:
     was_canceled = record.state == "canceled"
     record = replace(record, state="queued", ended_s=None, problem=None, refusal=None)
     if was_canceled:
-        return replace(record, rests={}) if record.stage == "discard" else _anew(record)
-    held = {lease.piece for lease in record.leases.values()}
-    attempts = {piece: attempt for piece, attempt in record.attempts.items() if piece in held}
+        return replace(record, retry_at={}) if record.stage == "discard" else _anew(record)
+    held = {lease.task for lease in record.leases.values()}
+    attempts = {task: attempt for task, attempt in record.attempts.items() if task in held}
     record = replace(
-        record, again=(*record.again, *record.failed), rests={}, failed=(), attempts=attempts
+        record,
+        requeued=(*record.requeued, *record.failed),
+        retry_at={},
+        failed=(),
+        attempts=attempts,
     )
     return _advanced(record, now_s)
 
@@ -226,7 +228,7 @@ def _expired(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
             record = replace(record, leases=left)
             if lease.stage == record.stage and counted:
                 record = _struck(
-                    record, lease, _LOST, rest_until_s=None
+                    record, lease, _LOST, retry_at_s=None
                 )  # the lease was pause enough
             elif lease.stage == record.stage:
                 record = _uncounted(record, lease)
@@ -245,27 +247,27 @@ def _ended(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
 
 
 def _struck(
-    record: StoredJob, lease: Lease, problem: Problem, *, rest_until_s: float | None
+    record: StoredJob, lease: Lease, problem: Problem, *, retry_at_s: float | None
 ) -> StoredJob:
     """Counts a failed attempt. The removal of a canceled job's output is tried as often as it
     takes.
     """
     if lease.attempt < MAX_ATTEMPTS or lease.stage == "discard":
-        rests = (
-            record.rests if rest_until_s is None else {**record.rests, lease.piece: rest_until_s}
+        retry_at = (
+            record.retry_at if retry_at_s is None else {**record.retry_at, lease.task: retry_at_s}
         )
-        return replace(record, again=(*record.again, lease.piece), rests=rests)
-    return replace(record, failed=(*record.failed, lease.piece), problem=problem)
+        return replace(record, requeued=(*record.requeued, lease.task), retry_at=retry_at)
+    return replace(record, failed=(*record.failed, lease.task), problem=problem)
 
 
 def _uncounted(record: StoredJob, lease: Lease) -> StoredJob:
-    attempts = {**record.attempts, lease.piece: lease.attempt - 1}
-    return replace(record, again=(lease.piece, *record.again), attempts=attempts)
+    attempts = {**record.attempts, lease.task: lease.attempt - 1}
+    return replace(record, requeued=(lease.task, *record.requeued), attempts=attempts)
 
 
 def _advanced(record: StoredJob, now_s: float) -> StoredJob:
     """Enters the next stage, or the end, where no task of this stage is left."""
-    if record.stage is None or record.fresh < record.pieces or record.again:
+    if record.stage is None or record.fresh < record.num_tasks or record.requeued:
         return record
     if any(lease.stage == record.stage for lease in record.leases.values()):
         return record
@@ -280,9 +282,16 @@ def _advanced(record: StoredJob, now_s: float) -> StoredJob:
     return replace(record, state="succeeded", stage=None, ended_s=now_s)
 
 
-def _entered(record: StoredJob, stage: Stage, pieces: int) -> StoredJob:
+def _entered(record: StoredJob, stage: Stage, num_tasks: int) -> StoredJob:
     return replace(
-        record, stage=stage, pieces=pieces, fresh=0, again=(), rests={}, attempts={}, failed=()
+        record,
+        stage=stage,
+        num_tasks=num_tasks,
+        fresh=0,
+        requeued=(),
+        retry_at={},
+        attempts={},
+        failed=(),
     )
 
 

@@ -156,7 +156,7 @@ class Metrics:
         # Every process looks at the one queue, so its numbers count once.
         self._jobs = self._gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
         self._job_depth = self._gauge(
-            "mlcd_job_depth", "Pieces of jobs that wait for a worker.", mode="livemax"
+            "mlcd_job_depth", "Tasks of jobs that wait for a worker.", mode="livemax"
         )
         self._job_wait = self._gauge(
             "mlcd_job_oldest_wait_seconds",

@@ -127,7 +127,7 @@ class Worker:
         error = future.exception()
         if error is None:
             self._engine_up = True
-            self._report(lambda: self._tell_done(work, future.result()))
+            self._report(lambda: self._report_done(work, future.result()))
             facts = {"images": watch.done, "seconds": round(time.monotonic() - started_s, 3)}
             _log.info("%s done", _name(work), extra={"fields": {"job": work.job_id, **facts}})
         elif isinstance(error, Stopped):
@@ -142,7 +142,7 @@ class Worker:
             self._leave(work, error)
         else:
             assert isinstance(error, Exception)
-            self._tell_failed(work, error)
+            self._report_failed(work, error)
 
     def _attend(self, work: Work, watch: Watch, future: "Future[Outcome]") -> None:
         """Keeps the lease until the task has ended. Does not return where the task must stop and
@@ -203,20 +203,20 @@ class Worker:
         self._left.add(work)
         self._report(lambda: self._queue.refused(work, problem))
 
-    def _report(self, tell: Callable[[], None]) -> None:
+    def _report(self, report: Callable[[], None]) -> None:
         """Reports to the queue as often as it takes: a task without a report is done again."""
-        self._retrying.once(tell)
+        self._retrying.once(report)
         while not self._retrying.up and not self._stopping:
             self._pause(self._retrying.wait_s)
-            self._retrying.once(tell)
+            self._retrying.once(report)
 
-    def _tell_done(self, work: Work, outcome: Outcome) -> None:
+    def _report_done(self, work: Work, outcome: Outcome) -> None:
         if outcome.sizes is None:
             self._queue.completed(work, failed_items=outcome.failed_items)
         else:
             self._queue.planned(work, outcome.sizes, damaged_files=outcome.damaged_files)
 
-    def _tell_failed(self, work: Work, error: Exception) -> None:
+    def _report_failed(self, work: Work, error: Exception) -> None:
         problem = problem_of(error)
         facts = {"job": work.job_id, "attempt": work.attempt, "code": problem.code}
         _log.error(

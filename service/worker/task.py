@@ -46,7 +46,7 @@ class Watch:
         moved_s = self.moved_s
         return moved_s is not None and time.monotonic() - moved_s > limit_s
 
-    def told(self, done: int, errors: int) -> None:
+    def on_progress(self, done: int, errors: int) -> None:
         """Counts every image done. Raises Stopped, also where the lease could not be renewed in
         time.
         """
@@ -101,18 +101,18 @@ class TaskRunner:
             discard(work.spec, owner=work.job_id)
             return Outcome()
         shards = self._shards(work)
-        watch.told(0, 0)
+        watch.on_progress(0, 0)
         if work.stage == "plan":
             shards.plan()
             return Outcome(sizes=shards.sizes, damaged_files=shards.damaged_files)
         if work.stage == "publish":
-            shards.publish(watch.told)
+            shards.publish(watch.on_progress)
             return Outcome()
         assert work.shard is not None
         with watch.images(shards.sizes[work.shard]):
             is_last_try = work.attempt >= MAX_ATTEMPTS
             return Outcome(
-                failed_items=shards.make(work.shard, watch.told, is_last_try=is_last_try)
+                failed_items=shards.make(work.shard, watch.on_progress, is_last_try=is_last_try)
             )
 
     def _shards(self, work: Work) -> Shards:

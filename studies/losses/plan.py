@@ -102,19 +102,19 @@ def tuning(tier: Tier, arm: str, scores: Scores) -> tuple[list[RunSpec], Setting
     best = default_setting(arm)
     if tier.tune_steps == 0:
         return [], best
-    told: list[RunSpec] = []
+    known_runs: list[RunSpec] = []
     for candidates in _rounds(arm):
         specs = [
             RunSpec("tune", arm, tier.tune_seed, setting, tier.tune_steps)
             for setting in candidates(best)
         ]
-        told += specs
+        known_runs += specs
         if any(spec.name not in scores for spec in specs):
-            return told, None
+            return known_runs, None
         # Of equals the first wins: the present value comes before its replacement.
         standing = RunSpec("tune", arm, tier.tune_seed, best, tier.tune_steps)
         best = max([standing, *specs], key=lambda spec: scores[spec.name]).setting
-    return told, best
+    return known_runs, best
 
 
 def _rounds(arm: str) -> Iterator[Callable[[Setting], list[Setting]]]:

@@ -35,7 +35,7 @@ def planned(store, sizes, number=0):
 
 
 def finish(store, job_id):
-    """Do all that can be claimed of the job; the pieces that were."""
+    """Do all that can be claimed of the job; the tasks that were."""
     done = []
     while (work := claim(store)) is not None:
         assert work.job_id == job_id

@@ -1,4 +1,4 @@
-"""One suite for every job store: the course of a job, whatever keeps it, piece by piece, with all
+"""One suite for every job store: the course of a job, whatever keeps it, task by task, with all
 that goes wrong.
 """
 
@@ -82,7 +82,7 @@ def test_a_worker_gets_work_of_its_models_only_and_the_oldest_first(store):
     assert claim(store, models=[MODEL, OTHER]).job_id == foreign
 
 
-def test_a_piece_whose_lease_has_ended_is_given_again_and_counted(store):
+def test_a_task_whose_lease_has_ended_is_leased_again_and_counted(store):
     planned(store, [10])
     lost = claim(store, "lost", SHORT_S)
     assert store.renew(lost, lease_s=SHORT_S, done=4)
@@ -93,7 +93,7 @@ def test_a_piece_whose_lease_has_ended_is_given_again_and_counted(store):
     assert again.lease != lost.lease
 
 
-def test_a_worker_that_slept_goes_on_where_nobody_has_its_piece(store):
+def test_a_worker_that_slept_goes_on_where_nobody_has_its_task(store):
     job_id = planned(store, [10])
     work = claim(store, lease_s=SHORT_S)
     pass_away()
@@ -253,7 +253,7 @@ def test_a_job_that_nobody_has_touched_is_canceled_at_once(store):
     assert store.cancel(job_id).state == "canceled"
 
 
-def test_after_a_cancel_nothing_is_given_out_but_discard_when_workers_have_let_go(store):
+def test_after_a_cancel_nothing_is_leased_but_discard_when_workers_have_let_go(store):
     job_id = planned(store, [10, 10, 10])
     one, other = claim(store), claim(store)
     assert store.renew(one, lease_s=LONG_S, done=3)
@@ -335,7 +335,7 @@ def test_a_hundred_thousand_shards_are_claimed_one_by_one(store):
     assert store.depth() == 99_950
 
 
-def test_a_piece_that_failed_is_given_again_after_ever_longer_pauses_and_the_others_at_once(
+def test_a_task_that_failed_is_leased_again_after_ever_longer_pauses_and_the_others_at_once(
     store, monkeypatch
 ):
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 1.0)

@@ -234,7 +234,7 @@ class Offset:
         read, clock._read = clock._read, lambda: read() + self.seconds
 
 
-def test_a_clock_that_is_set_back_keeps_no_piece_from_being_given_again(store):
+def test_a_clock_that_is_set_back_keeps_no_task_from_being_leased_again(store):
     clock = Offset(store)
     job_id = submitted(store)
     store.heartbeat("dead", MODEL, lease_s=0.3)

@@ -37,7 +37,7 @@ while True:
 """
 
 
-def test_no_two_claimers_get_the_same_piece(opened):
+def test_no_two_claimers_get_the_same_task(opened):
     stores = [opened() for _ in range(4)]
     planned(stores[0], [1] * 60)
     start, taken = threading.Barrier(8), []

@@ -102,7 +102,7 @@ class Setting:
     def held(self, job_id):
         """(worker, stage, shard) of every lease."""
         leases = self.queue._database.read(job_id).leases.values()
-        return [(lease.worker, lease.stage, lease.piece) for lease in leases]
+        return [(lease.worker, lease.stage, lease.task) for lease in leases]
 
 
 def until(condition, timeout_s=60.0):
@@ -265,9 +265,7 @@ def test_a_worker_that_is_told_to_end_does_so_whatever_the_engine_does(few, tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_every_process_and_its_echo_give_the_piece_back_uncounted(
-    few, tmp_path, number
-):
+def test_a_signal_to_every_process_and_its_echo_release_the_task_uncounted(few, tmp_path, number):
     """The worker is one process: its engine is a part of it."""
     with slow(tmp_path, 500) as setting:
         job_id = setting.submit(few, "out")
@@ -332,7 +330,7 @@ def test_a_cancel_is_heard_while_the_engine_hangs(few, tmp_path):
 
 
 def test_a_worker_whose_engine_hangs_ends_and_another_takes_its_shard(few, tmp_path):
-    """Though its heart goes on to beat, and long before its lease could end."""
+    """Though its heartbeats go on, and long before its lease could end."""
     with slow(tmp_path, 3_600_000, lease_s=600, stall_s=1) as setting:
         job_id = setting.submit(few, "out")
         output, _ = setting.start().communicate(timeout=30)

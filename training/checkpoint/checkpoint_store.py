@@ -96,7 +96,7 @@ class CheckpointStore:
             request = Request("checkpoint", {"step": state.step, "layout": LAYOUT}, self._parents)
             draft = Draft(place, request, fresh=True)
             # Nobody writes before the leftovers of an earlier attempt are gone.
-            with self._processes.together():
+            with self._processes.failing_together():
                 if self._processes.world.rank == 0:
                     if out is not None and out.exists():
                         shutil.rmtree(out)
@@ -129,7 +129,7 @@ class CheckpointStore:
             self._writer.join(_POLL_S)
         error = self._error
         self.close()
-        with self._processes.together():
+        with self._processes.failing_together():
             if error is not None:
                 raise error
 
@@ -147,9 +147,9 @@ class CheckpointStore:
         Raises ArtifactInvalid if it is damaged or of a newer layout.
         """
         path = self._folder / checkpoint_name(step)
-        with self._processes.together():
+        with self._processes.failing_together():
             checked_checkpoint(path, verify_files=self._processes.world.rank == 0)
-        with self._processes.together():
+        with self._processes.failing_together():
             restore(state, path / _STATE, step, self._processes.saving)
 
     def _write(self, snapshot: Snapshot, draft: Draft, kept: ExitStack) -> None:
@@ -159,8 +159,8 @@ class CheckpointStore:
         except Exception as error:  # noqa: BLE001 - it is raised where the trainer asks
             try:
                 refuse_full_disk(error, draft.out)
-            except Unavailable as told:
-                self._error = told
+            except Unavailable as refusal:
+                self._error = refusal
             else:
                 self._error = error
 

@@ -50,7 +50,7 @@ class Processes:
             ) from error
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def failing_together(self) -> Iterator[None]:
         """Makes all processes leave by an exception if one of them does.
 
         Those that fail raise their own error, the others Elsewhere.

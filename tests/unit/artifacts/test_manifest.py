@@ -114,7 +114,7 @@ def test_a_crash_inside_a_write_leaves_nothing_that_looks_finished(tmp_path):
 
 
 def write_set(draft, content, *, meanwhile=lambda _: None):
-    with draft.together("last.bin"):
+    with draft.all_or_none("last.bin"):
         for name in ("first.bin", "last.bin"):
             with draft.write(name) as path:
                 path.write_bytes(content)
@@ -144,7 +144,7 @@ def test_files_that_belong_together_are_of_one_maker_whoever_comes_late(tmp_path
 
 def test_a_set_that_is_not_finished_leaves_nothing(tmp_path):
     with Draft(tmp_path / "out", REQUEST) as draft:
-        with pytest.raises(RuntimeError), draft.together("last.bin"):
+        with pytest.raises(RuntimeError), draft.all_or_none("last.bin"):
             with draft.write("first.bin") as path:
                 path.write_bytes(b"half")
             raise RuntimeError

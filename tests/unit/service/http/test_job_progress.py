@@ -8,18 +8,18 @@ from service.jobs.transitions import cancel, complete, cut, extend, lease_task
 
 
 def with_all_images_done(kind):
-    """A job of 5 and 3 images at 100 s, and its last piece, given out."""
+    """A job of 5 and 3 images at 100 s, and its last task, leased."""
     record = StoredJob("1", JobSpec(kind, "/in", "/out", fingerprint="f" * 64), "queued", 0.0)
-    record, work = given(record)
+    record, work = leased(record)
     record = cut(record, work, [5, 3], now_s=10)
     for shard in range(2):
-        record, work = given(record, now_s=10 + shard)
+        record, work = leased(record, now_s=10 + shard)
         assert (progress(record).stage, progress(record).done) == ("shard", (0, 5)[shard])
         record = complete(record, work, now_s=20 + shard)
-    return given(record, now_s=100)
+    return leased(record, now_s=100)
 
 
-def given(record, now_s=0.0):
+def leased(record, now_s=0.0):
     return lease_task(
         record,
         "worker",
@@ -34,7 +34,7 @@ def progress(record):
     return described_progress(record.job)
 
 
-def told(record, work, done, now_s=101.0):
+def reported(record, work, done, now_s=101.0):
     record, goes_on = extend(record, work, now_s=now_s, lease_s=30, done=done)
     assert goes_on
     return record
@@ -44,7 +44,7 @@ def test_images_are_collected_and_then_indexed():
     record, work = with_all_images_done("index")
     found = []
     for done in (0, 3, 8, 13, 16, 99):
-        record = told(record, work, done)
+        record = reported(record, work, done)
         now = progress(record)
         found.append((now.collected, now.indexed))
         assert (now.stage, now.done, now.images, now.eta_s) == ("publish", 8, 8, None)
@@ -60,23 +60,23 @@ def test_images_are_collected_and_then_indexed():
 def test_the_pace_is_of_the_images_and_stays_when_they_are_done():
     record, work = with_all_images_done("index")
     pace = progress(record).images_per_s
-    assert progress(told(record, work, 3, now_s=1000)).images_per_s == pace > 0
+    assert progress(reported(record, work, 3, now_s=1000)).images_per_s == pace > 0
 
 
 def test_what_a_lost_worker_has_collected_is_counted_again():
     record, work = with_all_images_done("index")
-    record, _ = given(told(record, work, 7), now_s=200)
+    record, _ = leased(reported(record, work, 7), now_s=200)
     assert (progress(record).stage, progress(record).collected) == ("publish", 0)
 
 
 def test_a_canceled_index_holds_nothing():
     record, work = with_all_images_done("index")
-    record = cancel(told(record, work, 7), now_s=102)
+    record = cancel(reported(record, work, 7), now_s=102)
     assert (progress(record).stage, progress(record).collected) == ("discard", 0)
 
 
 @pytest.mark.parametrize("kind", ["label", "embed"])
 def test_other_kinds_collect_nothing(kind):
     record, work = with_all_images_done(kind)
-    now = progress(told(record, work, 5))
+    now = progress(reported(record, work, 5))
     assert (now.stage, now.done, now.collected, now.indexed) == ("publish", 8, None, None)

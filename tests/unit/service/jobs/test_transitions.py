@@ -39,12 +39,12 @@ PICK = st.integers(0, 1000)
 
 
 @dataclass
-class Piece:
+class Task:
     """where: waits, leased, done, failed."""
 
     where: str = "waits"
     attempts: int = 0
-    rests_until_s: float = 0.0
+    retry_at_s: float = 0.0
 
 
 @dataclass
@@ -56,14 +56,14 @@ class Model:
     """The shard was left by a worker that could not do a part of it, and nobody has continued
     since.
     """
-    pieces: list[Piece] = field(default_factory=lambda: [Piece()])
+    tasks: list[Task] = field(default_factory=lambda: [Task()])
 
 
 class Held:
     """A lease in the hands of a worker, which it keeps when it has ended, too."""
 
-    def __init__(self, work, piece, until_s):
-        self.work, self.piece, self.until_s = work, piece, until_s
+    def __init__(self, work, task, until_s):
+        self.work, self.task, self.until_s = work, task, until_s
 
 
 class Jobs(RuleBasedStateMachine):
@@ -94,27 +94,27 @@ class Jobs(RuleBasedStateMachine):
             self.held.remove(held)
             self.ended.append(held)
             if held.work.stage == self.model.stage and self.model.state != "failed":
-                self.strike(held.piece)
+                self.strike(held.task)
         free = [
             number
-            for number, piece in enumerate(self.model.pieces)
-            if piece.where == "waits" and piece.rests_until_s <= self.now_s
+            for number, task in enumerate(self.model.tasks)
+            if task.where == "waits" and task.retry_at_s <= self.now_s
         ]
         blocked = self.model.stage == "discard" and self.held
         if self.model.stage is None or self.model.state == "failed" or not free or blocked:
             assert work is None
             return
         assert work is not None
-        piece = 0 if work.shard is None else work.shard
-        assert (work.stage, piece in free) == (self.model.stage, True)
-        self.model.pieces[piece].where = "leased"
-        self.model.pieces[piece].attempts += 1
-        assert work.attempt == self.model.pieces[piece].attempts
+        task = 0 if work.shard is None else work.shard
+        assert (work.stage, task in free) == (self.model.stage, True)
+        self.model.tasks[task].where = "leased"
+        self.model.tasks[task].attempts += 1
+        assert work.attempt == self.model.tasks[task].attempts
         assert work.attempt <= MAX_ATTEMPTS or work.stage == "discard"
         self.model.touched = True
         if self.model.stage != "discard":
             self.model.state = "running"
-        self.held.append(Held(work, piece, self.now_s + LEASE_S))
+        self.held.append(Held(work, task, self.now_s + LEASE_S))
 
     @precondition(lambda self: self.held)
     @rule(pick=PICK, done=st.integers(0, 9))
@@ -136,24 +136,24 @@ class Jobs(RuleBasedStateMachine):
         self.keep(self.said(held.work, how))
         if held.work.stage != self.model.stage:
             return
-        piece = self.model.pieces[held.piece]
+        task = self.model.tasks[held.task]
         if how in ("released", "refused"):
-            piece.where, piece.attempts, piece.rests_until_s = "waits", piece.attempts - 1, 0.0
+            task.where, task.attempts, task.retry_at_s = "waits", task.attempts - 1, 0.0
             self.model.left |= how == "refused" and self.model.state == "running"
         elif how == "fatal" and held.work.stage != "discard":
-            piece.where, self.model.state = "waits", "failed"
+            task.where, self.model.state = "waits", "failed"
         elif how in ("failed", "fatal"):
-            self.strike(held.piece, PAUSES_S[min(piece.attempts, 3) - 1])
+            self.strike(held.task, PAUSES_S[min(task.attempts, 3) - 1])
             if held.work.stage == "discard":
                 assert self.record.problem == PROBLEM
         elif held.work.stage == "plan":
-            self.model.stage, self.model.pieces, self.model.left = (
+            self.model.stage, self.model.tasks, self.model.left = (
                 "shard",
-                [Piece() for _ in self.sizes],
+                [Task() for _ in self.sizes],
                 False,
             )
         else:
-            piece.where, piece.attempts, self.model.left = "done", 0, False
+            task.where, task.attempts, self.model.left = "done", 0, False
         self.advance()
 
     @precondition(lambda self: self.ended)
@@ -174,7 +174,7 @@ class Jobs(RuleBasedStateMachine):
         self.keep(cancel(self.record, now_s=self.now_s))
         if self.model.state != "canceled" and self.model.stage != "discard":
             self.model.stage = "discard" if self.model.touched else None
-            self.model.pieces = [Piece()]
+            self.model.tasks = [Task()]
         self.model.state, self.model.left = "canceled", False
 
     @rule()
@@ -187,15 +187,15 @@ class Jobs(RuleBasedStateMachine):
         self.model.left = False
         if self.model.state == "canceled":
             self.model.state = "queued"
-            self.model.pieces[0].rests_until_s = 0.0
+            self.model.tasks[0].retry_at_s = 0.0
             if self.model.stage is None:
                 self.anew()
             return
         self.model.state = "queued"
-        for piece in self.model.pieces:
-            piece.where = "waits" if piece.where == "failed" else piece.where
-            piece.attempts = piece.attempts if piece.where == "leased" else 0
-            piece.rests_until_s = 0.0
+        for task in self.model.tasks:
+            task.where = "waits" if task.where == "failed" else task.where
+            task.attempts = task.attempts if task.where == "leased" else 0
+            task.retry_at_s = 0.0
         self.advance()
 
     @invariant()
@@ -203,15 +203,15 @@ class Jobs(RuleBasedStateMachine):
         assert (self.record.state, self.record.stage) == (self.model.state, self.model.stage)
         if self.model.stage is None:
             return
-        waits = [*range(self.record.fresh, self.record.pieces), *self.record.again]
+        waits = [*range(self.record.fresh, self.record.num_tasks), *self.record.requeued]
         leased = [
-            lease.piece for lease in self.record.leases.values() if lease.stage == self.record.stage
+            lease.task for lease in self.record.leases.values() if lease.stage == self.record.stage
         ]
         where = dict.fromkeys(waits, "waits") | dict.fromkeys(leased, "leased")
         where |= dict.fromkeys(self.record.failed, "failed")
         assert len(where) == len(waits) + len(leased) + len(self.record.failed)
-        assert [where.get(number, "done") for number in range(self.record.pieces)] == [
-            piece.where for piece in self.model.pieces
+        assert [where.get(number, "done") for number in range(self.record.num_tasks)] == [
+            task.where for task in self.model.tasks
         ]
 
     @invariant()
@@ -222,9 +222,7 @@ class Jobs(RuleBasedStateMachine):
             return
         moments = [held.until_s for held in self.held]
         if self.model.stage != "discard" or not self.held:
-            moments += [
-                piece.rests_until_s for piece in self.model.pieces if piece.where == "waits"
-            ]
+            moments += [task.retry_at_s for task in self.model.tasks if task.where == "waits"]
         assert (due_s <= self.now_s) == (min(moments) <= self.now_s)
 
     @invariant()
@@ -249,8 +247,8 @@ class Jobs(RuleBasedStateMachine):
         if self.model.stage == "shard":
             done = [
                 size
-                for size, piece in zip(self.sizes, self.model.pieces, strict=True)
-                if piece.where == "done"
+                for size, task in zip(self.sizes, self.model.tasks, strict=True)
+                if task.where == "done"
             ]
             assert (job.shards_done, self.record.done) == (len(done), sum(done))
             assert self.record.done <= job.done <= job.images == sum(self.sizes)
@@ -305,14 +303,14 @@ class Jobs(RuleBasedStateMachine):
         assert self.record == record
 
     def strike(self, number, pause_s=0.0):
-        piece = self.model.pieces[number]
-        piece.rests_until_s = self.now_s + pause_s if pause_s else 0.0
-        again = piece.attempts < MAX_ATTEMPTS or self.model.stage == "discard"
-        piece.where = "waits" if again else "failed"
+        task = self.model.tasks[number]
+        task.retry_at_s = self.now_s + pause_s if pause_s else 0.0
+        requeued = task.attempts < MAX_ATTEMPTS or self.model.stage == "discard"
+        task.where = "waits" if requeued else "failed"
         self.advance()
 
     def advance(self):
-        where = {piece.where for piece in self.model.pieces}
+        where = {task.where for task in self.model.tasks}
         if self.model.stage is None or where & {"waits", "leased"}:
             return
         if self.model.stage == "discard":
@@ -323,7 +321,7 @@ class Jobs(RuleBasedStateMachine):
         elif "failed" in where:
             self.model.state = "failed"
         elif self.model.stage == "shard":
-            self.model.stage, self.model.pieces = "publish", [Piece()]
+            self.model.stage, self.model.tasks = "publish", [Task()]
         else:
             self.model.state, self.model.stage = "succeeded", None
 
@@ -358,16 +356,16 @@ def giving(now_s):
 
 
 def test_the_pace_leaves_out_the_time_without_workers():
-    def given(record, number, now_s):
+    def leased(record, number, now_s):
         return lease_task(
             record, "w", lease=str(number), now_s=now_s, lease_s=LEASE_S, images_of=lambda _: 1000
         )
 
-    record, plan = given(StoredJob("j", SPEC, "queued", 0.0), 0, 5.0)
+    record, plan = leased(StoredJob("j", SPEC, "queued", 0.0), 0, 5.0)
     record = cut(record, plan, [1000, 1000], now_s=10.0)
     paces = []
     for number, started_s in enumerate((12.0, 5000.0)):
-        record, work = given(record, number + 1, started_s)
+        record, work = leased(record, number + 1, started_s)
         record = complete(record, work, now_s=started_s + 8)
         paces.append(record.job.images_per_s)
     assert paces == [125.0, 125.0]

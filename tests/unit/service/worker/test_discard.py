@@ -116,9 +116,9 @@ def test_the_code_says_what_stays(queue, runner, job, tmp_path, monkeypatch):
         raise PermissionError(13, "refused", path)
 
     monkeypatch.setattr("mlcd.parts.ownership.lock_directory", refuse)
-    piece = queue.claim("w", [runner.fingerprint], lease_s=60)
+    task = queue.claim("w", [runner.fingerprint], lease_s=60)
     with pytest.raises(Exception, match=r"cannot be removed") as raised:
-        runner.perform(piece, Watch(until_s=time.monotonic() + 60))
+        runner.perform(task, Watch(until_s=time.monotonic() + 60))
     assert not isinstance(raised.value, Conflict)
     told = problem_of(raised.value)
     assert (told.code, str(draft_path(tmp_path / "out")) in told.message) == ("not-removed", True)

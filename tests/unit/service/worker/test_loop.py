@@ -95,14 +95,14 @@ def test_a_full_disk_fails_the_job_at_once_and_retry_completes_it(queue, images,
 
         make = worker._runner.perform
 
-        def perform(piece, watch):
+        def perform(task, watch):
             """With a disk that is full for the third shard: the queue's own database has another
             one.
             """
-            if piece.shard == 2:
+            if task.shard == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
             try:
-                return make(piece, watch)
+                return make(task, watch)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -146,8 +146,8 @@ def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(
     assert "part_entries 8" in left.problem.message
     assert f"part_entries {others}" in left.problem.message
     assert queue.get(other.id).state == "succeeded"  # nothing waits behind what was left
-    for piece in held:
-        queue.release(piece)
+    for task in held:
+        queue.release(task)
     work(queue, tmp_path, shard_images=8)
     assert (queue.get(job.id).state, queue.get(job.id).problem) == ("succeeded", None)
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 40
@@ -243,10 +243,10 @@ def test_only_images_that_are_to_be_done_and_are_not_count_as_a_hang(monkeypatch
     assert not waits(1000)  # the input is listed
     with watch.images(3):
         assert not waits(4)
-        watch.told(1, 0)
+        watch.on_progress(1, 0)
         assert not waits(4)
-        watch.told(2, 1)
+        watch.on_progress(2, 1)
         assert waits(6)
-        watch.told(3, 1)
+        watch.on_progress(3, 1)
         assert not waits(1000)  # labels are looked up, the part is written
     assert not waits(1000)

@@ -58,11 +58,11 @@ def test_an_output_whose_folder_was_replaced_by_a_link_is_not_written(
     with working(queue, tmp_path) as worker:
         make = worker._runner.perform
 
-        def perform(piece, watch):
-            if piece.stage == stage and not place.is_symlink():
+        def perform(task, watch):
+            if task.stage == stage and not place.is_symlink():
                 moved_away(place, elsewhere)
                 perform.before = sorted(elsewhere.rglob("*"))
-            return make(piece, watch)
+            return make(task, watch)
 
         worker._runner.perform = perform
         worker.run(drain=True)

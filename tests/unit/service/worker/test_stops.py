@@ -1,5 +1,5 @@
-"""When a worker stops, gives back, or clears away: cancels, signals, leases that are lost, queues
-that are away.
+"""When a worker stops, releases its task, or clears away: cancels, signals, leases that are lost,
+queues that are away.
 """
 
 import logging
@@ -68,7 +68,7 @@ def test_a_cancel_stops_a_shard_between_two_batches(queue, tmp_path):
     until(lambda: queue.get(job.id).state == "canceled")
 
 
-def test_a_signal_gives_the_piece_back_uncounted(queue, images, tmp_path):
+def test_a_signal_releases_the_task_uncounted(queue, images, tmp_path):
     job = queue.submit(spec(images, tmp_path, SLOW))[0]
 
     def interrupt():
@@ -83,9 +83,9 @@ def test_a_signal_gives_the_piece_back_uncounted(queue, images, tmp_path):
     interrupting.join()
     assert queue.get(job.id).state == "running"
     left = []
-    while (piece := queue.claim("other", [FakeEncoder(SLOW).fingerprint], lease_s=60)) is not None:
-        left.append(piece)
-    assert {piece.attempt for piece in left} == {1}
+    while (task := queue.claim("other", [FakeEncoder(SLOW).fingerprint], lease_s=60)) is not None:
+        left.append(task)
+    assert {task.attempt for task in left} == {1}
     assert not [
         path for path in draft_path(tmp_path / "out").glob("part-*.npy") if path.stat().st_size == 0
     ]
@@ -194,14 +194,14 @@ class Frozen:
 def test_a_lease_that_cannot_be_renewed_ends_the_work(
     queue, images, tmp_path, hanging_s, latency_ms, lease_s
 ):
-    """Another worker may have the piece by then."""
+    """Another worker may have the task by then."""
     slow = f"fake:latency_ms={latency_ms}"
     job = queue.submit(spec(images, tmp_path, slow))[0]
     with working(Frozen(queue, hanging_s), tmp_path, model=slow, lease_s=lease_s) as worker:
-        piece = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
-        queue.planned(piece, [8] * 5)
-        piece = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
-        worker._do(piece)
+        task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
+        queue.planned(task, [8] * 5)
+        task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
+        worker._do(task)
     assert queue.get(job.id).shards_done == 0
     assert not list(draft_path(tmp_path / "out").glob("part-*"))
 
@@ -215,10 +215,10 @@ def test_an_output_that_was_finished_before_the_cancel_stays_and_a_retry_finds_i
     with working(queue, tmp_path) as worker:
         complete = queue.completed
 
-        def canceled_in_the_moment(piece, **facts):
-            if piece.stage == "publish":
+        def canceled_in_the_moment(task, **facts):
+            if task.stage == "publish":
                 queue.cancel(job.id)
-            complete(piece, **facts)
+            complete(task, **facts)
 
         queue.completed = canceled_in_the_moment
         worker.run(drain=True)
@@ -242,7 +242,7 @@ def test_a_worker_whose_job_is_gone_from_the_queue_says_so_once_and_leaves_its_p
     job = queue.submit(spec(images, tmp_path, SLOW))[0]
 
     def lose(transaction):
-        """While the worker is at another piece: between two there is nothing to say."""
+        """While the worker is at another task: between two there is nothing to say."""
         record = transaction.record(job.id)
         is_lost = record.shards_done >= 1 and bool(record.leases)
         if is_lost:

@@ -42,14 +42,14 @@ def until(condition):
 
 
 def planned_by_hand(queue, tmp_path, shard_images):
-    """The piece, and the shards that it was cut into by a worker with this setting."""
-    piece = queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60)
+    """The task, and the shards that it was cut into by a worker with this setting."""
+    task = queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60)
     runner = TaskRunner(
         Equipment(FakeEncoder(MODEL), None, num_threads=2),
         Roots([str(tmp_path)]),
         shard_images=shard_images,
     )
-    return piece, runner.perform(piece, Watch(until_s=time.monotonic() + 60)).sizes
+    return task, runner.perform(task, Watch(until_s=time.monotonic() + 60)).sizes
 
 
 def archived(folder, path):
