@@ -36,7 +36,7 @@ from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.lookup import Lookup
 from service.inference.model import ServedModel, SharedResources, open_model
-from service.inference.model_data import open_collections, open_space
+from service.inference.model_data import open_collections, open_model_data
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder
@@ -112,7 +112,7 @@ class Resources:
     @property
     def lookup(self) -> Lookup | None:
         """The look-up of the centers, where the model has any."""
-        return self.model.space.lookup
+        return self.model.data.lookup
 
     @property
     def centers(self) -> Centers | None:
@@ -121,7 +121,7 @@ class Resources:
     @property
     def collections(self) -> dict[str, Collection]:
         """The open collections of the model."""
-        return self.model.space.collections
+        return self.model.data.collections
 
     @cached_property
     def stamp(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -229,8 +229,8 @@ async def open_resources(
         )
         if collections is not None:
             metrics.collections(collections.all)
-        space = open_space(settings, folder, collections, encoder.fingerprint, strict=True)
-        model = await opened.enter_async_context(open_model(engine, shared, space))
+        data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
+        model = await opened.enter_async_context(open_model(engine, shared, data))
         await stack.enter_async_context(_running(metrics.watch()))
         if keys is not None:
             await stack.enter_async_context(_running(keys.watch()))

@@ -317,7 +317,7 @@ class Collection:
         filter: object = None,  # noqa: A002 - the word of the field, as in the request
         threshold: float | None = None,
         exact: bool = False,
-    ) -> Found:
+    ) -> SearchAnswer:
         """Returns the items most similar to each query ([Q, D]), best first: min(top, items that
         the filter leaves).
 

@@ -1,7 +1,7 @@
 """The items of a collection and the checks that they have to pass.
 
 Item       an item to add: id, embedding, metadata
-Match      a found item: id, similarity, metadata
+FoundItem  an item found: id, similarity, metadata
 """
 
 import json
@@ -51,7 +51,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Match:
+class FoundItem:
     """An item that a search found.
 
     similarity: the cosine, computed in float32 whichever index found the item. metadata_json: as it

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlcd.collections.columns import Columns
 from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
-from mlcd.collections.item import Match
+from mlcd.collections.item import FoundItem
 from mlcd.indexes.faiss import num_cells
 from mlcd.indexes.scan import merged, nothing, scan
 from mlcd.indexes.tuning import rescored
@@ -31,14 +31,14 @@ _GATHERED_AT_MOST: Final = 20_000
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchAnswer:
     """The answer to a search.
 
     matches: those of each query, most similar first. exact: every item that matches was compared.
     matching: how many items the filter leaves.
     """
 
-    matches: list[list[Match]]
+    matches: list[list[FoundItem]]
     exact: bool
     matching: int
 
@@ -86,7 +86,7 @@ class Searcher:
         condition: Filter | None,
         threshold: float | None,
         exact: bool,
-    ) -> Found:
+    ) -> SearchAnswer:
         """Returns min(top, matching) matches of each unit query ([Q, D]), or those of them that
         reach the threshold.
         """
@@ -96,7 +96,7 @@ class Searcher:
             matching = int(np.count_nonzero(allowed))
         top = min(top, matching)
         if top == 0 or not len(queries):
-            return Found([[] for _ in queries], True, matching)
+            return SearchAnswer([[] for _ in queries], True, matching)
         every = matching == self.num_positions
         found, was_exact = self._search_indexed(
             queries, top, None if every else allowed[: self.num_indexed], exact=exact
@@ -106,7 +106,7 @@ class Searcher:
             of_delta = scan(queries, self.delta, top, numbers=numbers)
             shifted = np.where(of_delta.ids >= 0, of_delta.ids + self.num_indexed, -1)
             found = merged(found, Neighbors(shifted, of_delta.scores), top)
-        return Found(self._matches(found, threshold), was_exact, matching)
+        return SearchAnswer(self._matches(found, threshold), was_exact, matching)
 
     def _search_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_] | None, *, exact: bool
@@ -153,11 +153,11 @@ class Searcher:
         cells = num_cells(num)  # in cells, rows that are not allowed cost next to nothing
         return None if scaled > cells and allowed_num <= _GATHERED_AT_MOST else min(scaled, cells)
 
-    def _matches(self, found: Neighbors, threshold: float | None) -> list[list[Match]]:
+    def _matches(self, found: Neighbors, threshold: float | None) -> list[list[FoundItem]]:
         least = -np.inf if threshold is None else threshold
         return [
             [
-                Match(self.ids[position], score, self.metadata[position])
+                FoundItem(self.ids[position], score, self.metadata[position])
                 for position, score in zip(positions, scores, strict=True)
                 if position >= 0 and score >= least
             ]

@@ -83,7 +83,7 @@ class ServedModel:
     dispatcher: Dispatcher
     readiness: Readiness
     pipeline: Pipeline | CachedPipeline
-    space: ModelData
+    data: ModelData
     requests: InFlight = field(default_factory=InFlight)
 
     @property
@@ -93,7 +93,7 @@ class ServedModel:
 
 @asynccontextmanager
 async def open_model(
-    engine: SupervisedEngine | TritonEngine, shared: SharedResources, space: ModelData
+    engine: SupervisedEngine | TritonEngine, shared: SharedResources, data: ModelData
 ) -> AsyncIterator[ServedModel]:
     """Opens a model on an open engine, and warms it up."""
     async with AsyncExitStack() as stack:
@@ -125,7 +125,7 @@ async def open_model(
                 shared.memory,
             )
         )
-        yield ServedModel(engine, dispatcher, Readiness(engine, dispatcher), cached, space)
+        yield ServedModel(engine, dispatcher, Readiness(engine, dispatcher), cached, data)
 
 
 @asynccontextmanager

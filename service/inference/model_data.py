@@ -93,7 +93,7 @@ class ModelData:
         )
 
 
-def open_space(
+def open_model_data(
     settings: Settings,
     folder: str,
     collections: Collections | None,
@@ -112,10 +112,10 @@ def open_space(
         collections.find_new()
     lookup = Lookup(centers) if centers is not None and centers.fingerprint == fingerprint else None
     foreign_centers = None if centers is None or lookup is not None else centers.fingerprint
-    space = ModelData(fingerprint, lookup, collections, foreign_centers)
+    data = ModelData(fingerprint, lookup, collections, foreign_centers)
     if settings.approximate and lookup is not None:
-        lookup.approximate(space.collections.values())
-    return space
+        lookup.approximate(data.collections.values())
+    return data
 
 
 def open_collections(settings: Settings) -> Collections | None:

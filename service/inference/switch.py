@@ -20,7 +20,7 @@ from mlcd.errors import (
 from service.host.allocator import keep_what_is_open
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.model import ServedModel, SharedResources, open_model
-from service.inference.model_data import open_space
+from service.inference.model_data import open_model_data
 from service.inference.served import ServedEncoder
 from service.timings import RETIREMENT_S
 
@@ -126,10 +126,10 @@ class ModelSwitch:
                 _check_shape(engine.served, later.served)
                 shared = self._shared
                 opening = partial(
-                    open_space, shared.settings, self._folder, shared.collections, strict=False
+                    open_model_data, shared.settings, self._folder, shared.collections, strict=False
                 )
-                space = await asyncio.to_thread(opening, later.served.fingerprint)
-                model = await stack.enter_async_context(open_model(later, self._shared, space))
+                data = await asyncio.to_thread(opening, later.served.fingerprint)
+                model = await stack.enter_async_context(open_model(later, self._shared, data))
                 if self._model.readiness.draining:
                     raise Unavailable("the server is stopping")
                 self._flip(model, stack.pop_all(), publish, unload=unload)

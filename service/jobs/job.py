@@ -42,7 +42,7 @@ class JobSpec(LabelJob):
 
 
 @dataclass(frozen=True)
-class Problem:
+class JobProblem:
     """The reason of a failure, safe to show. code: stable, a reason of errors.jsonl or the name of
     an error.
     """
@@ -87,7 +87,7 @@ class Job:
     images_per_s: float | None = None
     # The reason of its failure. Before its end: why a task has failed, why a worker leaves it to
     # others, or that there is no worker.
-    problem: Problem | None = None
+    problem: JobProblem | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Failure:
 
     shard: int
     images: int
-    problem: Problem
+    problem: JobProblem
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ class StoredJob:
     done: int = 0  # images of shards that are done
     failed_items: int = 0
     damaged_files: int = 0
-    problem: Problem | None = None
+    problem: JobProblem | None = None
     # Why a worker has left it to others, until another gets on with it; or that there is none.
-    refusal: Problem | None = None
+    refusal: JobProblem | None = None
     # When workers would have begun with the shards, had there always been one since.
     busy_since_s: float = 0.0
     heard_s: float = 0.0  # when a worker last reported

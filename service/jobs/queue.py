@@ -32,9 +32,9 @@ from service.jobs.job import (
     FailurePage,
     Job,
     JobPage,
+    JobProblem,
     JobSpec,
     JobState,
-    Problem,
     QueueStats,
     StoredJob,
     Work,
@@ -226,7 +226,7 @@ class Queue:
         """
         self._report(work, lambda record, _: transitions.release_task(record, work))
 
-    def refused(self, work: Work, problem: Problem) -> None:
+    def refused(self, work: Work, problem: JobProblem) -> None:
         """Releases a task that this worker cannot do; the job shows `problem` until another worker
         gets on with it.
         """
@@ -264,7 +264,7 @@ class Queue:
             ),
         )
 
-    def failed(self, work: Work, problem: Problem, *, fatal: bool = False) -> None:
+    def failed(self, work: Work, problem: JobProblem, *, fatal: bool = False) -> None:
         """Ends a failed attempt. fatal: every task would fail alike, as with a full disk; the job
         fails at once.
         """

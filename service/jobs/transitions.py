@@ -14,22 +14,22 @@ from service.jobs.job import (
     FINISHED,
     MAX_ATTEMPTS,
     PAUSE_GROWTH,
+    JobProblem,
     Lease,
-    Problem,
     Stage,
     StoredJob,
     Work,
 )
 from service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
 
-_LOST = Problem(
+_LOST = JobProblem(
     "worker-lost",
     f"a task was leased {MAX_ATTEMPTS} times and no worker finished it",
     "the log of the workers says how they ended; then retry",
 )
 
 
-UNSERVED = Problem(
+UNSERVED = JobProblem(
     "no-worker",
     "no worker that lives has the model that this job was submitted to",
     "start one with it: mlcd worker --model …",
@@ -98,7 +98,7 @@ def extend(
     return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
 
 
-def release_task(record: StoredJob, work: Work, *, refusal: Problem | None = None) -> StoredJob:
+def release_task(record: StoredJob, work: Work, *, refusal: JobProblem | None = None) -> StoredJob:
     """Ends a lease as if it had never begun. refusal: why this worker, and others like it, cannot
     do the task.
     """
@@ -144,7 +144,7 @@ def complete(record: StoredJob, work: Work, *, now_s: float, failed_items: int =
 
 
 def fail(
-    record: StoredJob, work: Work, problem: Problem, *, now_s: float, fatal: bool = False
+    record: StoredJob, work: Work, problem: JobProblem, *, now_s: float, fatal: bool = False
 ) -> StoredJob:
     record, lease = _ended(record, work)
     if lease is None:
@@ -247,7 +247,7 @@ def _ended(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
 
 
 def _struck(
-    record: StoredJob, lease: Lease, problem: Problem, *, retry_at_s: float | None
+    record: StoredJob, lease: Lease, problem: JobProblem, *, retry_at_s: float | None
 ) -> StoredJob:
     """Counts a failed attempt. The removal of a canceled job's output is tried as often as it
     takes.

@@ -6,7 +6,7 @@ from typing import Final
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
 from service.errors import OutsideRoots
-from service.jobs.job import Problem, Stage, printable
+from service.jobs.job import JobProblem, Stage, printable
 from service.jobs.roots import OtherRoots, PlaceMoved
 from service.telemetry.logs import kinds
 
@@ -40,13 +40,13 @@ _ABOUT_THE_JOB: Final = (
 )
 
 
-def problem_of(error: BaseException) -> Problem:
+def problem_of(error: BaseException) -> JobProblem:
     """Returns what a job shows of an error, printable whatever the files are called.
 
     Paths of the job's own input and output are known to its owner; the rest is for the log.
     """
     problem = _problem_of(error)
-    return Problem(
+    return JobProblem(
         problem.code, printable(problem.message), problem.remedy and printable(problem.remedy)
     )
 
@@ -56,23 +56,23 @@ def reason_of(error: BaseException) -> str:
     return printable(str(error)) if isinstance(error, MlcdError) else kinds(error)
 
 
-def _problem_of(error: BaseException) -> Problem:
+def _problem_of(error: BaseException) -> JobProblem:
     if isinstance(error, DiskFull):
-        return Problem("disk-full", error.message, "free space, then retry the job")
+        return JobProblem("disk-full", error.message, "free space, then retry the job")
     if isinstance(error, _ABOUT_THE_JOB):
-        return Problem(error.name, error.message, error.remedy)
+        return JobProblem(error.name, error.message, error.remedy)
     if isinstance(error, ConfigInvalid | ArtifactInvalid):
-        return Problem(
+        return JobProblem(
             "worker-misconfigured", "a worker cannot do this job; its log says why", _AGAIN
         )
     if isinstance(error, MlcdError):
-        return Problem(error.name, error.message, error.remedy or _AGAIN)
-    return Problem("internal-error", "a worker failed on this task; its log says where", _AGAIN)
+        return JobProblem(error.name, error.message, error.remedy or _AGAIN)
+    return JobProblem("internal-error", "a worker failed on this task; its log says where", _AGAIN)
 
 
-def stalled(seconds: float) -> Problem:
+def stalled(seconds: float) -> JobProblem:
     """Returns the problem of a worker that has made no progress for so many seconds."""
-    return Problem(
+    return JobProblem(
         "stalled",
         f"a worker hung on this shard for {seconds:g} s and ended; its log says where",
         _AGAIN,

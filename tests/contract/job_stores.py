@@ -2,11 +2,11 @@
 
 import time
 
-from service.jobs.job import JobSpec, Problem
+from service.jobs.job import JobProblem, JobSpec
 
 MODEL, OTHER = "a" * 64, "b" * 64
 SHORT_S, LONG_S = 0.2, 600.0
-BROKEN = Problem("undecodable", "the shard is broken")
+BROKEN = JobProblem("undecodable", "the shard is broken")
 NO_JOB = "0" * 20
 
 

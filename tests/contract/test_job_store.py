@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mlcd.errors import Conflict
-from service.jobs.job import MAX_ATTEMPTS, Problem
+from service.jobs.job import MAX_ATTEMPTS, JobProblem
 from tests.contract.job_stores import (
     BROKEN,
     LONG_S,
@@ -205,7 +205,7 @@ def test_a_release_does_not_count(store):
 def test_a_fatal_failure_ends_the_job_at_once_and_a_retry_completes_it(store):
     job_id = planned(store, [10, 10, 10, 10])
     full, writing, waiting = (claim(store) for _ in range(3))
-    problem = Problem("no-space", "the disk of the output is full", "free space, then retry")
+    problem = JobProblem("no-space", "the disk of the output is full", "free space, then retry")
     store.failed(full, problem, fatal=True)
     job = store.get(job_id)
     assert (job.state, job.problem, job.shards_failed) == ("failed", problem, 0)
@@ -370,7 +370,7 @@ def test_a_pause_keeps_no_other_job_waiting_and_a_retry_ends_it(store, monkeypat
     job_id = planned(store, [10, 10])
     store.failed(claim(store), BROKEN)
     other = submitted(store, 1)
-    store.failed(claim(store), Problem("disk-full", "full"), fatal=True)
+    store.failed(claim(store), JobProblem("disk-full", "full"), fatal=True)
     assert claim(store).job_id == other
     store.retry(job_id)
     assert sorted(claim(store).shard for _ in range(2)) == [0, 1]
@@ -378,7 +378,7 @@ def test_a_pause_keeps_no_other_job_waiting_and_a_retry_ends_it(store, monkeypat
 
 def test_a_worker_that_cannot_do_a_job_leaves_it_to_others_uncounted_and_the_job_says_so(store):
     job_id = planned(store, [10, 10])
-    misfit = Problem("other-settings", "begun with another engine", "start a worker with that")
+    misfit = JobProblem("other-settings", "begun with another engine", "start a worker with that")
     for _ in range(2 * MAX_ATTEMPTS):
         work = claim(store)
         assert work.attempt == 1

@@ -9,7 +9,7 @@ import pytest
 
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from service.jobs.database import KEPT_EVENTS
-from service.jobs.job import Problem
+from service.jobs.job import JobProblem
 from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.contract.job_stores import (
@@ -179,7 +179,9 @@ def failed_shards(store, sizes, broken):
         if work.shard in broken:
             store.failed(
                 work,
-                Problem("undecodable", f"shard {work.shard}, attempt {work.attempt}", "look at it"),
+                JobProblem(
+                    "undecodable", f"shard {work.shard}, attempt {work.attempt}", "look at it"
+                ),
             )
         else:
             store.completed(work)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from mlcd.client import AsyncClient, Client, RefusedConflict, RefusedInput, RefusedNotFound
-from service.jobs.job import Problem
+from service.jobs.job import JobProblem
 from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.conftest import write_digits
@@ -55,7 +55,9 @@ class Place:
                 self.queue.planned(work, [10, 10])
             elif work.shard in fail:
                 self.queue.failed(
-                    work, Problem("broken", f"shard {work.shard} is broken", "mend it"), fatal=True
+                    work,
+                    JobProblem("broken", f"shard {work.shard} is broken", "mend it"),
+                    fatal=True,
                 )
             else:
                 self.queue.completed(work)
@@ -80,7 +82,7 @@ def place(new_state, tmp_path_factory):
 def nothing_left(place):
     yield
     while (work := place.claim()) is not None:
-        place.queue.failed(work, Problem("cleared", "by a test"), fatal=True)
+        place.queue.failed(work, JobProblem("cleared", "by a test"), fatal=True)
 
 
 def test_a_job_is_submitted_watched_and_listed(place):

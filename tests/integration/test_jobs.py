@@ -17,7 +17,7 @@ from typing import get_args
 import httpx
 import pytest
 
-from service.jobs.job import JobState, Problem
+from service.jobs.job import JobProblem, JobState
 from service.jobs.service import open_queue
 from service.keys.file import create_key
 from service.settings import read_settings
@@ -66,7 +66,7 @@ class Place:
     def clear(self):
         """Nothing of earlier tests is left to claim."""
         while (work := self.claim()) is not None:
-            self.store.failed(work, Problem("cleared", "by a test"), fatal=True)
+            self.store.failed(work, JobProblem("cleared", "by a test"), fatal=True)
 
     def work_off(self, sizes=(10, 10), pause_s=0.0):
         """Do all that can be claimed."""
@@ -304,7 +304,7 @@ def test_a_job_is_canceled_and_retried(place):
 def test_a_failed_job_says_why(place):
     job_id = place.submitted()
     place.store.failed(
-        place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True
+        place.claim(), JobProblem("no-space", "the disk is full", "free some"), fatal=True
     )
     job = place.show(job_id)
     assert (job["state"], job["problem"]) == (
@@ -493,7 +493,7 @@ def broken_job(place, num_shards, monkeypatch):
             place.store.completed(work)
         else:
             place.store.failed(
-                work, Problem("undecodable", f"shard {work.shard} is broken", "mend it")
+                work, JobProblem("undecodable", f"shard {work.shard} is broken", "mend it")
             )
     return job_id
 
@@ -602,7 +602,7 @@ def test_the_command_watches_to_the_end(place):
     assert (lines[-1]["state"], lines[-1]["progress"]["failed_items"]) == ("succeeded", 2)
     failed = place.submitted()
     place.store.failed(
-        place.claim(), Problem("no-space", "the disk is full", "free some"), fatal=True
+        place.claim(), JobProblem("no-space", "the disk is full", "free some"), fatal=True
     )
     told = command(place, "watch", failed)
     assert (told.returncode, told.stderr) == (1, "")
@@ -614,7 +614,7 @@ def test_the_command_watches_to_the_end(place):
 def test_the_command_prints_no_escapes_of_a_terminal(place):
     write_digits(place.folder / "other\x1b[31m\nid", 3)
     job_id = place.submitted(input=str(place.folder / "other\x1b[31m\nid"))
-    place.store.failed(place.claim(), Problem("x", "broken\x1b[31m\nid"), fatal=True)
+    place.store.failed(place.claim(), JobProblem("x", "broken\x1b[31m\nid"), fatal=True)
     for arguments in (
         ("list",),
         ("list", "--json"),

@@ -69,7 +69,7 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
 @router.get("/v1/collections", dependencies=[needs("search")], responses={504: {}})
 async def list_collections(request: Request, resources: Opened) -> CollectionList:
     """Lists all collections; those that are not `usable` hold embeddings of another model."""
-    store = resources.model.space.store
+    store = resources.model.data.store
     if store is not None:
         await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
@@ -96,7 +96,7 @@ async def create_collection(
             f"the served model gives {dimension} numbers, not {asked.dimension}",
             remedy="leave `dimension` out",
         )
-    store, fingerprint = resources.model.space.opened_store(), resources.encoder.fingerprint
+    store, fingerprint = resources.model.data.opened_store(), resources.encoder.fingerprint
     collection, made = await change(
         request,
         resources,
@@ -122,7 +122,7 @@ async def describe_collection(
 @router.delete("/v1/collections/{name}", dependencies=[needs("write")], responses={**_ONE, 503: {}})
 async def delete_collection(name: Name, request: Request, resources: Opened) -> DeletedCollection:
     """Deletes a collection with all its items for good, also one of another model."""
-    store = resources.model.space.opened_store()
+    store = resources.model.data.opened_store()
     await open_arrived(name, request, resources)
     await change(request, resources, lambda: store.delete(name))
     return DeletedCollection(collection=name, outcome="deleted")
@@ -161,7 +161,7 @@ async def opened_collection(name: str, request: Request, resources: Resources) -
     Raises what `ModelData.opened_collection` raises, too.
     """
     await open_arrived(name, request, resources)
-    return resources.model.space.opened_collection(name)
+    return resources.model.data.opened_collection(name)
 
 
 async def open_arrived(name: str, request: Request, resources: Resources) -> None:
@@ -169,7 +169,7 @@ async def open_arrived(name: str, request: Request, resources: Resources) -> Non
 
     A name without a collection costs a look into the folder, and waits for no other request.
     """
-    store = resources.model.space.store
+    store = resources.model.data.store
     if store is None or store.find(name) is not None:
         return
     if await _within(request, resources.compute, partial(store.has_arrived, name)):

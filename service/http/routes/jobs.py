@@ -271,7 +271,7 @@ def _spec(job: LabelJob, resources: Resources) -> JobSpec:
     centers = None
     if job.kind == "label":
         check_top(job.top, resources)
-        centers = resources.model.space.opened_lookup().centers.digest
+        centers = resources.model.data.opened_lookup().centers.digest
     if job.kind == "index":
         check_name(
             PurePosixPath(job.output).name

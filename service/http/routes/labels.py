@@ -121,7 +121,7 @@ async def label(
 
 
 def opened_lookup(resources: Resources) -> Lookup:
-    return resources.model.space.opened_lookup()
+    return resources.model.data.opened_lookup()
 
 
 def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:

@@ -41,12 +41,12 @@ async def load(
         asked.version, unload=asked.unload, publish=publish, deadline=request.state.deadline
     )
     current: Resources = request.app.state.resources
-    space = current.model.space
+    data = current.model.data
     response.headers.update(headers(current))
     return LoadedModel(
         **provenance(current),
         version=version,
         centers=None if current.centers is None else current.centers.digest,
         collections=sorted(current.collections),
-        foreign=Foreign(centers=space.foreign_centers, collections=space.foreign_collections),
+        foreign=Foreign(centers=data.foreign_centers, collections=data.foreign_collections),
     )

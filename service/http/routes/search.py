@@ -12,8 +12,8 @@ from fastapi import APIRouter, Body, Query, Request, Response
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.duplicates import duplicate_groups
-from mlcd.collections.item import Match
-from mlcd.collections.searcher import Found
+from mlcd.collections.item import FoundItem
+from mlcd.collections.searcher import SearchAnswer
 from mlcd.errors import DeadlineExceeded, InvalidInput
 from mlcd.wire import (
     DuplicateGroup,
@@ -137,7 +137,7 @@ async def search(
     )
 
 
-def _check_size(found: Found, *, metadata: bool, limits: Limits) -> int:
+def _check_size(found: SearchAnswer, *, metadata: bool, limits: Limits) -> int:
     """Returns the approximate size of the matches in bytes.
 
     Raises TooLarge where it is more than one answer may have.
@@ -156,11 +156,11 @@ def _check_size(found: Found, *, metadata: bool, limits: Limits) -> int:
     return num_bytes
 
 
-def _result(index: int, matches: list[Match], *, metadata: bool) -> dict[str, Any]:
+def _result(index: int, matches: list[FoundItem], *, metadata: bool) -> dict[str, Any]:
     return {"index": index, "matches": [_match(match, metadata=metadata) for match in matches]}
 
 
-def _match(match: Match, *, metadata: bool) -> dict[str, Any]:
+def _match(match: FoundItem, *, metadata: bool) -> dict[str, Any]:
     described = orjson.Fragment(match.metadata_json) if metadata else None
     return {"id": match.id, "similarity": match.similarity, "metadata": described}
 

@@ -175,10 +175,8 @@ def _wanted(asked: InferRequest, resources: Resources) -> list[str]:
     if asked.outputs is None:
         return known
     wanted = list(dict.fromkeys(output.name for output in asked.outputs))
-    if resources.model.space.foreign_centers is not None and {LABEL_IDS, LABEL_SCORES} & set(
-        wanted
-    ):
-        resources.model.space.opened_lookup()
+    if resources.model.data.foreign_centers is not None and {LABEL_IDS, LABEL_SCORES} & set(wanted):
+        resources.model.data.opened_lookup()
     if not wanted or not set(wanted) <= set(known):
         raise BadRequest(f"outputs are {', '.join(known)}", param="outputs")
     return wanted

@@ -11,8 +11,8 @@ from mlcd.errors import Conflict
 from service.jobs.job import (
     FINISHED,
     MAX_ATTEMPTS,
+    JobProblem,
     JobSpec,
-    Problem,
     StoredJob,
     stored_job_from_json,
     stored_job_to_json,
@@ -31,7 +31,7 @@ from service.jobs.transitions import (
 from service.timings import LONGEST_PAUSE_S
 
 SPEC = JobSpec("label", "/in", "/out", fingerprint="f" * 64)
-PROBLEM, MISFIT = Problem("broken", "…"), Problem("misfit", "…")
+PROBLEM, MISFIT = JobProblem("broken", "…"), JobProblem("misfit", "…")
 PAUSES_S = (4.0, 16.0, 60.0)
 """After the first, the second, and every later failure."""
 LEASE_S = 10.0
