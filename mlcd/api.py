@@ -76,7 +76,7 @@ class Model:
         check_images(images)
         blocks = [np.empty((0, self.dimension), np.float32)]
         for start, batch in _batches(images):
-            pixels = [self._prepared(image, start + place) for place, image in enumerate(batch)]
+            pixels = [self._prepared(image, start + number) for number, image in enumerate(batch)]
             rows = self.encoder.encode(np.stack(pixels))
             if len(without := np.flatnonzero(~rows.any(axis=1))):
                 raise ImageRejected(
@@ -85,14 +85,14 @@ class Model:
             blocks.append(rows)
         return np.concatenate(blocks)
 
-    def _prepared(self, image: ImageInput, place: int) -> NDArray[np.uint8]:
+    def _prepared(self, image: ImageInput, number: int) -> NDArray[np.uint8]:
         data = image_bytes(image, max_bytes=DEFAULT_LIMITS.max_bytes)
         try:
             if isinstance(data, ImageRejected):
                 raise data
             return self.encoder.preprocess.prepare(data)
         except ImageRejected as rejection:
-            message = f"image {place}: {rejection.message}"
+            message = f"image {number}: {rejection.message}"
             raise ImageRejected(rejection.reason, message, remedy=rejection.remedy) from rejection
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ def embed(
     no image can be used.
     """
     source = open_source(os.fspath(images))
-    with _opened(model) as opened, _place(out) as path:
+    with _opened(model) as opened, _output_path(out) as path:
         artifact = embedding.embed(source, opened.encoder, path, _reporter(shown=progress))
         read = EmbeddingsArtifact(artifact)
         return EmbeddedImages(
@@ -277,7 +277,7 @@ def cluster(
                 remedy="leave out hold_out, names and out, or give an artifact",
             )
         return _clustered(embeddings, options)
-    with _place(out) as path:
+    with _output_path(out) as path:
         artifact = EmbeddingsArtifact.open(local_path(embeddings))
         return Centers.read(
             clustering.cluster(artifact, path, options, reporter=_reporter(shown=progress))
@@ -322,7 +322,7 @@ def label(
         mode=mode,
         model=None if model is None else resolve_model(os.fspath(model)),
     )
-    with _place(out) as path:
+    with _output_path(out) as path:
         table = LabelTable(labeling.label(options, path, reporter=_reporter(shown=progress)))
         return Labels(table.ids, table.scores, table.keys, table.names)
 
@@ -432,7 +432,7 @@ def _opened(model: Location | Model) -> Iterator[Model]:
 
 
 @contextmanager
-def _place(out: Location | None) -> Iterator[Path]:
+def _output_path(out: Location | None) -> Iterator[Path]:
     """Yields `out`, or a temporary path that is removed afterward."""
     if out is not None:
         yield local_path(out)

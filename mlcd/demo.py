@@ -84,12 +84,12 @@ class Demo:
         if None not in classes:
             clustering.append("--names")
         recipe = self.recipe or ("demo-digits" if self.images is None else "demo-photos")
-        places = {
+        paths = {
             "data.images": self._images,
             "data.labels": self._at("labels"),
             "out": self._at("run"),
         }
-        chosen = {**places, "seed": self.seed, "loss.labels_per_image": num_labels}
+        chosen = {**paths, "seed": self.seed, "loss.labels_per_image": num_labels}
         overrides = [f"{name}={value}" for name, value in chosen.items()]
         untrained = str(self.out / "run" / "checkpoints" / "step_000000")
         representations = [self._at("pixels"), self._at("features"), untrained, self._at("run")]
@@ -124,8 +124,8 @@ class Demo:
         """Starts the service, prints the URL and a curl line when it is ready, and waits until it
         is stopped.
         """
-        place = ["--host", host, "--port", str(free_port(host, port))]
-        command = ["serve", "--model", self._at("model"), "--state", str(self.out), *place]
+        address = ["--host", host, "--port", str(free_port(host, port))]
+        command = ["serve", "--model", self._at("model"), "--state", str(self.out), *address]
         try:
             with _started(command, stdout=subprocess.PIPE) as service:
                 # The service prints its address when model and collections are open.

@@ -35,8 +35,8 @@ def class_examples(dataset: Dataset) -> Examples:
         for ids, scores in table.first_labels():
             nearest.add(ids, scores, starts[-1] + np.arange(len(ids)))
             starts[-1] += len(ids)
-    classes, places = np.nonzero(nearest.rows >= 0)
-    keys, trained = _samples(dataset, nearest.rows[classes, places], starts)
+    classes, columns = np.nonzero(nearest.rows >= 0)
+    keys, trained = _samples(dataset, nearest.rows[classes, columns], starts)
     return Examples.of(
         keys.filter(pa.array(trained)),
         np.bincount(classes[trained], minlength=len(nearest.rows)),

@@ -527,8 +527,8 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
         ) from error
 
 
-def _dotted(place: Sequence[int | str]) -> str:
-    return ".".join(map(str, place))
+def _dotted(path: Sequence[int | str]) -> str:
+    return ".".join(map(str, path))
 
 
 def _missing(found: Mapping[str, Any]) -> list[str]:

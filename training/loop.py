@@ -65,13 +65,13 @@ def train(
     evaluation: the result of `check_evaluation`. Raises Diverged, Interrupted and Preempted on all
     processes at the same step.
     """
-    place = [f"step {state.step}"]
+    work = [f"step {state.step}"]
     world = processes.world
     # Signals are outermost: torchrun stops the others when one fails, and they have to report it.
     with (
         received_signals() as signals,
         closing(store),
-        processes.watched(place),
+        processes.watched(work),
         Loader(
             dataset,
             config,
@@ -82,7 +82,7 @@ def train(
         ) as loader,
     ):
         for batch, agreement in _agreed(loader, processes, store, signals, config):
-            place[0] = f"step {batch.step}"
+            work[0] = f"step {batch.step}"
             meters = _step(
                 state, batch, agreement, config, run=run, store=store, processes=processes
             )
@@ -102,7 +102,7 @@ def train(
             if agreement.stop and not finished:
                 store.join()
                 raise Preempted(state.step) if agreement.preempted else Interrupted
-        place[0] = "the last checkpoint"
+        work[0] = "the last checkpoint"
         store.join()
 
 

@@ -131,8 +131,8 @@ class Addition:
             for path in sorted(self.draft.path.iterdir()):
                 if not path.name.startswith("."):
                     files[path.name] = asdict(measure(path))
-                    with replacing(out / path.name) as place:
-                        _link(path, place)
+                    with replacing(out / path.name) as target:
+                        _link(path, target)
             grown = {**old.config.get(GROWN, {}), str(self._first_part): old.digest}
             manifest = {
                 "schema": SCHEMA,
@@ -156,11 +156,11 @@ class Addition:
         shutil.rmtree(self.draft.path)
 
 
-def _link(path: Path, place: Path) -> None:
+def _link(path: Path, target: Path) -> None:
     """Links a file, so that the draft stays whole until all is done; file systems without links get
     a copy.
     """
     try:
-        os.link(path, place)
+        os.link(path, target)
     except OSError:
-        shutil.copyfile(path, place)
+        shutil.copyfile(path, target)

@@ -29,7 +29,7 @@ _SPARE_FILES: Final = 8
 
 
 @contextmanager
-def translated_os_errors(place: Path) -> Iterator[None]:
+def translated_os_errors(path: Path) -> Iterator[None]:
     """Turns errors of the file system into errors that name the remedy."""
     try:
         yield
@@ -37,20 +37,20 @@ def translated_os_errors(place: Path) -> Iterator[None]:
         refuse_too_many_files(error)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise InvalidInput(
-                f"{place} cannot be written: no permission", remedy="give a writable output"
+                f"{path} cannot be written: no permission", remedy="give a writable output"
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
             raise InvalidInput(
-                f"{place} cannot be made a directory", remedy="give another output"
+                f"{path} cannot be made a directory", remedy="give another output"
             ) from error
         raise
 
 
-def refuse_full_disk(error: BaseException, place: Path) -> None:
+def refuse_full_disk(error: BaseException, path: Path) -> None:
     """Raises DiskFull for an error that reports no space left, or a limit on file sizes."""
     if _is_disk_full(error):
         raise DiskFull(
-            f"the disk is full while writing {place}",
+            f"the disk is full while writing {path}",
             remedy="free space and run the same command again",
         ) from error
 

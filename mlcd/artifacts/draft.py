@@ -193,7 +193,7 @@ class Draft:
         final = self.path / name
         temporary = temporary_path(final)
         with translated_os_errors(self.out):
-            self._check_place()
+            self._check_in_use()
             final.parent.mkdir(parents=True, exist_ok=True)
             kept = False
             try:
@@ -205,7 +205,7 @@ class Draft:
                 else:
                     temporary.rename(final)
             except FileNotFoundError:
-                self._check_place()
+                self._check_in_use()
                 raise
             finally:
                 if not kept:
@@ -240,7 +240,7 @@ class Draft:
             else:
                 temporary.rename(self.path / name)
 
-    def _check_place(self) -> None:
+    def _check_in_use(self) -> None:
         """Raises Conflict where the directory that was entered is no longer at its path."""
         if not self._shared or self._descriptor is None:
             return
@@ -303,7 +303,7 @@ class Draft:
             self._share([*files, *kept_logs])
             sync_path(self.path)
             try:
-                self._check_place()
+                self._check_in_use()
                 self.path.rename(self.out)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):

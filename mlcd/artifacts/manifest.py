@@ -145,10 +145,13 @@ def near(path: Path, *kinds: str) -> Path | None:
     """Returns the first artifact of one of these kinds one level away, above `path` or in it; None
     where there is none.
     """
-    for place in (path.parent, *sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))):
+    for folder in (
+        path.parent,
+        *sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}")),
+    ):
         with suppress(ArtifactInvalid):
-            if place != path and read_manifest(place).kind in kinds:
-                return place
+            if folder != path and read_manifest(folder).kind in kinds:
+                return folder
     return None
 
 

@@ -27,7 +27,7 @@ def ordered(
     The order is by float64 score and then by id; ids are -1 and scores -inf where a row has fewer
     pairs.
     """
-    exact = pair_scores(z_BD, centers, rows, columns)
+    exact = exact_scores(z_BD, centers, rows, columns)
     order = np.lexsort((columns, -exact, rows))
     rows, columns, exact = rows[order], columns[order], exact[order]
     rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
@@ -38,7 +38,7 @@ def ordered(
     return ids, scores
 
 
-def pair_scores(
+def exact_scores(
     z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.integer]
 ) -> NDArray[np.float64]:
     """Returns the float64 score of each (row, center) pair.

@@ -185,7 +185,7 @@ class Collection:
         again.
         """
         writable = not read_only and all(
-            os.access(place, os.W_OK) for place in (path, path / LEDGER, path / LOCK)
+            os.access(each, os.W_OK) for each in (path, path / LEDGER, path / LOCK)
         )
         lock = (shared.lock if shared else lock_collection)(path, writable=writable)
         ledger: Ledger | None = None
@@ -300,13 +300,13 @@ class Collection:
 
     def get(self, item_id: str) -> Item:
         """Returns the item as it is kept, with an embedding of norm 1. Raises NotFound."""
-        searcher, position = self._place(item_id)
+        searcher, position = self._position(item_id)
         vector = searcher.vectors(np.array([position]))[0]
         return Item(item_id, vector, json.loads(searcher.metadata[position]))
 
     def embedding_of(self, item_id: str) -> Embeddings:
         """Returns the item's embedding, [1, D] float32, of norm 1. Raises NotFound."""
-        searcher, position = self._place(item_id)
+        searcher, position = self._position(item_id)
         return searcher.vectors(np.array([position]))
 
     def search(
@@ -442,7 +442,7 @@ class Collection:
     def _parents(self) -> tuple[Parent, ...]:
         return (Parent(**self.source),) if self.source else ()
 
-    def _place(self, item_id: str) -> tuple[Searcher, int]:
+    def _position(self, item_id: str) -> tuple[Searcher, int]:
         while True:
             searcher = self._searcher
             position = searcher.position_of.get(check_id(item_id))

@@ -43,14 +43,14 @@ class Growth:
         self._fill(position, item.id, item.metadata)
 
     def append(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:
-        position, place = self._num, self._num - len(self._generation.rows)
-        if place == len(self._delta):
+        position, index = self._num, self._num - len(self._generation.rows)
+        if index == len(self._delta):
             self._delta = np.concatenate([self._delta, np.empty_like(self._delta)])
         if position == len(self._alive):
             more = max(_SMALLEST, position)
             self._alive = np.concatenate([self._alive, np.zeros(more, dtype=np.bool_)])
             self._rows = np.concatenate([self._rows, np.full(more, _DEAD, dtype=np.int64)])
-        self._delta[place], self._rows[position] = vector, row
+        self._delta[index], self._rows[position] = vector, row
         self._ids.append(item_id)
         self._metadata.append(metadata)
         self._num += 1

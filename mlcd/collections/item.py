@@ -167,21 +167,21 @@ def encode_metadata(item_id: str, metadata: object) -> str:
     return text
 
 
-def _check_value(value: object, place: str, depth: int) -> None:
+def _check_value(value: object, what: str, depth: int) -> None:
     if value is None or isinstance(value, bool | str):
         return
     if isinstance(value, int | float):
         if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT_INTEGER):
             raise InvalidInput(
-                f"{place} is a number that JSON readers disagree on", remedy="give it as a string"
+                f"{what} is a number that JSON readers disagree on", remedy="give it as a string"
             )
         return
     if depth < _MAX_DEPTH and isinstance(value, list | Mapping):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            _check_value(inner, place, depth + 1)
+            _check_value(inner, what, depth + 1)
         if isinstance(value, list) or all(isinstance(name, str) for name in value):
             return
-    raise InvalidInput(f"{place} cannot be kept", remedy="give JSON values, nested at most 8 deep")
+    raise InvalidInput(f"{what} cannot be kept", remedy="give JSON values, nested at most 8 deep")
 
 
 def _shown(value: object) -> str:

@@ -237,14 +237,14 @@ class Ledger:
                     row: (blob, checksum)
                     for row, blob, checksum in self._connection.execute(query, part)
                 }
-                for place, row in enumerate(part, start):
+                for index, row in enumerate(part, start):
                     blob, checksum = found.get(row, (b"", 0))
                     if zlib.crc32(blob) != checksum or len(blob) != 4 * dimension:
                         raise ArtifactInvalid(
                             f"the vector of item {row} of {self._path} is damaged",
                             remedy="restore the collection",
                         )
-                    vectors[place] = np.frombuffer(blob, dtype="<f4")
+                    vectors[index] = np.frombuffer(blob, dtype="<f4")
         return vectors
 
 

@@ -58,20 +58,20 @@ class TorchEncoder:
         The model's weights are taken over: with bf16 those of its matrix products are rounded in
         place.
         """
-        place = torch.device(device or ("cuda" if cuda_available() else "cpu"))
-        _check_precision(precision, place)
+        torch_device = torch.device(device or ("cuda" if cuda_available() else "cpu"))
+        _check_precision(precision, torch_device)
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
         self.dimension = model.trunk.config.output_dim
         with _translated():
             if precision == "bf16":
                 _round_products(model)
-            model.eval().requires_grad_(requires_grad=False).to(place)
-            forward = _Forward(model, place, precision)
+            model.eval().requires_grad_(requires_grad=False).to(torch_device)
+            forward = _Forward(model, torch_device, precision)
             self._engine: Callable[[ImageBatch], NDArray[np.float32]] | None = (
-                _Graphs(forward, preprocess.crop) if place.type == "cuda" else forward.on_cpu
+                _Graphs(forward, preprocess.crop) if torch_device.type == "cuda" else forward.on_cpu
             )
-        if place.type == "cpu":
+        if torch_device.type == "cpu":
             torch.set_num_threads(num_threads or available_cores())
         self._lock = threading.Lock()
 

@@ -65,11 +65,11 @@ def find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
             model.as_parent_of(out, "model"), None, partial(load, spec, options), centers
         )
     if not holds_checkpoints(path):
-        place = (
+        location = (
             spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
         )
         return Weights(
-            Parent("weights", place, digest_of_weights(spec)), None, partial(load, spec, options)
+            Parent("weights", location, digest_of_weights(spec)), None, partial(load, spec, options)
         )
     if options != LoadOptions():
         raise ConfigInvalid(

@@ -63,8 +63,8 @@ def export_triton(
     graph = _exported(spec) if load_options == LoadOptions() else None
     name = model_name(name or (graph.config["name"] if graph else DEFAULT_NAME))
     folder = out / name
-    place = folder / str(version)
-    weights = find_weights(spec, place, load_options)
+    version_folder = folder / str(version)
+    weights = find_weights(spec, version_folder, load_options)
     stated = {field: value for field, value in asdict(options).items() if value is not None}
     config = {"name": name, "version": version, **stated, **chosen_options(load_options)}
     request = Request(
@@ -72,11 +72,11 @@ def export_triton(
     )
     _refuse_foreign(out, folder)
     with _alone(folder):
-        if (done := find_published(place, request)) is None:
+        if (done := find_published(version_folder, request)) is None:
             earlier = _earlier(folder, version, options)
             model = load_weights(weights, spec)
             versions = _versions(earlier, version, model)
-            with Draft(place, request) as draft, reporter.stage("export", None) as meter:
+            with Draft(version_folder, request) as draft, reporter.stage("export", None) as meter:
                 _write_graph(draft, graph, model)
                 meter.advance(1)
                 parity = check_parity(

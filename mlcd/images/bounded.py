@@ -60,11 +60,11 @@ def check_scans(jpeg: bytes) -> None:
         # Pictures and films behind the picture hold such bytes by chance; the rest looks at markers
         # only.
         return
-    place, scans = 0, 0
-    while (found := _MARKER.search(jpeg, place)) and (marker := found[1][0]) != _END:
+    offset, scans = 0, 0
+    while (found := _MARKER.search(jpeg, offset)) and (marker := found[1][0]) != _END:
         scans += marker == _SCAN
         if scans > MAX_SCANS:
             raise ImageRejected("undecodable", f"a JPEG of more than {MAX_SCANS} scans")
-        place = found.end()
+        offset = found.end()
         if marker >= _LOWEST_WITH_LENGTH and marker not in _WITHOUT_LENGTH:
-            place += int.from_bytes(jpeg[place : place + 2], "big")
+            offset += int.from_bytes(jpeg[offset : offset + 2], "big")

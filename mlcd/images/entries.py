@@ -56,13 +56,13 @@ class Entries(Sequence[Entry]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, place: int) -> Entry: ...
+    def __getitem__(self, index: int) -> Entry: ...
     @overload
-    def __getitem__(self, place: slice) -> "Entries": ...
-    def __getitem__(self, place: int | slice) -> "Entry | Entries":
-        if isinstance(place, slice):
-            return Entries(self._table, self._rows[place])
-        row = int(self._rows[place])
+    def __getitem__(self, index: slice) -> "Entries": ...
+    def __getitem__(self, index: int | slice) -> "Entry | Entries":
+        if isinstance(index, slice):
+            return Entries(self._table, self._rows[index])
+        row = int(self._rows[index])
         return _entry(column[row].as_py() for column in self._columns)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -70,9 +70,9 @@ class Entries(Sequence[Entry]):
             _entry, zip(*(self._values(name) for name in self._table.column_names), strict=True)
         )
 
-    def select(self, places: NDArray[np.int64]) -> "Entries":
-        """Returns the entries at the indices `places` [n], in that order."""
-        return Entries(self._table, np.asarray(self._rows, dtype=np.int64)[places])
+    def select(self, indices: NDArray[np.int64]) -> "Entries":
+        """Returns the entries at `indices` [n], in that order."""
+        return Entries(self._table, np.asarray(self._rows, dtype=np.int64)[indices])
 
     def keys(self) -> Iterator[SampleKey]:
         return self._values("key")
@@ -90,8 +90,8 @@ class Entries(Sequence[Entry]):
         own = self._table["key"]
         if not isinstance(self._rows, range) or self._rows != range(len(own)):
             own = own.take(pa.array(self._rows, pa.int64()))
-        places: NDArray[np.int32] = pc.fill_null(pc.index_in(keys, value_set=own), -1).to_numpy()
-        return places
+        indices: NDArray[np.int32] = pc.fill_null(pc.index_in(keys, value_set=own), -1).to_numpy()
+        return indices
 
     def repeated_key(self) -> SampleKey | None:
         """Returns the first key that an earlier entry also has; None where all are distinct."""

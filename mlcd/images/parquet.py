@@ -80,7 +80,7 @@ class ParquetSource(FilesSource):
             with self._filesystem.open(path, "rb") as raw:
                 # otherwise a column's whole group is in memory
                 file = pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES)
-                batches = [_listed_batch(*place) for place in _batches(file, path)]
+                batches = [_listed_batch(*batch) for batch in _batches(file, path)]
         except (OSError, pa.ArrowException) as error:
             refuse_fault(path, error)
             return Listing(_ROWS.empty_table(), damaged=True)

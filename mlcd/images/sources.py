@@ -134,8 +134,8 @@ def _fixed_part(pattern: str) -> str:
     """Returns the folder before the first part with a wildcard, to which keys are relative."""
     parts = pattern.split("/")
     first = next(
-        place
-        for place, part in enumerate(parts)
+        index
+        for index, part in enumerate(parts)
         if any(character in part for character in _WILDCARDS)
     )
     return "/".join(parts[:first])

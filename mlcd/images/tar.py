@@ -83,10 +83,10 @@ class TarSource(FilesSource):
             refuse_fault(path, error)
             damaged = True
         if target_of:  # GNU tar writes all names of a file but the first as hard links to it
-            place_of = {name: place for place, name in enumerate(names) if place not in target_of}
-            for place, target in target_of.items():
-                if (first := place_of.get(target)) is not None:
-                    offsets[place], sizes[place] = offsets[first], sizes[first]
+            index_of = {name: index for index, name in enumerate(names) if index not in target_of}
+            for index, target in target_of.items():
+                if (first := index_of.get(target)) is not None:
+                    offsets[index], sizes[index] = offsets[first], sizes[first]
         samples = [_sample(name) for name in names]
         num_images = Counter(samples)
         keys = [

@@ -62,13 +62,13 @@ def find_checkpoint(path: Path) -> Path:
 
 def trained_images(checkpoint: Artifact) -> str | None:
     """Returns the images that a checkpoint was trained on, where they are still there."""
-    places = (
-        parent_place(checkpoint, parent) for parent in checkpoint.parents if parent.role == "images"
+    paths = (
+        parent_path(checkpoint, parent) for parent in checkpoint.parents if parent.role == "images"
     )
-    return next((place for place in places if place is not None), None)
+    return next((path for path in paths if path is not None), None)
 
 
-def parent_place(child: Artifact, parent: Parent) -> str | None:
+def parent_path(child: Artifact, parent: Parent) -> str | None:
     """Returns the path or URL of what an artifact was made from; None where it no longer exists.
 
     Paths are relative to the artifact; those of a checkpoint, which is at RUN/checkpoints/step_N,

@@ -217,9 +217,9 @@ def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableIma
 
 def images_parent(source: Source, out: Path) -> Parent:
     """Returns the images as a parent: a relative path (or glob) on this machine, else the URL."""
-    place = (
+    location = (
         source.location
         if is_url(source.location)
         else os.path.relpath(os.path.realpath(source.location), out.resolve())
     )
-    return Parent("images", place, source.listing_digest())
+    return Parent("images", location, source.listing_digest())

@@ -23,12 +23,12 @@ def draw_histogram(bins: Sequence[tuple[int, int]], title: str) -> Image.Image:
     draw.text((_MARGIN, _MARGIN // 4), title, fill=_INK, font=font)
     floor = _MARGIN + _HEIGHT
     tallest = max((count for _, count in bins), default=1) or 1
-    for place, (smallest, count) in enumerate(bins):
-        left = _MARGIN + place * _WIDTH
+    for index, (smallest, count) in enumerate(bins):
+        left = _MARGIN + index * _WIDTH
         top = floor - round(_HEIGHT * count / tallest)
         draw.rectangle((left, top, left + _BAR, floor), fill=_FILL)
         draw.text((left + _BAR / 2, top - 2), str(count), fill=_INK, font=font, anchor="mb")
-        following = bins[place + 1][0] if place + 1 < len(bins) else 2 * smallest
+        following = bins[index + 1][0] if index + 1 < len(bins) else 2 * smallest
         label = str(smallest) if following - smallest <= 1 else f"{smallest}-{following - 1}"
         draw.text((left + _BAR / 2, floor + 6), label, fill=_INK, font=font, anchor="mt")
     draw.line((_MARGIN, floor, image.width - _MARGIN, floor), fill=_INK)

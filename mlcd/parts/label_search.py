@@ -177,18 +177,18 @@ def _sample(rows: EmbeddingsInput, num: int) -> Embeddings:
     """Returns at most `num` rows, [n, D], those whose keys have the smallest hashes, in
     that order.
     """
-    hashes, places = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    hashes, row_numbers = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for block in rows.blocks:
         keys, _ = rows.embeddings.read_keys(block)
         hashes = np.concatenate([hashes, _hashes(keys)])
-        places = np.concatenate([places, block.start + np.arange(block.num_rows)])
+        row_numbers = np.concatenate([row_numbers, block.start + np.arange(block.num_rows)])
         chosen = np.argsort(hashes, kind="stable")[:num]
-        hashes, places = hashes[chosen], places[chosen]
-    sampled = np.empty((len(places), rows.embeddings.dimension), np.float32)
+        hashes, row_numbers = hashes[chosen], row_numbers[chosen]
+    sampled = np.empty((len(row_numbers), rows.embeddings.dimension), np.float32)
     for block in rows.blocks:
-        inside = (places >= block.start) & (places < block.start + block.num_rows)
+        inside = (row_numbers >= block.start) & (row_numbers < block.start + block.num_rows)
         if inside.any():
-            sampled[inside] = rows.embeddings.read(block)[places[inside] - block.start]
+            sampled[inside] = rows.embeddings.read(block)[row_numbers[inside] - block.start]
     return sampled
 
 

@@ -19,7 +19,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
 from mlcd.artifacts.examples import Examples
 from mlcd.artifacts.manifest import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
-from mlcd.clustering.exact_scores import pair_scores
+from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
 from mlcd.clustering.kmeans_plan import Plan
 from mlcd.clustering.kmeans_plan import plan as plan_clustering
@@ -315,7 +315,7 @@ def _nearest_members(
     start, stop = world.own_rows(rows.num_rows)
     for first, block in rows.blocks(start, stop):
         centers = result.assignment[first - start :][: len(block)]
-        scores = pair_scores(block, result.centers, np.arange(len(block)), centers)
+        scores = exact_scores(block, result.centers, np.arange(len(block)), centers)
         # Rows are unit only within the rounding of float16, which a cosine would show.
         cosines = scores / np.linalg.norm(block.astype(np.float64), axis=1)
         nearest.add(centers, cosines, np.arange(first, first + len(block)))

@@ -89,8 +89,8 @@ def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
     """Returns the images that have no row yet."""
     known = pa.chunked_array([pa.array(embeddings.keys, pa.large_string())])
     is_new = np.ones(len(source.entries), dtype=np.bool_)
-    places = source.entries.find(known)
-    is_new[places[places >= 0]] = False
+    indices = source.entries.find(known)
+    is_new[indices[indices >= 0]] = False
     return source.entries.select(np.flatnonzero(is_new))
 
 
@@ -110,10 +110,10 @@ def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
             f"{artifact.path} was made by {made[0]} in {made[1]}, not by {now[0]} in {now[1]}",
             remedy=f"give --engine {made[0]} --precision {made[1]}, or embed all images anew",
         )
-    places = [each.path for each in artifact.parents if each.role == "images"]
-    if places != [parent.path]:
+    locations = [each.path for each in artifact.parents if each.role == "images"]
+    if locations != [parent.path]:
         raise InvalidInput(
-            f"{artifact.path} was made of the images at {' and '.join(places)}, seen from there",
+            f"{artifact.path} was made of the images at {' and '.join(locations)}, seen from there",
             remedy="put the new ones beside those and give that place, or embed them to another"
             " output",
         )

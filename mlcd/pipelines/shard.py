@@ -130,16 +130,16 @@ def open_shards(
         return PartShards(
             _labeling(job, rows, equipment, part_entries), rows, out, owner, check_files
         )
-    place = out if job.kind == "embed" else draft_path(out) / EMBEDDINGS
+    embeddings_out = out if job.kind == "embed" else draft_path(out) / EMBEDDINGS
     embedding = Embedder(
         source,
         equipment.encoder,
-        place,
+        embeddings_out,
         num_threads=equipment.num_threads,
         part_entries=part_entries,
         in_flight=equipment.in_flight,
     )
-    made = PartShards(embedding, embedding, place, owner, check_files)
+    made = PartShards(embedding, embedding, embeddings_out, owner, check_files)
     return made if job.kind == "embed" else CollectionShards(made, source, out, owner)
 
 

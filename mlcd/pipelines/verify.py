@@ -55,11 +55,11 @@ def verify(directory: Path) -> Iterator[Finding]:
 
 
 def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
-    place = path.resolve()
-    if place in seen:
+    resolved = path.resolve()
+    if resolved in seen:
         return
     artifact = open_artifact(path)
-    seen[place] = artifact
+    seen[resolved] = artifact
     yield Finding(
         str(path),
         artifact.kind,
@@ -170,11 +170,11 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
             )
         return Finding(location, "images", True, f"names and sizes of {len(source.entries)} images")
     table = (LabelTable if artifact.kind == "labels" else EmbeddingsArtifact).open(artifact.path)
-    places = source.entries.find(pa.chunked_array([table.keys], pa.large_string()))
-    for place, (key, digest) in zip(places.tolist(), table.image_digests(), strict=True):
+    indices = source.entries.find(pa.chunked_array([table.keys], pa.large_string()))
+    for index, (key, digest) in zip(indices.tolist(), table.image_digests(), strict=True):
         try:
             intact = (
-                place >= 0 and hashlib.sha256(source.read(source.entries[place])).digest() == digest
+                index >= 0 and hashlib.sha256(source.read(source.entries[index])).digest() == digest
             )
         except ImageRejected:
             intact = False
@@ -182,4 +182,4 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
             raise ArtifactInvalid(
                 f"{Path(location) / key} is not the image that {artifact.path} was made from"
             )
-    return Finding(location, "images", True, f"{len(places)} images")
+    return Finding(location, "images", True, f"{len(indices)} images")

@@ -151,8 +151,8 @@ class Roots:
         Raises OtherRoots where they were never in these folders, OutsideRoots where a link leads
         out of them now, and PlaceMoved where it leads elsewhere inside them.
         """
-        self._check_place(_divided(Path(source))[0], "input")
-        self._check_place(draft_path(Path(out)), "output")
+        self._check_path(_divided(Path(source))[0], "input")
+        self._check_path(draft_path(Path(out)), "output")
 
     def check_archives(self, real: str) -> None:
         """Checks the files that a resolved input names, before it is listed.
@@ -185,7 +185,7 @@ class Roots:
             raise OutsideRoots(param)
         return path
 
-    def _check_place(self, path: Path, param: Param) -> None:
+    def _check_path(self, path: Path, param: Param) -> None:
         if not any(path.is_relative_to(root) for root in self._real):
             raise OtherRoots(param)
         if self._real_path(path, param) != path:
@@ -214,7 +214,7 @@ def _divided(path: Path) -> tuple[Path, tuple[str, ...]]:
     if os.path.lexists(path):  # whatever its name looks like
         return path, ()
     first = next(
-        (place for place, part in enumerate(parts) if any(c in part for c in _WILDCARDS)),
+        (index for index, part in enumerate(parts) if any(c in part for c in _WILDCARDS)),
         len(parts),
     )
     return Path(*parts[:first]), parts[first:]

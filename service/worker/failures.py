@@ -91,7 +91,7 @@ def is_fatal(error: BaseException, stage: Stage) -> bool:
     return stage != "shard" and isinstance(error, InvalidInput | NotFound | OutsideRoots)
 
 
-def place_of(thread: int | None) -> str:
+def line_of(thread: int | None) -> str:
     """Returns the modules and lines of our own code that a thread is in, outermost first."""
     found, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
     while frame is not None:

@@ -33,7 +33,7 @@ from service.worker.failures import (
     Stopped,
     is_fatal,
     is_misfit,
-    place_of,
+    line_of,
     problem_of,
     reason_of,
     stalled,
@@ -185,9 +185,9 @@ class Worker:
 
     def _end_stalled(self, work: Work, watch: Watch) -> None:
         facts = {"job": work.job_id, "attempt": work.attempt, "images": watch.done}
-        place = place_of(watch.thread)
+        line = line_of(watch.thread)
         message = "%s hangs: no image was done for %g s (%s); the worker ends, start it again"
-        _log.error(message, _name(work), self._stall_s, place, extra={"fields": facts})
+        _log.error(message, _name(work), self._stall_s, line, extra={"fields": facts})
         self._retrying.once(lambda: self._queue.failed(work, stalled(self._stall_s)))
         stuck.end(stuck.STALLED)
 

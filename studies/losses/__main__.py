@@ -152,8 +152,8 @@ def _wanted(study: Study, only: Sequence[RunSpec] | None) -> Iterator[RunSpec]:
 
 def _start(study: Study, options: argparse.Namespace, spec: RunSpec, deadline: float) -> int:
     """Returns the exit status of the run's process; at the deadline the process saves and ends."""
-    places = ["--tier", study.tier.name, "--data", str(options.data), "--out", str(options.out)]
-    command = [sys.executable, "-m", "studies.losses", *places, "--run", spec.name]
+    arguments = ["--tier", study.tier.name, "--data", str(options.data), "--out", str(options.out)]
+    command = [sys.executable, "-m", "studies.losses", *arguments, "--run", spec.name]
     with subprocess.Popen(command) as process:
         try:
             return process.wait(

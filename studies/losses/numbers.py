@@ -179,7 +179,7 @@ def pairs_of_arms(numbers: Numbers) -> Differences:
     """Returns each arm minus each one before it, at their own settings."""
     arms = {arm: numbers.reported(arm, setting) for arm, setting in numbers.settings().items()}
     names = list(arms)
-    pairs = [(first, second) for place, first in enumerate(names) for second in names[:place]]
+    pairs = [(first, second) for index, first in enumerate(names) for second in names[:index]]
     return paired(
         numbers.tasks(),
         {f"{first} - {second}": (arms[first], arms[second]) for first, second in pairs},

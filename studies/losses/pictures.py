@@ -23,11 +23,11 @@ def draw_differences(found: Differences, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 0.42 * len(titles) + 1))
     arms = list(next(iter(found.values())))
     for number, (arm, color) in enumerate(zip(arms, _COLORS, strict=False)):
-        places = [row for row, title in enumerate(titles) if found[title][arm].n >= MIN_PAIRS]
-        shown = [found[titles[row]][arm] for row in places]
+        rows = [row for row, title in enumerate(titles) if found[title][arm].n >= MIN_PAIRS]
+        shown = [found[titles[row]][arm] for row in rows]
         axes.errorbar(
             [100 * each.mean for each in shown],
-            [row + 0.66 * ((number + 0.5) / len(arms) - 0.5) for row in places],
+            [row + 0.66 * ((number + 0.5) / len(arms) - 0.5) for row in rows],
             xerr=[100 * each.half_width for each in shown],
             fmt="o",
             markersize=3,

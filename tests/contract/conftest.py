@@ -19,7 +19,7 @@ def redis(tmp_path_factory):
         yield running
 
 
-@pytest.fixture(params=["embedded", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def where(request, tmp_path):
     """The settings that name one database."""
     settings = {"model": "hog", "state_dir": str(tmp_path)}

@@ -269,7 +269,7 @@ def test_a_lease_that_ends_by_a_leap_of_the_clock_costs_no_attempt(store):
     assert claim(store).attempt == 1
 
 
-embedded = pytest.mark.parametrize("where", ["embedded"], indirect=True)
+sqlite_only = pytest.mark.parametrize("where", ["sqlite"], indirect=True)
 
 
 @contextlib.contextmanager
@@ -286,7 +286,7 @@ def canceled_in_vain(store, job_id):
         store.cancel(job_id)
 
 
-@embedded
+@sqlite_only
 def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
     monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 3.0)
     job_id = submitted(store)
@@ -301,7 +301,7 @@ def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
     assert store.cancel(job_id).state == "canceled"
 
 
-@embedded
+@sqlite_only
 def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatch):
     monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 30.0)
     job_id, heard = submitted(store), []
@@ -326,7 +326,7 @@ def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatc
     assert store.cancel(job_id).state == "canceled"
 
 
-@embedded
+@sqlite_only
 def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(
     where, store, tmp_path, caplog
 ):
@@ -353,7 +353,7 @@ def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(
         assert claim(running).job_id == job_id
 
 
-@embedded
+@sqlite_only
 def test_only_the_log_knows_where_a_file_is_that_cannot_be_written_and_not_by_every_request(
     where, store, tmp_path, caplog, monkeypatch
 ):

@@ -90,11 +90,11 @@ class CheckpointStore:
         """
         self.join()
         snapshot = take_snapshot(state)
-        place = out or self._folder / checkpoint_name(state.step)
+        path = out or self._folder / checkpoint_name(state.step)
         self._processes.meet(f"the checkpoint of step {state.step}")
         with ExitStack() as stack:
             request = Request("checkpoint", {"step": state.step, "layout": LAYOUT}, self._parents)
-            draft = Draft(place, request, fresh=True)
+            draft = Draft(path, request, fresh=True)
             # Nobody writes before the leftovers of an earlier attempt are gone.
             with self._processes.failing_together():
                 if self._processes.world.rank == 0:

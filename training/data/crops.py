@@ -59,17 +59,17 @@ class PictureCrops:
     def read(self, samples: Sequence[Sample]) -> Crops:
         pictures: dict[int, Picture] = {}
         rejected: dict[int, str] = {}
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             try:
-                pictures[place] = self._pictures.read(sample)
+                pictures[index] = self._pictures.read(sample)
             except ImageRejected as rejection:
-                rejected[place] = rejection.message
-        positions = [samples[place].position for place in pictures]
+                rejected[index] = rejection.message
+        positions = [samples[index].position for index in pictures]
         return Crops(
             crop_pictures(list(pictures.values()), positions, self._augmentation),
             tuple(pictures),
             rejected,
-            tuple(place for place, picture in pictures.items() if picture.changed),
+            tuple(index for index, picture in pictures.items() if picture.changed),
         )
 
 
@@ -79,8 +79,8 @@ def crop_pictures(
     """Returns crops, uint8 [n, 3, S, S]; each depends on its own picture and position only."""
     widths = np.array([picture.width for picture in pictures], dtype=np.int64)
     heights = np.array([picture.height for picture in pictures], dtype=np.int64)
-    places = np.array(positions, dtype=np.int64)
-    boxes = crop_boxes(widths, heights, places, augmentation.config, augmentation.seed)
+    drawn = np.array(positions, dtype=np.int64)
+    boxes = crop_boxes(widths, heights, drawn, augmentation.config, augmentation.seed)
     size = augmentation.image_size
     pixels = np.empty((len(pictures), 3, size, size), dtype=np.uint8)
     for index, picture in enumerate(pictures):

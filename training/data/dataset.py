@@ -117,9 +117,9 @@ def _join(
             remedy="were the labels made from these images?",
         )
     # the last entry stands for keys that are no row
-    place_of_row = np.full(len(entries) + 1, -1, dtype=np.int64)
-    place_of_row[rows] = np.arange(len(rows))
-    labels, sha256 = _labels_at(place_of_row[row_of_label], table, len(rows), num_labels)
+    index_of_row = np.full(len(entries) + 1, -1, dtype=np.int64)
+    index_of_row[rows] = np.arange(len(rows))
+    labels, sha256 = _labels_at(index_of_row[row_of_label], table, len(rows), num_labels)
     num_missing = int((row_of_label < 0).sum())
     if num_missing:
         _log.warning(
@@ -130,7 +130,7 @@ def _join(
 
 
 def _labels_at(
-    places: NDArray[np.int64], table: LabelTable, num: int, num_labels: int
+    indices: NDArray[np.int64], table: LabelTable, num: int, num_labels: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """Returns ids int32 [num, num_labels] and SHA-256 uint8 [num, 32], each labeled row at its
     index.
@@ -142,7 +142,7 @@ def _labels_at(
     start = 0
     for ids, digests in table.labeled_rows():
         _refuse_unknown(ids, start, table)
-        into = places[start : start + len(ids)]
+        into = indices[start : start + len(ids)]
         start += len(ids)
         used = into >= 0
         width = min(num_labels, ids.shape[1])

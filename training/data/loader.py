@@ -212,12 +212,12 @@ class Loader:
         first = next(decoded)
         plan = planned.popleft()
         chunks = [first, *islice(decoded, plan.num_chunks - 1)]
-        kept, rejected, changed = _places(plan, chunks)
+        kept, rejected, changed = _indices(plan, chunks)
         self._refuse_changed(plan, changed)
         self._skips.count(
-            len(kept), {plan.samples[place].entry.key: reason for place, reason in rejected.items()}
+            len(kept), {plan.samples[index].entry.key: reason for index, reason in rejected.items()}
         )
-        samples = [plan.samples[place] for place in kept]
+        samples = [plan.samples[index] for index in kept]
         positions = plan.positions[kept]
         stored = np.array(
             [self._dataset.parts[sample.part].labels[sample.row] for sample in samples],
@@ -256,16 +256,16 @@ class _Plan:
     num_chunks: int
 
 
-def _places(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, str], list[int]]:
+def _indices(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, str], list[int]]:
     """Returns the plan's indices of samples that were kept, rejected and found changed."""
     kept: list[int] = []
     rejected: dict[int, str] = {}
     changed: list[int] = []
     start = 0
     for chunk in chunks:
-        kept += [start + place for place in chunk.kept]
-        rejected |= {start + place: reason for place, reason in chunk.rejected.items()}
-        changed += [start + place for place in chunk.changed]
+        kept += [start + index for index in chunk.kept]
+        rejected |= {start + index: reason for index, reason in chunk.rejected.items()}
+        changed += [start + index for index in chunk.changed]
         start += len(chunk.kept) + len(chunk.rejected)
     assert start == len(plan.samples)
     return kept, rejected, changed

@@ -104,14 +104,14 @@ class HeldPictures:
         self._held: dict[tuple[int, int], Picture | ImageRejected] = {}
 
     def read(self, sample: Sample) -> Picture:
-        place = sample.part, sample.row
-        held = self._held.get(place)
+        position = sample.part, sample.row
+        held = self._held.get(position)
         if held is None:
             try:
                 held = self._pictures.read(sample)
             except ImageRejected as rejection:
                 held = rejection
-            self._held[place] = held
+            self._held[position] = held
         if isinstance(held, ImageRejected):
             raise held.with_traceback(None)
         return held

@@ -103,9 +103,9 @@ class PreparedImages:
         self, world: World, on_image: Callable[[], None] = lambda: None
     ) -> Iterator[_DecodedBatch]:
         """Yields this process's batches in order; they are decoded the first time."""
-        place = (world.rank, world.size)
-        if place in self._kept:
-            yield from self._kept[place]
+        share = (world.rank, world.size)
+        if share in self._kept:
+            yield from self._kept[share]
             return
         num_batches = -(-len(self.images.entries) // _BATCH)
         own = own_part(num_batches, world.rank, world.size)
@@ -117,7 +117,7 @@ class PreparedImages:
                 kept.append(batch)
             yield batch
         if fits:
-            self._kept[place] = kept
+            self._kept[share] = kept
 
     def _decoded(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_DecodedBatch]:
         pixels: list[NDArray[np.uint8]] = []

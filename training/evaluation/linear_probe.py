@@ -92,19 +92,19 @@ def linear_probe(
     every process, whatever their number. Raises InvalidInput if a part or one of its classes is
     missing.
     """
-    world, place = world or World(), device or torch.device("cpu")
+    world, device = world or World(), device or torch.device("cpu")
     split = samples.split(hold_out)
     check_probe_split(samples.class_names, split)
     num_classes = len(set(samples.class_names))
-    train = _Rows.of(samples, split.train, world, place)
-    validation = _Rows.of(samples, split.validation, world, place)
+    train = _Rows.of(samples, split.train, world, device)
+    validation = _Rows.of(samples, split.validation, world, device)
     chosen, start = choose_c(train, validation, num_classes, metric, world)
-    known = _Rows.of(samples, split.train | split.validation, world, place)
+    known = _Rows.of(samples, split.train | split.validation, world, device)
     final = LogisticRegression(
         PrincipalRows(known.features, world), known.classes, num_classes
     ).fit(start.c, start=start)
     name = f"linear_probe_{metric.replace('-', '_')}"
-    yield name, _Rows.of(samples, split.test, world, place).score(final, metric, world)
+    yield name, _Rows.of(samples, split.test, world, device).score(final, metric, world)
     yield f"validation_{metric.replace('-', '_')}", chosen
     yield "c", final.c
     yield "objective", final.objective

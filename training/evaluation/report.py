@@ -225,10 +225,10 @@ def _request(
         [artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts],
     )
     if sides is not None and sides.kind == "images":
-        places = {"train": sides.train, "test": sides.test}
+        locations = {"train": sides.train, "test": sides.test}
         parents += [
-            replace(images_parent(open_source(place), out), role=role)
-            for role, place in places.items()
+            replace(images_parent(open_source(location), out), role=role)
+            for role, location in locations.items()
         ]
     elif sides is not None and sides.kind == "embeddings":
         parents.append(locate(Path(sides.train)).as_parent_of(out, "train"))

@@ -59,11 +59,11 @@ def locate(path: Path) -> Artifact:
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Returns the last part of each path, or as many more as make all paths distinct."""
-    places = [path.resolve() for path in paths]
+    resolved = [path.resolve() for path in paths]
     depth = 1
-    while len({place.parts[-depth:] for place in places}) < len(set(places)):
+    while len({path.parts[-depth:] for path in resolved}) < len(set(resolved)):
         depth += 1
-    return ["/".join(place.parts[-depth:]) for place in places]
+    return ["/".join(path.parts[-depth:]) for path in resolved]
 
 
 def open_representation(
@@ -95,7 +95,9 @@ def open_representation(
 
         if sides is not None and sides.kind == "images":
             samples, name = (
-                joined(*(encode_at(open_source(place)) for place in (sides.train, sides.test))),
+                joined(
+                    *(encode_at(open_source(location)) for location in (sides.train, sides.test))
+                ),
                 "",
             )
         else:
@@ -142,8 +144,8 @@ def images_of(artifact: Artifact, images: str | None) -> Source:
 
 def images_name(artifact: Artifact, images: str | None) -> str:
     """Returns the name of the evaluated images: the last part of their path."""
-    places = [parent.path for parent in artifact.parents if parent.role == "images"]
-    return PurePosixPath(images or (places[0] if places else artifact.path.name)).name
+    paths = [parent.path for parent in artifact.parents if parent.role == "images"]
+    return PurePosixPath(images or (paths[0] if paths else artifact.path.name)).name
 
 
 def encoded(
@@ -164,7 +166,7 @@ def encoded(
         found.rows,
         list(images.entries.select(kept).keys()),
         images.splits[kept],
-        [images.class_names[place] for place in kept],
+        [images.class_names[index] for index in kept],
         None if images.given is None else images.given.of(kept),
         found.sha256,
     )

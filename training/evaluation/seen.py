@@ -18,7 +18,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import DIGEST_BYTES
 from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
 from mlcd.errors import MlcdError, NotFound
-from mlcd.models.runs import parent_place
+from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from training.config import RunConfig
 from training.data.dataset import open_dataset
@@ -106,11 +106,11 @@ def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
 
     The config has the paths that the command which started the run was given.
     """
-    place = {parent.role: _present(checkpoint, parent) for parent in checkpoint.parents}
+    paths = {parent.role: _present(checkpoint, parent) for parent in checkpoint.parents}
     found = [
         source.model_copy(
             update={
-                kind: place[kind + (f"-{index}" if index else "")] for kind in ("images", "labels")
+                kind: paths[kind + (f"-{index}" if index else "")] for kind in ("images", "labels")
             }
         )
         for index, source in enumerate(config.data.sources)
@@ -169,10 +169,10 @@ def _now(child: Artifact, parent: Parent) -> Artifact:
 
 
 def _present(child: Artifact, parent: Parent) -> str:
-    place = parent_place(child, parent)
-    if place is None:
+    path = parent_path(child, parent)
+    if path is None:
         raise NotFound(f"{PurePosixPath(parent.path).name} is not where it was")
-    return place
+    return path
 
 
 def _among(tested: _Digests, seen: _Digests) -> NDArray[np.bool_]:

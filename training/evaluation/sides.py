@@ -36,7 +36,7 @@ class Sides:
     @classmethod
     def of(cls, train: str, test: str) -> "Sides":
         """Builds the sides. Raises ConfigInvalid if both are the same or of different kinds."""
-        kinds = [_kind(place) for place in (train, test)]
+        kinds = [_kind(location) for location in (train, test)]
         if kinds[0] != kinds[1]:
             raise ConfigInvalid(
                 f"{train} holds {kinds[0]} and {test} {kinds[1]}",
@@ -54,7 +54,7 @@ class Sides:
     @property
     def names(self) -> tuple[str, str]:
         """Returns the last part of each path, or as many more as make them distinct."""
-        train, test = (PurePosixPath(place).parts for place in (self.train, self.test))
+        train, test = (PurePosixPath(location).parts for location in (self.train, self.test))
         depth = 1
         while train[-depth:] == test[-depth:] and depth < max(len(train), len(test)):
             depth += 1
@@ -64,10 +64,10 @@ class Sides:
         """Returns the SHA-256 of lists, which decide a result; other kinds are its parents."""
         if self.kind != "keys":
             return {}
-        places = {"train": self.train, "test": self.test}
+        locations = {"train": self.train, "test": self.test}
         return {
-            f"{side}_keys": hashlib.sha256(Path(place).read_bytes()).hexdigest()
-            for side, place in places.items()
+            f"{side}_keys": hashlib.sha256(Path(location).read_bytes()).hexdigest()
+            for side, location in locations.items()
         }
 
     def choose(self, samples: LabeledRows) -> LabeledRows:
@@ -76,7 +76,7 @@ class Sides:
         Raises InvalidInput for a key of no sample, or one on both lists.
         """
         row_of = {key: row for row, key in enumerate(samples.keys)}
-        train, test = (_rows_of(place, row_of) for place in (self.train, self.test))
+        train, test = (_rows_of(location, row_of) for location in (self.train, self.test))
         if len(both := np.intersect1d(train, test)):
             raise InvalidInput(
                 f"{samples.keys[both[0]]} is on both lists ({len(both)} such keys)",
@@ -112,24 +112,26 @@ def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
     )
 
 
-def _kind(place: str) -> SideKind:
-    path = Path(place)
+def _kind(location: str) -> SideKind:
+    path = Path(location)
     if (path / MANIFEST).is_file():
         return "embeddings"
     return "keys" if path.suffix == _LIST_SUFFIX and path.is_file() else "images"
 
 
-def _rows_of(place: str, row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
+def _rows_of(location: str, row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
     try:
-        keys = [line for line in Path(place).read_text(encoding="utf-8").splitlines() if line]
+        keys = [line for line in Path(location).read_text(encoding="utf-8").splitlines() if line]
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{place} is no text in UTF-8", remedy="give one key a line") from error
+        raise InvalidInput(
+            f"{location} is no text in UTF-8", remedy="give one key a line"
+        ) from error
     missing = [key for key in keys if key not in row_of]
     if missing or not keys:
         what = (
-            f"{missing[0]!r} on {place} is the key of no image"
+            f"{missing[0]!r} on {location} is the key of no image"
             if missing
-            else f"{place} lists no key"
+            else f"{location} lists no key"
         )
         raise InvalidInput(
             f"{what} ({len(missing)} of {len(keys)} keys)",

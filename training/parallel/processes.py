@@ -35,8 +35,8 @@ class Processes:
     control: Any = None
     saving: Any = None
 
-    def meet(self, place: str) -> None:
-        """Waits for all. Raises Unavailable, which names the missing processes and `place`."""
+    def meet(self, point: str) -> None:
+        """Waits for all. Raises Unavailable, which names the missing processes and `point`."""
         if self.world.size == 1:
             return
         try:
@@ -45,7 +45,7 @@ class Processes:
             if self.world.rank or (found := _ABSENT.search(str(error))) is None:
                 raise Elsewhere from error
             raise Unavailable(
-                f"process {found[1].strip()} did not come to {place}",
+                f"process {found[1].strip()} did not come to {point}",
                 remedy="look at its output, then start again",
             ) from error
 
@@ -68,11 +68,11 @@ class Processes:
             raise Elsewhere from failure
 
     @contextmanager
-    def watched(self, place: list[str]) -> Iterator[None]:
+    def watched(self, work: list[str]) -> Iterator[None]:
         """Turns a lost connection or a time-out into Unavailable, which names the missing
         processes.
 
-        place: its only entry names the work in progress.
+        work: its only entry names the work in progress.
         """
         try:
             yield
@@ -81,15 +81,15 @@ class Processes:
                 isinstance(error, dist.DistError) or "gloo" in str(error)
             ):
                 raise
-            raise self._lost(place[0]) from error
+            raise self._lost(work[0]) from error
 
-    def _lost(self, place: str) -> Exception:
+    def _lost(self, work: str) -> Exception:
         """Returns the error, after survivors reported to torchrun's store; the others are gone."""
         rank, size = self.world.rank, self.world.size
         # The store ended with the process that kept it.
         try:
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - not public
-            store.set(f"survivor/{rank}", place)
+            store.set(f"survivor/{rank}", work)
             time.sleep(_ROLL_CALL_S)
             here = [other for other in range(size) if store.check([f"survivor/{other}"])]
         except RuntimeError:
@@ -99,7 +99,7 @@ class Processes:
         gone = ", ".join(str(other) for other in range(size) if other not in here)
         what = f"process {gone} is gone" if gone else "the processes cannot reach each other"
         return Unavailable(
-            f"{what} (at {place})",
+            f"{what} (at {work})",
             remedy="the last checkpoint is intact; the same command goes on from it",
         )
 
