@@ -45,7 +45,7 @@ def described_progress(job: jobs.Job) -> JobProgress:
     )
 
 
-def described_failure(problem: jobs.Problem) -> JobFailure:
+def described_failure(problem: jobs.JobProblem) -> JobFailure:
     return JobFailure(code=problem.code, message=problem.message, remedy=problem.remedy)
 
 
