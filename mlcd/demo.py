@@ -131,13 +131,13 @@ class Demo:
                 # The service prints its address when model and collections are open.
                 assert service.stdout is not None
                 if line := service.stdout.readline():
-                    self._tell_how_to_ask(line.strip())
+                    self._print_how_to_ask(line.strip())
         except KeyboardInterrupt:
             return
         if service.returncode != 0:
             sys.exit(service.returncode)
 
-    def _tell_how_to_ask(self, served: str) -> None:
+    def _print_how_to_ask(self, served: str) -> None:
         url = served.rpartition(" on ")[-1]
         picture = shlex.quote(
             'files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"'))
