@@ -23,7 +23,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.pipelines.resolve import resolve_model
-from mlcd.pipelines.shard import CenterSet, Equipment
+from mlcd.pipelines.shard import Equipment, OpenedCenters
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, limit_blas
@@ -36,16 +36,15 @@ from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.lookup import Lookup
 from service.inference.model import ServedModel, SharedResources, open_model
-from service.inference.model_data import open_collections, open_model_data
-from service.inference.pipeline import Pipeline
-from service.inference.readiness import Readiness
-from service.inference.served import Opening, ServedEncoder
-from service.inference.space import (
+from service.inference.model_data import (
     check_centers,
     find_centers,
     open_collections,
-    open_space,
+    open_model_data,
 )
+from service.inference.pipeline import Pipeline
+from service.inference.readiness import Readiness
+from service.inference.served import Opening, ServedEncoder
 from service.inference.switch import ModelSwitch
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
@@ -291,13 +290,15 @@ def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> It
         )
 
 
-def _open_centers(settings: Settings, folder: str, fingerprint: Fingerprint) -> CenterSet | None:
+def _open_centers(
+    settings: Settings, folder: str, fingerprint: Fingerprint
+) -> OpenedCenters | None:
     if (path := find_centers(settings, folder)) is None:
         return None
     artifact = open_artifact(path, "centers")
     centers = Centers.read(artifact)
     check_centers(path, centers, fingerprint)
-    return CenterSet(artifact, centers)
+    return OpenedCenters(artifact, centers)
 
 
 def _limit_threads(settings: Settings) -> ThreadBudget:

@@ -223,7 +223,7 @@ class Draft:
         try:
             yield
             self._waiting = None
-            self._check_place()
+            self._check_in_use()
             with translated_os_errors(self.out), locked(self.path / _TOGETHER):
                 self._show(waiting, last)
         finally:

@@ -48,7 +48,7 @@ from mlcd.collections.growth import Growth
 from mlcd.collections.item import Item, check_id, check_new_id, encode_metadata, unit_embedding
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock, lock_collection
-from mlcd.collections.searcher import Found, Searcher
+from mlcd.collections.searcher import SearchAnswer, Searcher
 from mlcd.collections.upkeep import Upkeep
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.indexes.tuning import LARGEST_TARGET

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mlcd.encoders.base import EngineName, Precision
+from mlcd.encoders.encoder import EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import DecodeMode

@@ -82,7 +82,7 @@ def export(
     open_clip, a file of weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees
     with the model on real images.
     """
-    from mlcd.export.model import export_hf, export_model
+    from mlcd.export.model_artifact import export_hf, export_model
     from mlcd.models.zoo import LoadOptions
 
     options = LoadOptions(

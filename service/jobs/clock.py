@@ -61,7 +61,7 @@ def cut_back(record: StoredJob, *, now_s: float, lease_s: float) -> StoredJob:
         name: replace(lease, until_s=min(lease.until_s, now_s + (lease.lease_s or lease_s)))
         for name, lease in record.leases.items()
     }
-    rests = {
-        piece: min(until_s, now_s + LONGEST_PAUSE_S) for piece, until_s in record.rests.items()
+    retry_at = {
+        task: min(until_s, now_s + LONGEST_PAUSE_S) for task, until_s in record.retry_at.items()
     }
-    return replace(record, leases=leases, rests=rests)
+    return replace(record, leases=leases, retry_at=retry_at)

@@ -53,8 +53,8 @@ def lease_task(
     was set lately, so a worker whose lease has ended was not slow.
     """
     record = _expired(cut_back(record, now_s=now_s, lease_s=lease_s), now_s, counted=not leapt)
-    piece = record.next_task(now_s)
-    if piece is None or record.stage is None:
+    task = record.next_task(now_s)
+    if task is None or record.stage is None:
         return record, None
     is_fresh = task == record.fresh
     attempt = record.attempts.get(task, 0) + 1

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.validation.archive import pack_photographs
-from benchmarks.validation.arms import RunSpec, Variant
-from benchmarks.validation.tiers import Tier
 from mlcd.artifacts.disk import locked
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST
