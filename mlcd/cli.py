@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from mlcd.commands.cluster import cluster
-from mlcd.commands.demo import demo
-from mlcd.commands.doctor import doctor
-from mlcd.commands.embed import embed
-from mlcd.commands.export import export
-from mlcd.commands.index import index
-from mlcd.commands.label import label
-from mlcd.commands.name import name
-from mlcd.commands.verify import verify
+from mlcd.commands.check_machine import doctor
+from mlcd.commands.cluster_embeddings import cluster
+from mlcd.commands.embed_images import embed
+from mlcd.commands.export_model import export
+from mlcd.commands.index_embeddings import index
+from mlcd.commands.label_images import label
+from mlcd.commands.name_clusters import name
+from mlcd.commands.run_demo import demo
+from mlcd.commands.verify_artifact import verify
 from mlcd.errors import MlcdError
 from mlcd.version import __version__
 
