@@ -82,9 +82,6 @@ SQLITE_TURN_S: Final = 3.0  # for a turn to write, which each process has for mi
 SQLITE_LOG_S: Final = 60.0  # between log lines of one fault: requests must not fill a log
 QUEUE_CONNECT_S: Final = 2.0  # to connect to the queue's Redis, before it counts as away
 QUEUE_REDIS_S: Final = 5.0  # of one command: with appendfsync always it waits for the disk
-# Longer than a server's deadline, and than the heartbeats of a stream.
-JOBS_CLIENT_S: Final = 60.0
-JOBS_WATCH_PAUSE_S: Final = 1.0  # before the next stream of events is opened
 
 # A worker
 RENEWAL_S: Final = 1.0  # how often a lease is renewed; a worker learns of a cancel that late

@@ -13,12 +13,16 @@ from urllib.parse import quote
 import httpx
 from httpx_sse import EventSource, SSEError, aconnect_sse
 
+from mlcd.backoff import Backoff
 from mlcd.client.refusals import Refused, not_our_api, refused
-from mlcd.client.retry import pause_s
 from mlcd.errors import ConfigInvalid, DeadlineExceeded, Unavailable
 from mlcd.version import __version__
 
 _KEY: Final = re.compile(r"[!-~]+")
+# The pauses before a request is repeated, and how much the pauses of clients differ.
+_FIRST_PAUSE_S: Final = 0.25
+_LONGEST_PAUSE_S: Final = 8.0
+_JITTER_S: Final = 2.0
 
 
 class Connection:
@@ -118,6 +122,7 @@ class Connection:
     async def _answered(
         self, request: dict[str, Any], request_id: str, deadline: asyncio.Timeout
     ) -> httpx.Response:
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter_s=_JITTER_S)
         attempt = 0
         while True:
             try:
@@ -125,9 +130,8 @@ class Connection:
             except DeadlineExceeded:
                 raise
             except Unavailable as failure:
-                wait_s = pause_s(
-                    attempt, failure.problem.retry_after_s if isinstance(failure, Refused) else None
-                )
+                stated_s = failure.problem.retry_after_s if isinstance(failure, Refused) else None
+                wait_s = backoff.next_s(at_least=stated_s or 0.0)
                 if attempt >= self._retries or _is_too_late(deadline, wait_s):
                     raise
             await asyncio.sleep(wait_s)

@@ -1,31 +1,33 @@
 """The worker processes of one machine: each gets its task, reports its progress, and ends with the
 parent.
 
-A worker reads its task as one line of JSON from standard input, which then stays open: its end
-means that the parent is gone. It writes lines of JSON to standard output: {"part", "done"}, or
-{"error", "message", "remedy"}.
+The parent's message is the task. A worker's messages are {"part", "done"}, or {"bug"} with the
+traceback of an error that is none of the user's.
 """
 
-import contextlib
-import json
 import os
-import signal
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
-from mlcd import errors
+from mlcd.child import (
+    Message,
+    Parent,
+    blocked_stops,
+    child_command,
+    from_line,
+    serve_parent,
+    to_line,
+)
 from mlcd.errors import MlcdError, Unavailable
 
 _PATIENCE: Final = 3  # deaths for each worker, without any progress in between, before we give up
 
-_Process: TypeAlias = "subprocess.Popen[str]"
-_Message: TypeAlias = dict[str, Any]
-_Event: TypeAlias = tuple[_Process, _Message | None]
+_Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 def run_workers(
@@ -48,9 +50,9 @@ def run_workers(
         for _ in range(num_workers):
             crew.start()
         while crew.alive:
-            process, message = crew.events.get()
-            if message is not None:
-                _raise_if_error(message)
+            process, line = crew.lines.get()
+            if (message := from_line(line)) is not None:
+                _raise_if_bug(message)
                 deaths = 0
                 on_progress(message["part"], message["done"])
                 continue
@@ -67,44 +69,44 @@ def run_workers(
 
 
 class _Crew:
+    """The living workers, and the lines that they write; no line is the last of one that ended."""
+
     def __init__(self, module: str, task: Mapping[str, Any], num_threads: int) -> None:
-        self._command = [sys.executable, "-m", module]
-        self._task = json.dumps(task) + "\n"
+        self._command = child_command(module)
+        self._task = to_line(dict(task))
         # The BLAS of numpy and torch reads it only when it is loaded.
         # the child's environment, as in demo
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}  # noqa: TID251
         self.alive: set[_Process] = set()
-        self.events: SimpleQueue[_Event] = SimpleQueue()
+        self.lines: SimpleQueue[tuple[_Process, bytes]] = SimpleQueue()
 
     def start(self) -> None:
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self._environment,
-        )
-        self.alive.add(process)
+        with blocked_stops():
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=self._environment,
+            )
+            self.alive.add(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()
         assert process.stdin is not None
         # the worker is dead already, which `_listen` notices
-        with contextlib.suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), process.stdin:
             process.stdin.write(self._task)
-            process.stdin.flush()
 
     def _listen(self, process: _Process) -> None:
         assert process.stdout is not None
         with process.stdout:
-            for line in process.stdout:
-                if line.endswith("\n"):  # otherwise it was killed while it wrote
-                    self.events.put((process, json.loads(line)))
+            # otherwise it was killed while it wrote
+            while (line := process.stdout.readline()).endswith(b"\n"):
+                self.lines.put((process, line))
         process.wait()
-        self.events.put((process, None))
+        self.lines.put((process, b""))
 
     def bury(self, process: _Process) -> None:
         """Raises where the worker ended by itself with a failure that it could not report."""
         self.alive.discard(process)
-        _close(process)
         if process.returncode > 0:
             raise RuntimeError(f"a worker ended with status {process.returncode}")
 
@@ -113,48 +115,22 @@ class _Crew:
             process.kill()
         for process in self.alive:
             process.wait()
-            _close(process)
 
 
-def _close(process: _Process) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # a part of the task was still to be written
-        process.stdin.close()
-
-
-def _raise_if_error(message: _Message) -> None:
-    if "error" not in message:
-        return
-    kind = getattr(errors, message["error"], None)
-    if kind is None:
-        raise RuntimeError(f"a worker failed\n{message['message']}")
-    raise kind(message["message"], remedy=message["remedy"])
+def _raise_if_bug(message: Message) -> None:
+    if "bug" in message:
+        raise RuntimeError(f"a worker failed\n{message['bug']}")
 
 
 def serve_as_worker(work: Callable[[dict[str, Any], Callable[[int, int], None]], None]) -> None:
-    """Serves as the worker: reads the task, does the work, reports progress (part, done) and
-    errors, and ends with the parent.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
-    pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of a library is no message
-    task = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Serves as the worker: does the task, and reports progress (part, done) and errors."""
 
-    def send(message: _Message) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
+    def perform(task: Message, parent: Parent) -> None:
+        try:
+            work(task, lambda part, done: parent.send({"part": part, "done": done}))
+        except MlcdError:
+            raise
+        except Exception:  # noqa: BLE001 - the parent shows it as its own
+            parent.send({"bug": traceback.format_exc()})
 
-    try:
-        work(task, lambda part, done: send({"part": part, "done": done}))
-    except MlcdError as error:
-        send({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
-    except Exception:  # noqa: BLE001 - the parent shows it as its own
-        send({"error": "", "message": traceback.format_exc(), "remedy": None})
-
-
-def _end_with_parent() -> None:
-    # Not sys.stdin: its lock, held by a daemon thread, would crash the interpreter's exit.
-    while os.read(0, 1):
-        pass
-    os._exit(1)
+    serve_parent(perform)

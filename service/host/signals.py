@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
+from mlcd.child import STOPS
 from service.timings import SIGNAL_ECHO_S
 
-# A person, a system or a terminal sends these to the process that it started.
-STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 # A supervisor sends this to its server processes, which ignore `STOPS`.
 FINISH: Final = signal.SIGUSR1
 

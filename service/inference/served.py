@@ -1,6 +1,5 @@
 """The served encoder as its process opened it, and how to open it again."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,11 @@ class Opening:
     encoder: EncoderOptions = DEFAULTS
     log: Log = Log()  # noqa: RUF009 - frozen
 
-    def to_json(self) -> str:
-        return json.dumps({**asdict(self), "log": self.log.model_dump()})
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "log": self.log.model_dump()}
 
     @classmethod
-    def from_json(cls, line: str) -> "Opening":
-        fields = json.loads(line)
+    def from_dict(cls, fields: dict[str, Any]) -> "Opening":
         options = {"encoder": EncoderOptions(**fields["encoder"]), "log": Log(**fields["log"])}
         return cls(**{**fields, **options})
 

@@ -8,7 +8,6 @@ and the supervisor's death, make it finish what is in flight and end.
 """
 
 import asyncio
-import json
 import math
 import os
 import signal
@@ -17,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -26,11 +25,11 @@ import click
 import uvicorn
 from fastapi import FastAPI
 
-from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.child import STOPS, Message, Parent, serve_parent
+from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import keep_what_is_open, return_large_blocks
-from service.host.children import heed_parent_alone
-from service.host.signals import FINISH, STOPS, StopSignals, canceled_by_a_signal
+from service.host.signals import FINISH, StopSignals, canceled_by_a_signal
 from service.http.app import create_app
 from service.http.connections import ConnectionBounds, HttpConnection, affordable, allow_descriptors
 from service.resources import Resources, find_model, open_resources
@@ -195,49 +194,31 @@ class Order:
     multiprocess_dir: str
     identity: str | None
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, line: str) -> "Order":
-        fields = json.loads(line)
+    def from_dict(cls, fields: dict[str, Any]) -> "Order":
         return cls(**{**fields, "source": SettingsSources(**fields["source"])})
 
 
-def main() -> None:
-    heed_parent_alone(int(sys.argv[1]), at_its_end=FINISH)
-    pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # prints of libraries must not mix with messages
-
-    def send(message: dict[str, Any]) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
+def serve(message: Message, supervisor: Parent) -> None:
+    """Serves on the supervisor's socket, and tells it once everything is open."""
 
     def serving(resources: Resources) -> None:
-        send({"serving": describe(resources), "identity": identity_of(resources)})
+        supervisor.send({"serving": describe(resources), "identity": identity_of(resources)})
 
-    line = sys.stdin.readline()
-    if not line:  # the supervisor is gone
-        return
-    order = Order.from_json(line)
+    order = Order.from_dict(message)
     settings = read_settings(order.source.options, file=order.source.file)
     prepare_process(settings, stops=(FINISH,))
     use_multiprocess_dir(Path(order.multiprocess_dir), order.slot)
-    listener = socket.socket(fileno=order.descriptor)
-    try:
-        serve_on(
-            listener,
-            settings,
-            announce=lambda line: click.echo(f"mlcd: {line}", err=True),
-            serving=serving,
-            multiprocess_dir=Path(order.multiprocess_dir),
-            identity=order.identity,
-            stops=(FINISH,),
-        )
-    except MlcdError as error:
-        send({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
-        sys.exit(2)
+    serve_on(
+        socket.socket(fileno=order.descriptor),
+        settings,
+        announce=lambda line: click.echo(f"mlcd: {line}", err=True),
+        serving=serving,
+        multiprocess_dir=Path(order.multiprocess_dir),
+        identity=order.identity,
+        stops=(FINISH,),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    serve_parent(serve, at_its_end=FINISH)

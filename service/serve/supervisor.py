@@ -6,7 +6,6 @@ once, and weights are exported once.
 """
 
 import asyncio
-import json
 import logging
 import signal
 import socket
@@ -14,15 +13,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from mlcd import errors
+from mlcd.backoff import Backoff
+from mlcd.child import STOPS, Child
 from mlcd.errors import MlcdError, Unavailable
-from service.host.children import start_child
-from service.host.signals import FINISH, STOPS, StopSignals
+from service.host.signals import FINISH, StopSignals
 from service.serve.server import Order, SettingsSources, bound_s
 from service.settings import Settings
 from service.timings import SERVER_BACKOFF_S, SERVER_KILL_S, SERVER_MAX_BACKOFF_S, SERVER_STEADY_S
@@ -47,7 +46,7 @@ class Supervisor:
         """
         self._settings, self._source, self._listener = settings, source, listener
         self._announce = announce
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._processes: dict[int, Child] = {}
         self._identity: str | None = None
         self._stopping = asyncio.Event()
         self._signals = StopSignals(last=self._kill)
@@ -80,15 +79,17 @@ class Supervisor:
 
     async def _keep(self, slot: int, multiprocess_dir: Path) -> int:
         """Replaces the process whenever it ends early; returns its exit status at the shutdown."""
-        pause_s = 0.0
+        backoff = Backoff(SERVER_BACKOFF_S, SERVER_MAX_BACKOFF_S, at_once=True)
         while True:
             born = time.monotonic()
-            status = await self._processes[slot].wait()
+            status = await self._processes[slot].ended()
             mark_process_dead(slot, str(multiprocess_dir))
             if self._stopping.is_set():
                 # A process that is just starting has no handler yet and ends by FINISH itself.
                 return 0 if status == -FINISH else status
-            pause_s = 0.0 if time.monotonic() - born > SERVER_STEADY_S else pause_s
+            if time.monotonic() - born > SERVER_STEADY_S:
+                backoff.reset()
+            pause_s = backoff.next_s()
             _log.error(
                 "server process %d ended with status %d; the next starts in %.1f s",
                 slot,
@@ -96,10 +97,9 @@ class Supervisor:
                 pause_s,
             )
             while not await self._started_again(slot, multiprocess_dir, pause_s):
-                pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
                 if self._stopping.is_set():
                     return 0
-            pause_s = min(SERVER_MAX_BACKOFF_S, max(SERVER_BACKOFF_S, 2 * pause_s))
+                pause_s = backoff.next_s()
 
     async def _started_again(self, slot: int, multiprocess_dir: Path, pause_s: float) -> bool:
         with suppress(TimeoutError):
@@ -118,27 +118,25 @@ class Supervisor:
 
         Raises what opening raised.
         """
-        process = await start_child("service.serve.server", descriptors=(self._listener.fileno(),))
+        process = await Child.start("service.serve.server", descriptors=(self._listener.fileno(),))
         self._processes[slot] = process
         if self._stopping.is_set():  # the signal came while the process was being started
-            process.send_signal(FINISH)
+            process.signal(FINISH)
         order = Order(
             self._source, self._listener.fileno(), slot, str(multiprocess_dir), self._identity
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(order.to_json().encode() + b"\n")
-        line = await process.stdout.readline()
+        process.send(asdict(order))
+        try:
+            message = await process.receive()
+        except MlcdError:
+            if not self._stopping.is_set():
+                raise
         if self._stopping.is_set():
             return None
-        if not line:
+        if message is None:
             raise Unavailable(
                 "a server process ended while it opened the model", remedy="its log says why"
             )
-        message: dict[str, Any] = json.loads(line)
-        if "error" in message:
-            kind: type[MlcdError] = getattr(errors, message["error"], MlcdError)
-            raise kind(message["message"], remedy=message["remedy"])
         self._identity = message["identity"]
         served: str = message["serving"]
         return served
@@ -155,12 +153,11 @@ class Supervisor:
     async def _end(self) -> None:
         self._kill()
         for process in self._processes.values():
-            await process.wait()
+            await process.ended()
 
     def _kill(self) -> None:
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
         for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
+            process.signal(number)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 
-from service.host.signals import STOPS, StopSignals
+from mlcd.child import STOPS
+from service.host.signals import StopSignals
 from service.jobs.job import MAX_ATTEMPTS, Work
 from service.jobs.queue import Queue
 from service.telemetry.logs import places

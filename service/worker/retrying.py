@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from mlcd.backoff import Backoff
 from mlcd.errors import Unavailable
 from service.timings import QUEUE_FIRST_WAIT_S, QUEUE_LONGEST_WAIT_S, QUEUE_SETTLED_S
 
@@ -19,7 +20,7 @@ class RetryingQueue:
         self.up = True
         self.wait_s = 0.0  # seconds before the next call, longer each time while the queue is away
 
-        self._pause_s = 0.0  # the last of these pauses
+        self._backoff = Backoff(QUEUE_FIRST_WAIT_S, QUEUE_LONGEST_WAIT_S)
         self._away_s: float | None = None  # when it last did not answer; None once it is back
 
     def once(self, call: Callable[[], _Answer]) -> _Answer | None:
@@ -30,11 +31,11 @@ class RetryingQueue:
             if self._away_s is None:
                 _log.warning("the job queue is away, trying again: %s", error.message)
             self._away_s = time.monotonic()
-            self._pause_s = min(max(2 * self._pause_s, QUEUE_FIRST_WAIT_S), QUEUE_LONGEST_WAIT_S)
-            self.up, self.wait_s = False, self._pause_s
+            self.up, self.wait_s = False, self._backoff.next_s()
             return None
         if self._away_s is not None and time.monotonic() - self._away_s >= QUEUE_SETTLED_S:
             _log.warning("the job queue is back")
-            self._away_s, self._pause_s = None, 0.0
+            self._away_s = None
+            self._backoff.reset()
         self.up, self.wait_s = True, 0.0
         return answer

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import httpx
 import pytest
@@ -182,7 +183,7 @@ def test_a_process_that_would_serve_something_else_does_not_serve(tmp_path):
         order = Order(source, listener.fileno(), 0, str(tmp_path), identity="of another model")
         told = subprocess.run(
             [sys.executable, "-m", "service.serve.server", str(os.getpid())],
-            input=order.to_json() + "\n",
+            input=json.dumps(asdict(order)) + "\n",
             env=os.environ | {"MLCD_ENGINE": "fake"},
             pass_fds=(listener.fileno(),),
             capture_output=True,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Final
 
+from mlcd.backoff import Backoff
 from service.timings import CACHE_MAX_PAUSE_S, CACHE_PAUSE_S, CACHE_STEADY_S
 
 _log = logging.getLogger("mlcd.service")
@@ -33,7 +34,8 @@ class RedisCircuit:
         """
         self._answers, self._on_change = answers, on_change
         self._failures = 0
-        self._pause_s, self._closed_at = CACHE_PAUSE_S, -CACHE_STEADY_S
+        self._backoff = Backoff(CACHE_PAUSE_S, CACHE_MAX_PAUSE_S)
+        self._closed_at = -CACHE_STEADY_S
         self._recovery: asyncio.Task[None] | None = None
 
     @property
@@ -50,7 +52,7 @@ class RedisCircuit:
 
     def open(self) -> None:
         if time.monotonic() - self._closed_at > CACHE_STEADY_S:
-            self._pause_s = CACHE_PAUSE_S
+            self._backoff.reset()
         _log.warning("the cache's Redis does not answer: served without it until it does")
         self._on_change(False)
         self._recovery = asyncio.create_task(
@@ -66,8 +68,7 @@ class RedisCircuit:
     async def _recover(self) -> None:
         answers = False
         while not answers:
-            await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, CACHE_MAX_PAUSE_S)
+            await asyncio.sleep(self._backoff.next_s())
             answers = await self._answers()
         self._failures, self._closed_at, self._recovery = 0, time.monotonic(), None
         self._on_change(True)

@@ -1,20 +1,18 @@
 """One process of the engine, from its start to its end."""
 
 import asyncio
-import contextlib
-import json
 import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd import errors
+from mlcd.child import Child, Message
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.types import Embeddings
-from service.host.children import start_child
 from service.inference.engine.slots import NUM_SLOTS, Slots
 from service.inference.served import Opening, ServedEncoder
 from service.timings import ENGINE_END_S
@@ -38,9 +36,7 @@ class EngineProcess:
     Batches are encoded in the order of their calls, at most NUM_SLOTS at a time.
     """
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, served: ServedEncoder, slots: Slots
-    ) -> None:
+    def __init__(self, process: Child, served: ServedEncoder, slots: Slots) -> None:
         self.served = served
         self.pid = process.pid
         # Called before any waiter hears of the end: queued images must not go to a dead process.
@@ -62,11 +58,12 @@ class EngineProcess:
         """
         descriptor = os.memfd_create("mlcd-batches")
         try:
-            process = await start_child(
-                "service.inference.engine.worker", descriptor, descriptors=(descriptor,)
+            process = await Child.start(
+                "service.inference.engine.worker", descriptors=(descriptor,)
             )
             try:
-                served = await _opened(process, opening)
+                process.send({"descriptor": descriptor, "opening": opening.to_dict()})
+                served = await _opened(process)
                 slots = Slots(
                     descriptor,
                     max_batch=opening.max_batch,
@@ -74,7 +71,7 @@ class EngineProcess:
                     dimension=served.dimension,
                 )
             except BaseException:
-                await _end(process, 0.0)
+                await process.end()
                 raise
         finally:
             os.close(descriptor)
@@ -100,7 +97,7 @@ class EngineProcess:
         before, done = self._latest, loop.create_future()
         self._running[slot] = self._latest = done
         self._started = self._started or loop.time()
-        self._send({"slot": slot, "num": len(images)})
+        self._process.send({"slot": slot, "num": len(images)})
         try:
             if before is not None:
                 await asyncio.wait([before])
@@ -117,69 +114,44 @@ class EngineProcess:
 
     def kill(self) -> None:
         self.on_end()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.signal(signal.SIGKILL)
 
     async def ended(self) -> int:
         """Waits for the process's end, and returns its exit status, negative for a signal."""
         await asyncio.wait([self._reader])
-        return await self._process.wait()
+        return await self._process.ended()
 
     async def close(self) -> None:
         """Ends the process, by force where it does not end in ENGINE_END_S."""
-        await _end(self._process, ENGINE_END_S)
+        await self._process.end(patience_s=ENGINE_END_S)
         await self._reader
 
-    def _send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
-
     async def _read(self) -> None:
-        assert self._process.stdout is not None
         try:
-            while line := await self._process.stdout.readline():
-                self._settle(json.loads(line))
+            while message := await self._process.receive():
+                self._settle(message)
         finally:
             self.on_end()
             self._started = None
             for done in self._running.values():
                 _fail(done, _gone())
 
-    def _settle(self, message: dict[str, Any]) -> None:
+    def _settle(self, message: Message) -> None:
         done = self._running.pop(message["slot"])
         self._started = asyncio.get_running_loop().time() if self._running else None
-        if "error" in message:
+        if "seconds" not in message:
             _fail(done, EngineFailed("the engine failed", remedy="try again in a moment"))
         elif not done.done():
             done.set_result(message["seconds"])
 
 
-async def _opened(process: asyncio.subprocess.Process, opening: Opening) -> ServedEncoder:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(opening.to_json().encode() + b"\n")
-    line = await process.stdout.readline()
-    if not line:
+async def _opened(process: Child) -> ServedEncoder:
+    message = await process.receive()
+    if message is None:
         raise Unavailable(
             "the engine's process ended while it opened the model", remedy="its log says why"
         )
-    message = json.loads(line)
-    if "error" in message:
-        kind: type[MlcdError] = getattr(errors, message["error"], MlcdError)
-        raise kind(message["message"], remedy=message["remedy"])
     return ServedEncoder.from_dict(message["served"])
-
-
-async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(patience_s):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 def _gone() -> Unavailable:

@@ -10,6 +10,7 @@ from typing import Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.backoff import Backoff
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
 from service.inference.contract import down
 from service.inference.engine.process import EngineFailed, EngineProcess, Inference
@@ -145,7 +146,7 @@ class SupervisedEngine:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s = 0.0
+        backoff = Backoff(ENGINE_BACKOFF_S, ENGINE_MAX_BACKOFF_S, at_once=True)
         while True:
             assert self._process is not None
             born = loop.time()
@@ -153,24 +154,25 @@ class SupervisedEngine:
             self._up.clear()
             await self._process.close()
             self._process = None
-            pause_s = 0.0 if loop.time() - born > ENGINE_STEADY_S else pause_s
+            if loop.time() - born > ENGINE_STEADY_S:
+                backoff.reset()
+            pause_s = backoff.next_s()
             _log.error(
                 "the engine's process ended with status %d; the next starts in %.1f s",
                 status,
                 pause_s,
             )
-            while self._process is None:
-                self._back_at = loop.time() + pause_s
-                await asyncio.sleep(pause_s)
-                pause_s = min(ENGINE_MAX_BACKOFF_S, max(ENGINE_BACKOFF_S, 2 * pause_s))
-                self._process = await self._open_again()
+            while not await self._opened_again(pause_s):
+                pause_s = backoff.next_s()
             if self._metrics is not None:
                 self._metrics.engine_restarted()
             self._failures = 0
             self.last_success = loop.time()
             self._up.set()
 
-    async def _open_again(self) -> EngineProcess | None:
+    async def _opened_again(self, pause_s: float) -> bool:
+        self._back_at = asyncio.get_running_loop().time() + pause_s
+        await asyncio.sleep(pause_s)
         try:
             async with asyncio.timeout(max(ENGINE_OPEN_S, _PATIENCE * self._open_s)):
                 process = await EngineProcess.open(self._opening)
@@ -181,6 +183,7 @@ class SupervisedEngine:
                 )
         except (MlcdError, TimeoutError, OSError) as error:
             _log.error("the engine cannot be started: %s", error or type(error).__name__)
-            return None
+            return False
         process.on_end = self._up.clear
-        return process
+        self._process = process
+        return True

@@ -1,26 +1,19 @@
 """The engine's own process, which opens the encoder and encodes the batches in shared memory.
 
-Standard input brings lines of JSON: the `Opening`, then {"slot", "num"} for every batch. Standard
-output takes {"served"} once, then {"slot", "seconds"} for every batch, or {"error", "message",
-"remedy"}. The end of standard input means that the server is gone.
+The server's messages are {"descriptor", "opening"}, then {"slot", "num"} for every batch. The
+engine's are {"served"} once, then {"slot", "seconds"} for every batch, without seconds where the
+batch failed.
 """
 
-import json
 import logging
-import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 
+from mlcd.child import Message, Parent, serve_parent
 from mlcd.encoders import open_encoder
 from mlcd.encoders.encoder import Encoder
-from mlcd.errors import MlcdError
 from mlcd.types import ImageBatch
-from service.host.children import heed_parent_alone
 from service.host.threads import limit_blas
 from service.inference.engine.fake import FakeEncoder
 from service.inference.engine.slots import Slots
@@ -28,34 +21,17 @@ from service.inference.served import Opening, ServedEncoder
 from service.telemetry.logs import configure_logs, kinds
 
 _log = logging.getLogger("mlcd.service")
-_Send = Callable[[dict[str, Any]], None]
 
 
-def main() -> None:
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    heed_parent_alone(parent, at_its_end=signal.SIGKILL)
-    pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # prints of libraries must not mix with messages
-
-    def send(message: dict[str, Any]) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
-
-    line = sys.stdin.readline()
-    if not line:  # the server stopped while this process started
-        return
-    opening = Opening.from_json(line)
+def serve(order: Message, server: Parent) -> None:
+    opening = Opening.from_dict(order["opening"])
     configure_logs(opening.log)
     limit_blas(opening.encoder.num_threads)
-    try:
-        encoder, served = _open(opening)
-    except MlcdError as error:
-        send({"error": type(error).__name__, "message": error.message, "remedy": error.remedy})
-        return
+    encoder, served = _open(opening)
     crop, dimension = served.preprocess.crop, served.dimension
-    slots = Slots(descriptor, max_batch=opening.max_batch, crop=crop, dimension=dimension)
-    send({"served": served.to_dict()})
-    _encode_batches(encoder, slots, sys.stdin, send)
+    slots = Slots(order["descriptor"], max_batch=opening.max_batch, crop=crop, dimension=dimension)
+    server.send({"served": served.to_dict()})
+    _encode_batches(encoder, slots, server)
 
 
 def _open(opening: Opening) -> tuple[Encoder, ServedEncoder]:
@@ -85,9 +61,8 @@ def _open_encoder(opening: Opening) -> Encoder:
     return open_encoder(opening.spec, opening.encoder)
 
 
-def _encode_batches(encoder: Encoder, slots: Slots, lines: Iterable[str], send: _Send) -> None:
-    for line in lines:
-        request = json.loads(line)
+def _encode_batches(encoder: Encoder, slots: Slots, server: Parent) -> None:
+    for request in server:
         slot, num = request["slot"], request["num"]
         started = time.perf_counter()
         try:
@@ -95,10 +70,10 @@ def _encode_batches(encoder: Encoder, slots: Slots, lines: Iterable[str], send: 
         except Exception as error:  # noqa: BLE001 - the server must hear of every error
             # The text may quote what clients sent: the kinds of the error and its cause are enough.
             _log.error("the engine failed on %d images: %s", num, kinds(error))
-            send({"slot": slot, "error": True})
+            server.send({"slot": slot})
         else:
-            send({"slot": slot, "seconds": time.perf_counter() - started})
+            server.send({"slot": slot, "seconds": time.perf_counter() - started})
 
 
 if __name__ == "__main__":
-    main()
+    serve_parent(serve)

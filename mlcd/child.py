@@ -1,0 +1,162 @@
+"""Child processes: how one begins, talks with its parent, and ends with it.
+
+Both sides write one JSON object a line, to the child's standard input and from its standard output.
+An MlcdError of the child becomes a message, which the parent raises as its own.
+
+A child heeds its parent alone. A signal to a whole process group or control group reaches both at
+the same time, and the parent then has work to finish, for which it needs its child. Therefore the
+child ignores the signal, and the parent says when it ends.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Self, TypeAlias
+
+from mlcd import errors
+from mlcd.errors import MlcdError
+
+Message: TypeAlias = dict[str, Any]
+
+# A person, a system or a terminal sends these to the process that it started.
+STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
+_REFUSED: Final = 2  # exit status after an MlcdError
+
+
+def child_command(module: str) -> list[str]:
+    """Returns the command line of `python -m module`, whose last argument is our process id."""
+    # -P: no module is imported from the working directory, which is the user's
+    return [sys.executable, "-P", "-m", module, str(os.getpid())]
+
+
+@contextmanager
+def blocked_stops() -> Iterator[None]:
+    """Blocks the stop signals in a child that is started meanwhile: it inherits the block, and no
+    signal ends it before it has said that it ignores them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def to_line(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Message | None:
+    """Returns a message of the child; None where it ended before the line did.
+
+    Raises the child's error.
+    """
+    if not line.endswith(b"\n"):
+        return None
+    message: Message = json.loads(line)
+    if "error" in message:
+        kind: type[MlcdError] = getattr(errors, message["error"], MlcdError)
+        raise kind(message["message"], remedy=message["remedy"])
+    return message
+
+
+class Child:
+    """A child process in a group of its own, as its parent sees it. Make it by `start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._input, self._output = process, process.stdin, process.stdout
+
+    @classmethod
+    async def start(cls, module: str, *, descriptors: Sequence[int] = ()) -> Self:
+        """Starts `python -m module`, which calls `serve_parent`.
+
+        Call it from the event loop's thread: the child ends when that thread ends. descriptors:
+        files that the child inherits.
+        """
+        with blocked_stops():
+            process = await asyncio.create_subprocess_exec(
+                *child_command(module),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=descriptors,
+                process_group=0,  # signals of a terminal reach only the parent
+            )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        self._input.write(to_line(message))
+
+    async def receive(self) -> Message | None:
+        """Returns the next message; None where the child has ended. Raises the child's error."""
+        return from_line(await self._output.readline())
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Waits for the end, and returns the exit status, negative for a signal."""
+        return await self._process.wait()
+
+    async def end(self, *, patience_s: float = 0.0) -> None:
+        """Ends the child by the end of its input, and by force where that takes longer."""
+        self._input.close()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self.ended()
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            await self.ended()
+
+
+class Parent:
+    """The parent process, as its child sees it. Messages in standard input are iterated over."""
+
+    def __init__(self, *, at_its_end: signal.Signals) -> None:
+        """Ignores all stop signals but the parent's. at_its_end: see `serve_parent`."""
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, at_its_end)
+        if os.getppid() != int(sys.argv[-1]):  # it died before prctl
+            sys.exit(1)
+        self._output = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # prints of libraries must not mix with messages
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(json.loads, sys.stdin)
+
+    def send(self, message: Message) -> None:
+        self._output.write(to_line(message))
+        self._output.flush()
+
+
+def serve_parent(
+    work: Callable[[Message, Parent], None], *, at_its_end: signal.Signals = signal.SIGKILL
+) -> None:
+    """Does the work that the parent's first message orders; an MlcdError is raised in the parent.
+
+    at_its_end: the signal that the system sends when the parent is killed.
+    """
+    parent = Parent(at_its_end=at_its_end)
+    order = next(iter(parent), None)
+    if order is None:  # the parent stopped while this process started
+        return
+    try:
+        work(order, parent)
+    except MlcdError as error:
+        kind = type(error).__name__
+        parent.send({"error": kind, "message": error.message, "remedy": error.remedy})
+        sys.exit(_REFUSED)
