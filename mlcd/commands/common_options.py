@@ -2,15 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mlcd.encoders.encoder import EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
-from mlcd.images.decode import ExifPolicy
-from mlcd.images.transform import DecodeMode
 from mlcd.locations import local_path
 from mlcd.progress import Reporter
 
@@ -47,38 +45,22 @@ def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
 
 def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options for opening a model, and passes them as `encoder`."""
+    options = [each for each in fields(EncoderOptions) if "choices" in each.metadata]
 
-    @click.option(
-        "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True
-    )
-    @click.option(
-        "--engine",
-        type=click.Choice(["auto", "openvino", "torch"]),
-        default="auto",
-        show_default=True,
-    )
-    @click.option(
-        "--exif",
-        type=click.Choice(["apply", "ignore"]),
-        help="Other than the model's preprocessing says.",
-    )
-    @click.option(
-        "--decode",
-        type=click.Choice(["exact", "fast"]),
-        help="fast: JPEG at a fraction of its size.",
-    )
     @functools.wraps(command)
-    def wrapped(
-        *args: Any,
-        precision: Precision,
-        engine: EngineName,
-        exif: ExifPolicy | None,
-        decode: DecodeMode | None,
-        **kwargs: Any,
-    ) -> None:
-        options = EncoderOptions(precision=precision, engine=engine, exif=exif, decode=decode)
-        command(*args, encoder=options, **kwargs)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        chosen = {each.name: kwargs.pop(each.name) for each in options}
+        command(*args, encoder=EncoderOptions(**chosen), **kwargs)
 
+    for each in reversed(options):  # click lists first the one that is added last
+        add = click.option(
+            f"--{each.name}",
+            type=click.Choice(each.metadata["choices"]),
+            default=each.default,
+            show_default=each.default is not None,
+            help=each.metadata.get("help"),
+        )
+        wrapped = add(wrapped)
     return wrapped
 
 

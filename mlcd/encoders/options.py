@@ -1,6 +1,7 @@
 """The user's options for opening a model: one list, from the command line to the worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import get_args
 
 from mlcd.encoders.encoder import EngineName, Precision
 from mlcd.images.decode import ExifPolicy
@@ -9,17 +10,29 @@ from mlcd.images.transform import DecodeMode
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions:
-    """The options for opening a model.
+    """The options for opening a model. Those with choices are options of the commands, too.
 
     num_threads: 0 takes all cores that the process may use. exif, decode: replace those of the
     model's preprocessing, which makes it a model of another fingerprint; None keeps them.
     """
 
-    precision: Precision = "fp32"
-    engine: EngineName = "auto"
+    precision: Precision = field(default="fp32", metadata={"choices": get_args(Precision)})
+    engine: EngineName = field(default="auto", metadata={"choices": get_args(EngineName)})
     num_threads: int = 0
-    exif: ExifPolicy | None = None
-    decode: DecodeMode | None = None
+    exif: ExifPolicy | None = field(
+        default=None,
+        metadata={
+            "choices": get_args(ExifPolicy),
+            "help": "Other than the model's preprocessing says.",
+        },
+    )
+    decode: DecodeMode | None = field(
+        default=None,
+        metadata={
+            "choices": get_args(DecodeMode),
+            "help": "fast: JPEG at a fraction of its size.",
+        },
+    )
 
 
 DEFAULTS = EncoderOptions()
