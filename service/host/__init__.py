@@ -1,1 +1,1 @@
-"""The process on its machine: signals, child processes, the allocator, the thread budget."""
+"""The process on its machine: signals, the allocator, the thread budget."""
