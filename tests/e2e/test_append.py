@@ -36,8 +36,8 @@ main()
 """
 MOMENTS = {
     "a part is made": ("pipelines.embed_more", "write_encoded", False),
-    "all is in its place": ("artifacts.growth", "write_synced", True),
-    "the manifest is written": ("artifacts.growth", "write_synced", False),
+    "all is in its place": ("artifacts.addition", "write_synced", True),
+    "the manifest is written": ("artifacts.addition", "write_synced", False),
 }
 
 
