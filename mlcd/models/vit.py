@@ -6,6 +6,7 @@ column of the key map in the documentation (`patch`, `cls`, `pos`, `blocks.i.att
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -14,16 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlcd.errors import ConfigInvalid
-from mlcd.models.rope import RotaryPositions, rotate
+from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes
+from mlcd.models.rope import RotaryPositions
 
-Activation = Literal["quick_gelu", "gelu"]
 Positions = Literal["learned", "rope"]
+# class_token: CLIP's and MLCD's. attention: SigLIP's head in place of a class token (siglip.py).
+Pooling = Literal["class_token", "attention"]
 # projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm.
 # patches: [B, T-1, W], before the last norm. penultimate_patches: patches one block earlier, which
 # vision-language models take (`hidden_states[-2]` without the class token).
 Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
-
-_Rotation = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,36 +43,34 @@ class ViTConfig:
     activation: Activation = "gelu"
     positions: Positions = "learned"
     norm_eps: float = 1e-5
+    pooling: Pooling = "class_token"
 
     def __post_init__(self) -> None:
-        sizes = (
-            self.image_size,
-            self.patch_size,
-            self.width,
-            self.depth,
-            self.heads,
-            self.mlp_width,
-        )
+        sizes = (self.image_size, self.patch_size, self.depth)
         if min(sizes) < 1 or (self.embedding_dim is not None and self.embedding_dim < 1):
             raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
+        check_block_sizes(self)
         if self.image_size % self.patch_size:
             raise ConfigInvalid(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
-            )
-        if self.width % self.heads:
-            raise ConfigInvalid(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.activation not in ("quick_gelu", "gelu"):
-            raise ConfigInvalid(
-                f"unknown activation {self.activation}", remedy="use quick_gelu or gelu"
             )
         if self.positions not in ("learned", "rope"):
             raise ConfigInvalid(f"unknown positions {self.positions}", remedy="use learned or rope")
         if self.positions == "rope" and self.head_dim % 4:
             raise ConfigInvalid(f"rope needs a head dimension that 4 divides, not {self.head_dim}")
+        if self.pooling not in ("class_token", "attention"):
+            raise ConfigInvalid(
+                f"unknown pooling {self.pooling}", remedy="use class_token or attention"
+            )
+        if self.pooling == "attention" and (self.positions != "learned" or self.embedding_dim):
+            raise ConfigInvalid(
+                "a tower of attention pooling has learned positions and no projection"
+            )
 
     @property
     def num_tokens(self) -> int:
-        return (self.image_size // self.patch_size) ** 2 + 1
+        patches = (self.image_size // self.patch_size) ** 2
+        return patches + 1 if self.pooling == "class_token" else patches
 
     @property
     def output_dim(self) -> int:
@@ -94,82 +93,23 @@ class ViTConfig:
             ) from error
 
 
-class Attention(nn.Module):
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
+class VisionTower(nn.Module):
+    """The image half of a model, whichever way it pools."""
 
-    def forward(
-        self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
-    ) -> Tensor:
-        """Attends from the first `num_queries` tokens only, [B, num_queries, W]; from all where it
-        is None.
-        """
-        batch, tokens, width = x_BTW.shape
-        if num_queries is None:
-            query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
-        else:
-            weight, bias = self.qkv.weight, self.qkv.bias
-            query = self._heads(
-                functional.linear(x_BTW[:, :num_queries], weight[:width], bias[:width])
-            )
-            key, value = (
-                self._heads(part)
-                for part in functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
-            )
-        if rotation is not None:
-            cos_TR, sin_TR = rotation
-            query = rotate(query, cos_TR[: query.shape[2]], sin_TR[: query.shape[2]])
-            key = rotate(key, cos_TR, sin_TR)
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        projected: Tensor = self.out(
-            mixed.transpose(1, 2).reshape(batch, num_queries or tokens, width)
-        )
-        return projected
+    config: ViTConfig
+    blocks: nn.ModuleList
 
-    def _heads(self, x_BTW: Tensor) -> Tensor:
-        """Splits the width into heads: [B, T, W] to [B, H, T, D]."""
-        heads: Tensor = x_BTW.unflatten(2, (self.heads, -1)).transpose(1, 2)
-        return heads
+    @abstractmethod
+    def forward(self, pixels_BCHW: Tensor, output: Output | None = None) -> Tensor:
+        """Returns an output of the tower for float32 [B, 3, H, W], normalized."""
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        side = self.config.image_size // self.config.patch_size
+        positions: Tensor = self.pos
+        return positions if grid == (side, side) else resized_positions(positions, grid)
 
 
-class MLP(nn.Module):
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.width, config.mlp_width)
-        self.fc2 = nn.Linear(config.mlp_width, config.width)
-        self.quick = config.activation == "quick_gelu"
-
-    def forward(self, x_BTW: Tensor) -> Tensor:
-        hidden = self.fc1(x_BTW)
-        # quick_gelu x sigmoid(1.702 x), as in OpenAI's CLIP weights.
-        hidden = hidden * torch.sigmoid(1.702 * hidden) if self.quick else functional.gelu(hidden)
-        projected: Tensor = self.fc2(hidden)
-        return projected
-
-
-class TransformerBlock(nn.Module):
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attn = Attention(config)
-        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(
-        self, x_BTW: Tensor, rotation: _Rotation | None = None, *, num_queries: int | None = None
-    ) -> Tensor:
-        """Applies the block; num_queries is that of `Attention.forward`."""
-        x_BTW = x_BTW[:, :num_queries] + self.attn(
-            self.norm1(x_BTW), rotation, num_queries=num_queries
-        )
-        out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
-        return out
-
-
-class ViT(nn.Module):
+class ViT(VisionTower):
     """A tower of float32 [B, 3, H, W], normalized, to the embedding [B, D] (not of unit length).
 
     H and W may be any multiples of the patch size: rotary angles follow the grid, and learned
@@ -250,17 +190,14 @@ class ViT(nn.Module):
         embedding_BD: Tensor = self.proj(pooled_BW)
         return embedding_BD
 
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
-        side = self.config.image_size // self.config.patch_size
-        positions: Tensor = self.pos
-        return positions if grid == (side, side) else resized_positions(positions, grid)
-
 
 def resized_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resizes learned positions of a square grid to another one: bicubic, as in transformers,
-    without the class token's.
+    """Resizes learned positions of a square grid to another one: bicubic, as in transformers.
+
+    The class token's, where the table has one more row than a square, stays.
     """
-    side = math.isqrt(len(pos_TW) - 1)
-    square = pos_TW[1:].T.reshape(1, -1, side, side)
+    side = math.isqrt(len(pos_TW))
+    class_token = len(pos_TW) - side**2
+    square = pos_TW[class_token:].T.reshape(1, -1, side, side)
     resized = functional.interpolate(square, size=grid, mode="bicubic", align_corners=False)
-    return torch.cat([pos_TW[:1], resized.flatten(2)[0].T])
+    return torch.cat([pos_TW[:class_token], resized.flatten(2)[0].T])

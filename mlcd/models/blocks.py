@@ -1,0 +1,129 @@
+"""The pre-norm transformer block that image and text towers share.
+
+Shapes: B batch, T tokens, Q queries, W width, H heads, D head dimension.
+"""
+
+from typing import Final, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlcd.errors import ConfigInvalid
+from mlcd.models.rope import rotate
+
+Activation = Literal["quick_gelu", "gelu", "gelu_pytorch_tanh"]
+ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class BlockSizes(Protocol):
+    """The part of a tower's config that its blocks need."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def mlp_width(self) -> int: ...
+    @property
+    def activation(self) -> Activation: ...
+    @property
+    def norm_eps(self) -> float: ...
+
+
+def check_block_sizes(sizes: BlockSizes) -> None:
+    """Raises ConfigInvalid for sizes of which no block can be built."""
+    if min(sizes.width, sizes.heads, sizes.mlp_width) < 1:
+        raise ConfigInvalid(f"a tower's sizes must be positive: {sizes}")
+    if sizes.width % sizes.heads:
+        raise ConfigInvalid(f"width {sizes.width} is not a multiple of heads {sizes.heads}")
+    if sizes.activation not in ACTIVATIONS:
+        raise ConfigInvalid(
+            f"unknown activation {sizes.activation}", remedy=f"use {', '.join(ACTIVATIONS)}"
+        )
+
+
+class Attention(nn.Module):
+    """Multi-head attention; `causal` lets a token see itself and those before it."""
+
+    def __init__(self, sizes: BlockSizes, *, causal: bool = False) -> None:
+        super().__init__()
+        self.heads = sizes.heads
+        self.causal = causal
+        self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
+        self.out = nn.Linear(sizes.width, sizes.width)
+
+    def forward(
+        self, x_BTW: Tensor, rotation: Rotation | None = None, *, num_queries: int | None = None
+    ) -> Tensor:
+        """Attends from the first `num_queries` tokens only, [B, num_queries, W]; from all where it
+        is None.
+        """
+        if num_queries is None:
+            query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
+        else:
+            query, key, value = self._projected(x_BTW[:, :num_queries], x_BTW)
+        if rotation is not None:
+            cos_TR, sin_TR = rotation
+            query = rotate(query, cos_TR[: query.shape[2]], sin_TR[: query.shape[2]])
+            key = rotate(key, cos_TR, sin_TR)
+        return self._mixed(query, key, value)
+
+    def attend(self, query_BQW: Tensor, x_BTW: Tensor) -> Tensor:
+        """Attends from queries that are not among the tokens, [B, Q, W]."""
+        return self._mixed(*self._projected(query_BQW, x_BTW))
+
+    def _projected(self, query_BQW: Tensor, x_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        width, weight, bias = x_BTW.shape[2], self.qkv.weight, self.qkv.bias
+        query = functional.linear(query_BQW, weight[:width], bias[:width])
+        key, value = functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
+        return self._heads(query), self._heads(key), self._heads(value)
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+    def _heads(self, x_BTW: Tensor) -> Tensor:
+        """Splits the width into heads: [B, T, W] to [B, H, T, D]."""
+        heads: Tensor = x_BTW.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return heads
+
+
+class MLP(nn.Module):
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(sizes.width, sizes.mlp_width)
+        self.fc2 = nn.Linear(sizes.mlp_width, sizes.width)
+        self.activation = sizes.activation
+
+    def forward(self, x_BTW: Tensor) -> Tensor:
+        projected: Tensor = self.fc2(self._activated(self.fc1(x_BTW)))
+        return projected
+
+    def _activated(self, hidden: Tensor) -> Tensor:
+        if self.activation == "quick_gelu":  # as in OpenAI's CLIP weights
+            return hidden * torch.sigmoid(1.702 * hidden)
+        approximate = "tanh" if self.activation == "gelu_pytorch_tanh" else "none"
+        return functional.gelu(hidden, approximate=approximate)
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, sizes: BlockSizes, *, causal: bool = False) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(sizes.width, eps=sizes.norm_eps)
+        self.attn = Attention(sizes, causal=causal)
+        self.norm2 = nn.LayerNorm(sizes.width, eps=sizes.norm_eps)
+        self.mlp = MLP(sizes)
+
+    def forward(
+        self, x_BTW: Tensor, rotation: Rotation | None = None, *, num_queries: int | None = None
+    ) -> Tensor:
+        """Applies the block; num_queries is that of `Attention.forward`."""
+        x_BTW = x_BTW[:, :num_queries] + self.attn(
+            self.norm1(x_BTW), rotation, num_queries=num_queries
+        )
+        out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
+        return out
