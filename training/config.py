@@ -20,7 +20,8 @@ from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.locations import is_url
 from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
-from mlcd.models.vit import Activation, ViTConfig
+from mlcd.models.blocks import Activation
+from mlcd.models.vit import ViTConfig
 from training.parallel.backbone import Precision
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 

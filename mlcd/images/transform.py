@@ -25,6 +25,8 @@ from mlcd.images.decode import (
 from mlcd.types import Fingerprint
 
 DecodeMode = Literal["exact", "fast"]
+Resize = Literal["shortest", "square"]
+Interpolation = Literal["bicubic", "bilinear"]
 
 # openai/CLIP's statistics of its training images, used by every MLCD checkpoint (method.md 9.1).
 CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
@@ -35,8 +37,9 @@ CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 class PreprocessSpec:
     """The way pixels are prepared, which is part of a model's fingerprint.
 
-    The shortest side becomes `resize_shortest` pixels (PIL bicubic with antialias), then the
-    central `crop` x `crop` square is taken. mean and std, of pixels divided by 255, are applied
+    The shortest side becomes `resize_shortest` pixels (PIL's interpolation with antialias), then
+    the central `crop` x `crop` square is taken. With `resize` square, as SigLIP does, both sides
+    become `crop` pixels and nothing is cut. mean and std, of pixels divided by 255, are applied
     inside the model. With `decode` fast, the start may be a JPEG's scaled picture with at least
     twice `resize_shortest` on its shortest side. Its pixels differ, hence the fingerprint does; the
     same images are accepted.
@@ -46,19 +49,26 @@ class PreprocessSpec:
     crop: int
     mean: tuple[float, float, float] = CLIP_MEAN
     std: tuple[float, float, float] = CLIP_STD
-    interpolation: Literal["bicubic"] = "bicubic"
+    interpolation: Interpolation = "bicubic"
     exif: ExifPolicy = "apply"
     decode: DecodeMode = "exact"
     version: int = 1
+    resize: Resize = "shortest"
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize_shortest:
             raise ConfigInvalid(
                 f"the crop of {self.crop} must be in 1..{self.resize_shortest} (resize_shortest)"
             )
-        if self.interpolation != "bicubic" or self.exif not in ("apply", "ignore"):
+        if self.resize not in ("shortest", "square"):
+            raise ConfigInvalid(f"preprocessing knows resize shortest or square, not {self.resize}")
+        if self.resize == "square" and self.crop != self.resize_shortest:
             raise ConfigInvalid(
-                "preprocessing knows interpolation bicubic, and exif apply or ignore"
+                f"with resize square nothing is cut: crop {self.crop} must be resize_shortest"
+            )
+        if self.interpolation not in _RESAMPLING or self.exif not in ("apply", "ignore"):
+            raise ConfigInvalid(
+                "preprocessing knows interpolation bicubic or bilinear, and exif apply or ignore"
             )
         if self.decode not in ("exact", "fast"):
             raise ConfigInvalid(f"preprocessing knows decode exact or fast, not {self.decode}")
@@ -68,9 +78,11 @@ class PreprocessSpec:
     def to_json(self) -> str:
         """Returns canonical JSON: equal specs give equal bytes."""
         fields = asdict(self)
+        # models exported before these fields existed keep their fingerprints
         if self.decode == "exact":
-            # models exported before this field existed keep their fingerprints
             del fields["decode"]
+        if self.resize == "shortest":
+            del fields["resize"]
         return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     def fingerprint(self, content: str) -> Fingerprint:
@@ -88,6 +100,7 @@ class PreprocessSpec:
             "exif",
             "decode",
             "version",
+            "resize",
         }
         unknown = set(fields) - known
         if unknown:
@@ -112,8 +125,8 @@ class PreprocessSpec:
             raise ConfigInvalid(f"{path} cannot be read as preprocessing") from error
 
     def apply(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Transforms an RGB picture to uint8 [3, crop, crop], equal to HF's CLIP image processor
-        before normalization.
+        """Transforms an RGB picture to uint8 [3, crop, crop], equal to transformers' CLIP or
+        SigLIP image processor before normalization.
         """
         return self._square(Scaled(image, (0, 0, *image.size), image.size))
 
@@ -128,6 +141,10 @@ class PreprocessSpec:
         return self._square(decode_scaled(data, shortest=shortest, exif=self.exif, limits=limits))
 
     def _square(self, picture: Scaled) -> NDArray[np.uint8]:
+        resample = _RESAMPLING[self.interpolation]
+        if self.resize == "square":
+            side = (self.crop, self.crop)
+            return _channels_first(picture.image.resize(side, resample, box=picture.region))
         # the same square of the scene, whatever the scale of the picture
         width, height = picture.full_size
         scale_to = self.resize_shortest
@@ -139,20 +156,26 @@ class PreprocessSpec:
         box = (left, top, left + self.crop, top + self.crop)
         # for a strip of 1 x 65535, only what the crop keeps is resized
         if max(size) > _MAX_ASPECT * scale_to:
-            return _channels_first(_resized_part(picture, size, box))
-        return _channels_first(
-            picture.image.resize(size, Image.Resampling.BICUBIC, box=picture.region).crop(box)
-        )
+            return _channels_first(_resized_part(picture, size, box, resample))
+        return _channels_first(picture.image.resize(size, resample, box=picture.region).crop(box))
 
 
+_RESAMPLING: Final = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+}
 # less lowers the cosine to the exact embedding, more takes time (docs/reference/decoding.md)
 _FAST_MARGIN: Final = 2
 _MAX_ASPECT: Final = 64
-_BICUBIC_REACH: Final = 2  # source pixels on each side, times the scale where the picture shrinks
+# source pixels on each side, times the scale where the picture shrinks; bilinear reaches 1
+_REACH: Final = 2
 
 
 def _resized_part(
-    picture: Scaled, size: tuple[int, int], box: tuple[int, int, int, int]
+    picture: Scaled,
+    size: tuple[int, int],
+    box: tuple[int, int, int, int],
+    resample: Image.Resampling,
 ) -> Image.Image:
     """Returns the pixels inside `box` of the picture resized to `size`, made from the source pixels
     that they depend on.
@@ -165,9 +188,7 @@ def _resized_part(
         left + box[2] * scale_x,
         top + box[3] * scale_y,
     )
-    margin_x, margin_y = (
-        math.ceil(_BICUBIC_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y)
-    )
+    margin_x, margin_y = (math.ceil(_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y))
     # Pillow holds a box in float32, which is too coarse far inside a long strip; a cut first keeps
     # the numbers small.
     cut = (
@@ -181,20 +202,22 @@ def _resized_part(
     down = (source[1] - cut[1], source[3] - cut[1])
     # the order in which Pillow filters the whole picture
     if size[1] < image.height > image.width:
-        return _resized_across(_resized_down(part, down, box[3] - box[1]), across, box[2] - box[0])
-    return _resized_down(_resized_across(part, across, box[2] - box[0]), down, box[3] - box[1])
+        tall = _resized_down(part, down, box[3] - box[1], resample)
+        return _resized_across(tall, across, box[2] - box[0], resample)
+    wide = _resized_across(part, across, box[2] - box[0], resample)
+    return _resized_down(wide, down, box[3] - box[1], resample)
 
 
-def _resized_across(image: Image.Image, span: tuple[float, float], width: int) -> Image.Image:
-    return image.resize(
-        (width, image.height), Image.Resampling.BICUBIC, box=(span[0], 0, span[1], image.height)
-    )
+def _resized_across(
+    image: Image.Image, span: tuple[float, float], width: int, resample: Image.Resampling
+) -> Image.Image:
+    return image.resize((width, image.height), resample, box=(span[0], 0, span[1], image.height))
 
 
-def _resized_down(image: Image.Image, span: tuple[float, float], height: int) -> Image.Image:
-    return image.resize(
-        (image.width, height), Image.Resampling.BICUBIC, box=(0, span[0], image.width, span[1])
-    )
+def _resized_down(
+    image: Image.Image, span: tuple[float, float], height: int, resample: Image.Resampling
+) -> Image.Image:
+    return image.resize((image.width, height), resample, box=(0, span[0], image.width, span[1]))
 
 
 def _channels_first(image: Image.Image) -> NDArray[np.uint8]:

@@ -2,8 +2,8 @@
 
 Four layouts of one tower (the key map is in the reference documentation):
 
-    hf          CLIPVisionModel(WithProjection), CLIPModel, MLCDVisionModel; with or without
-                the prefix `vision_model.`
+    hf          CLIPVisionModel(WithProjection), CLIPModel, MLCDVisionModel, SiglipVisionModel,
+                SiglipModel, Siglip2Model; with or without the prefix `vision_model.`
     open_clip   OpenAI's and open_clip's: the tower below `visual.` in a full model
     native      unicom's MLCD bigG: open_clip's names, but attn.in_proj.weight and class_pos_emb
     ours        the names of `mlcd.models.vit`
@@ -12,17 +12,15 @@ A state dict states neither heads nor activation nor preprocessing: these come f
 from a guess.
 """
 
+import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Final
 
-import torch
 from torch import Tensor
 
 from mlcd.errors import ArtifactInvalid
-
-Layout = Literal["hf", "open_clip", "native", "ours"]
-State = dict[str, Tensor]
+from mlcd.models.key_map import Layout, State, renamed_state, split_qkv, to_theirs
 
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 _NOT_THE_TOWER: Final = (
@@ -32,52 +30,6 @@ _NOT_THE_TOWER: Final = (
     "vision_model.embeddings.position_ids", "embeddings.position_ids",
 )  # fmt: skip
 
-# Our name, then theirs; a name that ends in a dot stands for weight and bias.
-_HF_ROOT: Final = {
-    "patch.weight": "embeddings.patch_embedding.weight",
-    "cls": "embeddings.class_embedding",
-    "pos": "embeddings.position_embedding.weight",
-    "rope.cls_angle": "class_pos_emb",
-    "norm_pre.": "pre_layrnorm.",  # sic
-    "norm_post.": "post_layernorm.",
-    "proj.weight": "visual_projection.weight",
-}
-_HF_BLOCK: Final = {
-    "norm1.": "layer_norm1.",
-    "norm2.": "layer_norm2.",
-    "attn.qkv.": "self_attn.qkv.",  # joined from, and split into, the three that follow
-    "attn.q_proj.": "self_attn.q_proj.",
-    "attn.k_proj.": "self_attn.k_proj.",
-    "attn.v_proj.": "self_attn.v_proj.",
-    "attn.out.": "self_attn.out_proj.",
-    "mlp.fc1.": "mlp.fc1.",
-    "mlp.fc2.": "mlp.fc2.",
-}
-_OPEN_CLIP_ROOT: Final = {
-    "patch.weight": "conv1.weight",
-    "cls": "class_embedding",
-    "pos": "positional_embedding",
-    "rope.cls_angle": "class_pos_emb",
-    "norm_pre.": "ln_pre.",
-    "norm_post.": "ln_post.",
-    "proj.weight": "proj",
-}
-_OPEN_CLIP_BLOCK: Final = {
-    "norm1.": "ln_1.",
-    "norm2.": "ln_2.",
-    "attn.qkv.weight": "attn.in_proj_weight",
-    "attn.qkv.bias": "attn.in_proj_bias",
-    "attn.out.": "attn.out_proj.",
-    "mlp.fc1.": "mlp.c_fc.",
-    "mlp.fc2.": "mlp.c_proj.",
-}
-_NATIVE_BLOCK: Final = {
-    **_OPEN_CLIP_BLOCK,
-    "attn.qkv.weight": "attn.in_proj.weight",
-    "attn.qkv.bias": "attn.in_proj.bias",
-}
-_QKV: Final = ("q_proj", "k_proj", "v_proj")
-
 
 def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]:
     """Returns the layout of a file's tensors, and the vision tower among them in our names.
@@ -85,23 +37,19 @@ def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]
     Tensors of a text tower are left out; any other that has no equivalent raises ArtifactInvalid
     naming it and `source`.
     """
-    tower = _vision_tower({_WRAPPERS.sub("", name): tensor for name, tensor in state.items()})
+    tower = _vision_tower(unwrapped(state))
     layout = _layout(tower, source)
     if layout == "ours":
         return layout, tower
-    if layout == "hf":
-        tower = _joined_qkv(tower, source)
-    rename = _renaming(_tables(layout, inverse=True))
-    ours = {}
-    for name, tensor in tower.items():
-        renamed = rename(name)
-        if renamed is None:
-            raise ArtifactInvalid(f"tensor {name} in {source} has no place in a vision tower")
-        ours[renamed] = tensor
+    ours = renamed_state(tower, "vision", layout, source)
     if layout != "hf" and "proj.weight" in ours:
         ours["proj.weight"] = ours["proj.weight"].T.contiguous()  # theirs is x @ proj
     if "rope.cls_angle" in ours:
         ours.pop("pos", None)  # a table that rotary towers carry and do not use
+    if "head.probe" in ours:
+        ours["head.probe"] = ours["head.probe"].reshape(-1)  # theirs is [1, 1, W]
+    if layout == "hf":
+        ours["patch.weight"] = _as_convolution(ours["patch.weight"])
     return layout, ours
 
 
@@ -112,18 +60,25 @@ def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
     if layout == "ours":
         return dict(state)
     state = dict(state)
+    if "head.probe" in state:
+        state["head.probe"] = state["head.probe"].reshape(1, 1, -1)
     if layout == "hf":
-        state = _split_qkv(state)
+        state = split_qkv(state)
     elif "proj.weight" in state:
         state["proj.weight"] = state["proj.weight"].T.contiguous()
-    rename = _renaming(_tables(layout, inverse=False))
+    rename = to_theirs("vision", layout)
     theirs = {}
     for name, tensor in state.items():
         renamed = rename(name)
         assert renamed is not None, name
-        prefixed = layout == "hf" and renamed != _HF_ROOT["proj.weight"]
+        prefixed = layout == "hf" and name != "proj.weight"
         theirs[f"vision_model.{renamed}" if prefixed else renamed] = tensor
     return theirs
+
+
+def unwrapped(state: Mapping[str, Tensor]) -> State:
+    """Returns the tensors without the prefixes that DDP and torch.compile put before a name."""
+    return {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
 
 
 def name_in(layout: Layout, name: str) -> str:
@@ -132,7 +87,7 @@ def name_in(layout: Layout, name: str) -> str:
     """
     if layout == "ours":
         return name
-    return _renaming(_tables(layout, inverse=False))(name) or name
+    return to_theirs("vision", layout)(name) or name
 
 
 def _vision_tower(state: State) -> State:
@@ -159,86 +114,24 @@ def _layout(tower: State, source: str) -> Layout:
         return (
             "native" if any(name.endswith("attn.in_proj.weight") for name in tower) else "open_clip"
         )
-    if "patch_embed.proj.weight" in tower:
+    if any(name.endswith("patch_embed.proj.weight") for name in tower):
         raise ArtifactInvalid(
             f"{source} holds a timm or UNICOM (2023) tower, whose architecture is another",
-            remedy="give a CLIP or MLCD tower",
+            remedy="give a CLIP, SigLIP or MLCD tower of transformers, or a CLIP of open_clip",
         )
     shown = ", ".join(sorted(tower)[:3]) or "none"
     raise ArtifactInvalid(
         f"{source} holds no vision tower that we know; its tensors: {shown}",
-        remedy="give a checkpoint of MLCD, CLIP or open_clip",
+        remedy="give a checkpoint of MLCD, CLIP, SigLIP or open_clip",
     )
 
 
-def _tables(layout: Layout, *, inverse: bool) -> tuple[dict[str, str], dict[str, str], str, str]:
-    """Returns the names at the root, the names in a block, and the blocks' prefixes.
+def _as_convolution(weight: Tensor) -> Tensor:
+    """Returns the patch embedding as a convolution, [W, 3, P, P].
 
-    They lead from ours to theirs, or back where inverse.
+    Siglip2Model's is a matrix over flattened patches, whose last axis is the color.
     """
-    tables = {
-        "hf": (_HF_ROOT, _HF_BLOCK, "encoder.layers."),
-        "open_clip": (_OPEN_CLIP_ROOT, _OPEN_CLIP_BLOCK, "transformer.resblocks."),
-        "native": (_OPEN_CLIP_ROOT, _NATIVE_BLOCK, "transformer.resblocks."),
-    }
-    root, block, prefix = tables[layout]
-    if not inverse:
-        return root, block, "blocks.", prefix
-    return (
-        {theirs: ours for ours, theirs in root.items()},
-        {b: a for a, b in block.items()},
-        prefix,
-        "blocks.",
-    )
-
-
-def _renaming(
-    tables: tuple[dict[str, str], dict[str, str], str, str],
-) -> Callable[[str], str | None]:
-    root, block, old_prefix, new_prefix = tables
-    in_block = re.compile(re.escape(old_prefix) + r"(\d+)\.(.+)")
-
-    def rename(name: str) -> str | None:
-        if (match := in_block.fullmatch(name)) is None:
-            return _renamed(name, root)
-        inner = _renamed(match[2], block)
-        return None if inner is None else f"{new_prefix}{match[1]}.{inner}"
-
-    return rename
-
-
-def _renamed(name: str, table: Mapping[str, str]) -> str | None:
-    if name in table:
-        return table[name]
-    stem, _, last = name.rpartition(".")
-    if last in ("weight", "bias") and f"{stem}." in table:
-        return table[f"{stem}."] + last
-    return None
-
-
-def _joined_qkv(tower: State, source: str) -> State:
-    """Joins q_proj, k_proj and v_proj of each block into one `qkv`, in this order."""
-    joined = dict(tower)
-    for name in tower:
-        if name.endswith((".q_proj.weight", ".q_proj.bias")):
-            stem, last = name.split(".q_proj.")
-            parts = []
-            for part in _QKV:
-                if (piece := f"{stem}.{part}.{last}") not in tower:
-                    raise ArtifactInvalid(
-                        f"tensor {piece} is missing from {source}", remedy="restore the file"
-                    )
-                parts.append(joined.pop(piece))
-            joined[f"{stem}.qkv.{last}"] = torch.cat(parts)
-    return joined
-
-
-def _split_qkv(state: State) -> State:
-    split: State = {}
-    for name, tensor in state.items():
-        if ".attn.qkv." not in name:
-            split[name] = tensor
-            continue
-        for part, piece in zip(_QKV, tensor.chunk(3), strict=True):
-            split[name.replace(".qkv.", f".{part}.")] = piece.contiguous()
-    return split
+    if weight.dim() != 2:
+        return weight
+    side = math.isqrt(weight.shape[1] // 3)
+    return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).contiguous()

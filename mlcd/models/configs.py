@@ -4,16 +4,19 @@ A field that a config leaves out has the default of the class that writes it; a 
 honor is refused.
 """
 
-import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.errors import ArtifactInvalid, ConfigInvalid
-from mlcd.images.transform import CLIP_MEAN, CLIP_STD, PreprocessSpec
+from mlcd.errors import ConfigInvalid
+from mlcd.images.transform import CLIP_MEAN, CLIP_STD, Interpolation, PreprocessSpec
+from mlcd.models.config_fields import activation, expect, read_object, square_side, triple, whole
 from mlcd.models.vit import ViTConfig
 
 _PIL_BICUBIC: Final = 3
+_PIL_NUMBERS: Final[Mapping[Interpolation, int]] = {"bilinear": 2, "bicubic": _PIL_BICUBIC}
+_PIL_NAMES: Final = {number: name for name, number in _PIL_NUMBERS.items()}
 _ROPE_BASE: Final = 10_000.0
 # transformers omits fields that equal the defaults of CLIPVisionConfig and MLCDVisionConfig.
 _CLIP_DEFAULTS: Final = {
@@ -26,11 +29,31 @@ _MLCD_DEFAULTS: Final = {
     "num_attention_heads": 16, "image_size": 336, "patch_size": 14, "hidden_act": "gelu",
     "layer_norm_eps": 1e-5, "num_channels": 3,
 }  # fmt: skip
+_SIGLIP_DEFAULTS: Final = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "image_size": 224, "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_channels": 3,
+    "vision_use_head": True,
+}  # fmt: skip
+_SIGLIP2_DEFAULTS: Final = {
+    **{name: value for name, value in _SIGLIP_DEFAULTS.items() if name != "image_size"},
+    "num_patches": 256,
+}
+# The defaults of each model_type's vision config; a two-tower model holds it as a section.
+_TWO_TOWERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "clip": _CLIP_DEFAULTS, "siglip": _SIGLIP_DEFAULTS, "siglip2": _SIGLIP2_DEFAULTS,
+}  # fmt: skip
+_ALONE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mlcd_vision_model": _MLCD_DEFAULTS, "clip_vision_model": _CLIP_DEFAULTS,
+    "siglip_vision_model": _SIGLIP_DEFAULTS, "siglip2_vision_model": _SIGLIP2_DEFAULTS,
+}  # fmt: skip
+_IMAGENET_STANDARD: Final = (0.5, 0.5, 0.5)
 # The fields of open_clip's vision_cfg that change the architecture, with CLIP's values.
 _PLAIN_TOWER: Final = {
     "timm_model_name": None, "ls_init_value": None, "attentional_pool": False, "pool_type": "tok",
     "global_average_pool": False, "no_ln_pre": False, "final_ln_after_pool": False,
-    "input_patchnorm": False, "pos_embed_type": "learnable",
+    "input_patchnorm": False, "pos_embed_type": "learnable", "act_kwargs": None,
+    "norm_kwargs": None,
 }  # fmt: skip
 
 
@@ -43,49 +66,90 @@ def clip_preprocessing(image_size: int) -> PreprocessSpec:
     return PreprocessSpec(resize_shortest=image_size, crop=image_size)
 
 
+def siglip_preprocessing(image_size: int) -> PreprocessSpec:
+    """Returns the preprocessing of SigLIP: both sides become the model's resolution."""
+    return PreprocessSpec(
+        resize_shortest=image_size,
+        crop=image_size,
+        mean=_IMAGENET_STANDARD,
+        std=_IMAGENET_STANDARD,
+        resize="square",
+    )
+
+
+def hf_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns `vision_config` or `text_config` of a two-tower config.json.
+
+    Files of old versions hold another section, ending in `_dict`, that takes its place.
+    """
+    old = config.get(f"{name}_dict")
+    section: Mapping[str, Any] = old if old is not None else config.get(name) or {}
+    return section
+
+
 def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
-    """Reads the config.json of CLIPVisionModel(WithProjection), CLIPModel or MLCDVisionModel.
+    """Reads the image tower in the config.json of a CLIP, SigLIP or MLCD model of transformers.
 
     projection: true where the weights hold one; the config of a bare tower names a dimension that
     nothing has.
     """
-    config = _read(path)
-    kind = config.get("model_type")
-    if kind == "mlcd_vision_model":
-        vision, defaults = config, _MLCD_DEFAULTS
-    elif kind in ("clip", "clip_vision_model"):
-        vision, defaults = (
-            config.get("vision_config", {}) if kind == "clip" else config,
-            _CLIP_DEFAULTS,
-        )
+    config = read_object(path)
+    kind = str(config.get("model_type"))
+    if kind in _TWO_TOWERS:
+        vision, defaults = hf_section(config, "vision_config"), _TWO_TOWERS[kind]
+    elif kind in _ALONE:
+        vision, defaults = config, _ALONE[kind]
     else:
         raise ConfigInvalid(
             f"{path} is of a {kind!r} model",
-            remedy="clip, clip_vision_model, mlcd_vision_model are known",
+            remedy=f"known: {', '.join([*_TWO_TOWERS, *_ALONE])}",
         )
-    fields: dict[str, Any] = defaults | {
+    fields: dict[str, Any] = dict(defaults) | {
         name: vision[name] for name in defaults if vision.get(name) is not None
     }
     if kind == "clip":
         fields["projection_dim"] = config.get("projection_dim", _CLIP_DEFAULTS["projection_dim"])
-    _expect(path, "num_channels", fields["num_channels"], 3)
+    siglip = "vision_use_head" in fields
+    if siglip:
+        expect(path, "vision_use_head", fields["vision_use_head"], True)
+    expect(path, "num_channels", fields["num_channels"], 3)
     rope = config.get("rope_parameters") or {}
-    _expect(path, "rope_parameters.rope_theta", rope.get("rope_theta", _ROPE_BASE), _ROPE_BASE)
-    _expect(path, "num_key_value_groups", config.get("num_key_value_groups", 1), 1)
+    expect(path, "rope_parameters.rope_theta", rope.get("rope_theta", _ROPE_BASE), _ROPE_BASE)
+    expect(path, "num_key_value_groups", config.get("num_key_value_groups", 1), 1)
     return ViTConfig(
-        image_size=_side(path, "image_size", fields["image_size"]),
-        patch_size=_side(path, "patch_size", fields["patch_size"]),
-        width=_whole(path, "hidden_size", fields["hidden_size"]),
-        depth=_whole(path, "num_hidden_layers", fields["num_hidden_layers"]),
-        heads=_whole(path, "num_attention_heads", fields["num_attention_heads"]),
-        mlp_width=_whole(path, "intermediate_size", fields["intermediate_size"]),
-        embedding_dim=_whole(path, "projection_dim", fields["projection_dim"])
-        if projection
-        else None,
-        activation=_activation(path, fields["hidden_act"]),
+        image_size=_image_size(path, fields),
+        patch_size=square_side(path, "patch_size", fields["patch_size"]),
+        width=whole(path, "hidden_size", fields["hidden_size"]),
+        depth=whole(path, "num_hidden_layers", fields["num_hidden_layers"]),
+        heads=whole(path, "num_attention_heads", fields["num_attention_heads"]),
+        mlp_width=whole(path, "intermediate_size", fields["intermediate_size"]),
+        embedding_dim=_projection(path, fields) if projection else None,
+        activation=activation(path, fields["hidden_act"]),
         positions="rope" if kind == "mlcd_vision_model" else "learned",
         norm_eps=float(fields["layer_norm_eps"]),
+        pooling="attention" if siglip else "class_token",
     )
+
+
+def is_naflex(path: Path) -> bool:
+    """Tells whether a config.json is of Siglip2Model or its image tower."""
+    return str(read_object(path).get("model_type")).startswith("siglip2")
+
+
+def _projection(path: Path, fields: Mapping[str, Any]) -> int:
+    if "projection_dim" not in fields:
+        raise ConfigInvalid(f"{path} is of a model without a projection, and its weights hold one")
+    return whole(path, "projection_dim", fields["projection_dim"])
+
+
+def _image_size(path: Path, fields: Mapping[str, Any]) -> int:
+    if "num_patches" not in fields:
+        return square_side(path, "image_size", fields["image_size"])
+    patches = whole(path, "num_patches", fields["num_patches"])
+    side = math.isqrt(patches)
+    if side**2 != patches:
+        raise ConfigInvalid(f"{path}: num_patches is {patches}, not those of a square")
+    return side * square_side(path, "patch_size", fields["patch_size"])
 
 
 def write_hf_config(config: ViTConfig) -> dict[str, Any]:
@@ -111,6 +175,13 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
                 remedy="export with --no-projection",
             )
         return {"architectures": ["MLCDVisionModel"], "model_type": "mlcd_vision_model", **fields}
+    if config.pooling == "attention":
+        return {
+            "architectures": ["SiglipVisionModel"],
+            "model_type": "siglip_vision_model",
+            "vision_use_head": True,
+            **fields,
+        }
     name = "CLIPVisionModel" if config.embedding_dim is None else "CLIPVisionModelWithProjection"
     dimension = (
         _CLIP_DEFAULTS["projection_dim"] if config.embedding_dim is None else config.embedding_dim
@@ -124,47 +195,79 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
 
 
 def read_hf_preprocessing(path: Path) -> PreprocessSpec:
-    """Reads the preprocessor_config.json of CLIP's image processor, or the image_processor in
-    processor_config.json.
+    """Reads the preprocessor_config.json of CLIP's or SigLIP's image processor, or the
+    image_processor in processor_config.json.
     """
-    config = _read(path)
+    config = read_object(path)
     config = config.get("image_processor", config)
-    for name, plain in (
-        ("do_resize", True),
-        ("do_center_crop", True),
-        ("do_rescale", True),
-        ("do_normalize", True),
-    ):
-        _expect(path, name, config.get(name, plain), plain)
-    _expect(path, "resample", config.get("resample", _PIL_BICUBIC), _PIL_BICUBIC)
+    processor = str(config.get("image_processor_type"))
+    if processor.startswith("Siglip2"):
+        raise ConfigInvalid(
+            f"{path} prepares each picture in a grid of its own (NaFlex)",
+            remedy="put SiglipImageProcessor's file in its place, for squares of the tower's size",
+        )
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        expect(path, name, config.get(name, True), True)
     factor = config.get("rescale_factor", 1 / 255)
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
         raise ConfigInvalid(f"{path}: rescale_factor is {factor!r}, not 1/255")
-    size = config.get("size", 224)
+    return (_read_siglip if processor.startswith("Siglip") else _read_clip)(path, config)
+
+
+def _read_clip(path: Path, config: Mapping[str, Any]) -> PreprocessSpec:
+    expect(path, "do_center_crop", config.get("do_center_crop", True), True)
+    expect(path, "resample", config.get("resample", _PIL_BICUBIC), _PIL_BICUBIC)
+    size, crop = config.get("size", 224), config.get("crop_size", 224)
     shortest = size.get("shortest_edge") if isinstance(size, dict) else size
-    crop = config.get("crop_size", 224)
     return PreprocessSpec(
-        resize_shortest=_whole(path, "size.shortest_edge", shortest),
-        crop=_side(
-            path,
-            "crop_size",
-            [crop.get("height"), crop.get("width")] if isinstance(crop, dict) else crop,
-        ),
-        mean=_triple(path, "image_mean", config.get("image_mean", CLIP_MEAN)),
-        std=_triple(path, "image_std", config.get("image_std", CLIP_STD)),
+        resize_shortest=whole(path, "size.shortest_edge", shortest),
+        crop=square_side(path, "crop_size", _height_and_width(crop)),
+        mean=triple(path, "image_mean", config.get("image_mean", CLIP_MEAN)),
+        std=triple(path, "image_std", config.get("image_std", CLIP_STD)),
     )
 
 
+def _read_siglip(path: Path, config: Mapping[str, Any]) -> PreprocessSpec:
+    expect(path, "do_center_crop", config.get("do_center_crop") or False, False)
+    resample = config.get("resample", _PIL_BICUBIC)
+    if resample not in _PIL_NAMES:
+        raise ConfigInvalid(
+            f"{path}: resample is {resample!r}", remedy="2 (bilinear) and 3 (bicubic) are known"
+        )
+    side = square_side(path, "size", _height_and_width(config.get("size", 224)))
+    return PreprocessSpec(
+        resize_shortest=side,
+        crop=side,
+        mean=triple(path, "image_mean", config.get("image_mean", _IMAGENET_STANDARD)),
+        std=triple(path, "image_std", config.get("image_std", _IMAGENET_STANDARD)),
+        interpolation=_PIL_NAMES[resample],
+        resize="square",
+    )
+
+
+def _height_and_width(size: object) -> object:
+    return [size.get("height"), size.get("width")] if isinstance(size, dict) else size
+
+
 def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
-    """Returns the preprocessor_config.json for CLIPImageProcessor."""
-    return {
-        "image_processor_type": "CLIPImageProcessor",
+    """Returns the preprocessor_config.json for CLIPImageProcessor or SiglipImageProcessor."""
+    square = {"height": spec.crop, "width": spec.crop}
+    shape: dict[str, Any] = (
+        {"image_processor_type": "SiglipImageProcessor", "size": square}
+        if spec.resize == "square"
+        else {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": spec.resize_shortest},
+            "do_center_crop": True,
+            "crop_size": square,
+        }
+    )
+    return shape | {
         "do_convert_rgb": True,
         "do_resize": True,
-        "size": {"shortest_edge": spec.resize_shortest},
-        "resample": _PIL_BICUBIC,
-        "do_center_crop": True,
-        "crop_size": {"height": spec.crop, "width": spec.crop},
+        "resample": next(
+            number for number, name in _PIL_NAMES.items() if name == spec.interpolation
+        ),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -175,80 +278,31 @@ def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
 
 def read_open_clip_config(path: Path) -> tuple[ViTConfig, PreprocessSpec]:
     """Reads model_cfg and preprocess_cfg of the open_clip_config.json in its hub repositories."""
-    config = _read(path)
+    config = read_object(path)
     model, preprocess = config.get("model_cfg"), config.get("preprocess_cfg")
     if not isinstance(model, dict) or not isinstance(preprocess, dict):
         raise ConfigInvalid(f"{path} lacks model_cfg or preprocess_cfg")
     vision = model.get("vision_cfg", {})
     for name, plain in _PLAIN_TOWER.items():
-        _expect(path, f"vision_cfg.{name}", vision.get(name, plain), plain)
-    width = _whole(path, "vision_cfg.width", vision.get("width", 768))
+        expect(path, f"vision_cfg.{name}", vision.get(name, plain), plain)
+    width = whole(path, "vision_cfg.width", vision.get("width", 768))
     tower = ViTConfig(
-        image_size=_side(path, "vision_cfg.image_size", vision.get("image_size", 224)),
-        patch_size=_whole(path, "vision_cfg.patch_size", vision.get("patch_size", 16)),
+        image_size=square_side(path, "vision_cfg.image_size", vision.get("image_size", 224)),
+        patch_size=whole(path, "vision_cfg.patch_size", vision.get("patch_size", 16)),
         width=width,
-        depth=_whole(path, "vision_cfg.layers", vision.get("layers", 12)),
-        heads=width // _whole(path, "vision_cfg.head_width", vision.get("head_width", 64)),
+        depth=whole(path, "vision_cfg.layers", vision.get("layers", 12)),
+        heads=width // whole(path, "vision_cfg.head_width", vision.get("head_width", 64)),
         mlp_width=int(width * vision.get("mlp_ratio", 4.0)),
-        embedding_dim=_whole(path, "embed_dim", model.get("embed_dim")),
+        embedding_dim=whole(path, "embed_dim", model.get("embed_dim")),
         activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
     )
     for name, plain in (("interpolation", "bicubic"), ("resize_mode", "shortest"), ("mode", "RGB")):
-        _expect(path, f"preprocess_cfg.{name}", preprocess.get(name, plain), plain)
-    side = _side(path, "preprocess_cfg.size", preprocess.get("size", tower.image_size))
+        expect(path, f"preprocess_cfg.{name}", preprocess.get(name, plain), plain)
+    side = square_side(path, "preprocess_cfg.size", preprocess.get("size", tower.image_size))
     spec = PreprocessSpec(
         resize_shortest=side,
         crop=side,
-        mean=_triple(path, "preprocess_cfg.mean", preprocess.get("mean")),
-        std=_triple(path, "preprocess_cfg.std", preprocess.get("std")),
+        mean=triple(path, "preprocess_cfg.mean", preprocess.get("mean")),
+        std=triple(path, "preprocess_cfg.std", preprocess.get("std")),
     )
     return tower, spec
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactInvalid(
-            f"{path} cannot be read as JSON", remedy="restore the file"
-        ) from error
-    if not isinstance(config, dict):
-        raise ArtifactInvalid(f"{path} is no JSON object", remedy="restore the file")
-    return config
-
-
-def _expect(path: Path, name: str, value: object, plain: object) -> None:
-    if value != plain:
-        raise ConfigInvalid(f"{path}: {name} is {value!r}; only {plain!r} is supported")
-
-
-def _activation(path: Path, name: object) -> Any:
-    if name not in ("quick_gelu", "gelu"):
-        raise ConfigInvalid(
-            f"{path}: hidden_act is {name!r}", remedy="quick_gelu and gelu are known"
-        )
-    return name
-
-
-def _whole(path: Path, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigInvalid(f"{path}: {name} is {value!r}, not a positive whole number")
-    return value
-
-
-def _side(path: Path, name: str, value: object) -> int:
-    """Returns a square's side, given as one number or as two equal ones."""
-    sides = value if isinstance(value, list | tuple) else [value]
-    if len(set(sides)) != 1:
-        raise ConfigInvalid(f"{path}: {name} is {value!r}; only squares are supported")
-    return _whole(path, name, sides[0])
-
-
-def _triple(path: Path, name: str, value: object) -> tuple[float, float, float]:
-    if (
-        not isinstance(value, list | tuple)
-        or len(value) != 3
-        or not all(isinstance(x, int | float) for x in value)
-    ):
-        raise ConfigInvalid(f"{path}: {name} is {value!r}, not three numbers")
-    return float(value[0]), float(value[1]), float(value[2])

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.images.transform import PreprocessSpec
-from mlcd.models.vit import Output, ViT, ViTConfig
+from mlcd.models.siglip import SiglipViT
+from mlcd.models.vit import Output, VisionTower, ViT, ViTConfig
 from mlcd.types import Fingerprint
 
 WEIGHTS: Final = "model.safetensors"
@@ -32,7 +33,7 @@ class Servable(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, trunk: ViT, preprocess: PreprocessSpec) -> None:
+    def __init__(self, trunk: VisionTower, preprocess: PreprocessSpec) -> None:
         super().__init__()
         self.trunk = trunk
         self.preprocess = preprocess
@@ -114,17 +115,32 @@ def tower_of(
     source: str,
     *,
     shown: Callable[[str], str] = str,
-) -> ViT:
+) -> VisionTower:
     """Returns a tower with these weights, in float32.
+
+    shown and errors are those of `fill`.
+    """
+    with torch.device("meta"):
+        trunk = ViT(config) if config.pooling == "class_token" else SiglipViT(config)
+    fill(trunk, state, source, shown=shown)
+    return trunk
+
+
+def fill(
+    tower: nn.Module,
+    state: Mapping[str, Tensor],
+    source: str,
+    *,
+    shown: Callable[[str], str] = str,
+) -> None:
+    """Gives a tower on torch's meta device these weights, in float32.
 
     shown: returns the name of one of our tensors in the source. Tensors that are float32 already
     are taken over, not copied, so that a large tower is in memory once.
 
     Raises ArtifactInvalid naming `source` and the tensor that does not fit.
     """
-    with torch.device("meta"):
-        trunk = ViT(config)
-    expected = trunk.state_dict()
+    expected = tower.state_dict()
     remedy = "does the config, or the name given with --like, belong to it?"
     for name in sorted(expected.keys() ^ state.keys()):
         where = "is missing from" if name in expected else "is not known in"
@@ -140,5 +156,4 @@ def tower_of(
             raise ArtifactInvalid(
                 f"tensor {shown(name)} in {source} is not finite", remedy="restore the file"
             )
-    trunk.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
-    return trunk
+    tower.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)

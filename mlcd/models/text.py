@@ -98,8 +98,8 @@ class TextTower(nn.Module):
         return embedding_ND
 
     def _pooled_token(self, ids_NT: Tensor) -> Tensor:
-        if self.config.pooling == "eos":
-            return (ids_NT == self.config.eos_token_id).int().argmax(dim=1)
+        if (eos := self.config.eos_token_id) is not None:
+            return torch.eq(ids_NT, eos).int().argmax(dim=1)
         if self.config.pooling == "highest_id":
             return ids_NT.argmax(dim=1)
         return ids_NT.new_full((len(ids_NT),), ids_NT.shape[1] - 1)

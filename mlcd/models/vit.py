@@ -98,6 +98,7 @@ class VisionTower(nn.Module):
 
     config: ViTConfig
     blocks: nn.ModuleList
+    pos: nn.Parameter
 
     @abstractmethod
     def forward(self, pixels_BCHW: Tensor, output: Output | None = None) -> Tensor:
@@ -105,8 +106,7 @@ class VisionTower(nn.Module):
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         side = self.config.image_size // self.config.patch_size
-        positions: Tensor = self.pos
-        return positions if grid == (side, side) else resized_positions(positions, grid)
+        return self.pos if grid == (side, side) else resized_positions(self.pos, grid)
 
 
 class ViT(VisionTower):

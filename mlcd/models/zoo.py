@@ -2,40 +2,32 @@
 weights, our artifacts.
 """
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
-from mlcd.errors import ArtifactInvalid, ConfigInvalid
+from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.checkpoints import name_in, read_state
 from mlcd.models.configs import (
     clip_preprocessing,
+    is_naflex,
     read_hf_config,
     read_hf_preprocessing,
     read_open_clip_config,
 )
 from mlcd.models.servable import PREPROCESS, Servable, tower_of
+from mlcd.models.tensor_files import read_tensors
 from mlcd.models.vit import ViTConfig, resized_positions
 from mlcd.models.weight_files import (
     HF_CONFIG,
     HF_PREPROCESSING,
     OPEN_CLIP_CONFIG,
     locate,
-    weight_files,
     weights_in,
 )
-
-_PICKLED: Final = (".bin", ".pt", ".pth")
-_NESTED: Final = ("state_dict", "model")
 
 
 @dataclass(frozen=True)
@@ -122,7 +114,7 @@ def load(spec: str, options: LoadOptions | None = None) -> Servable:
 def _load_foreign(path: Path, options: LoadOptions) -> Servable:
     folder = path if path.is_dir() else path.parent
     weights = weights_in(path) if path.is_dir() else path
-    layout, state = read_state(_read_tensors(weights), str(weights))
+    layout, state = read_state(read_tensors(weights), str(weights))
     if options.like is not None:
         published = _published(options.like)
         embedding_dim = published.config.embedding_dim if "proj.weight" in state else None
@@ -134,6 +126,11 @@ def _load_foreign(path: Path, options: LoadOptions) -> Servable:
         config, preprocess = read_open_clip_config(folder / OPEN_CLIP_CONFIG)
     elif (folder / HF_CONFIG).is_file():
         config = read_hf_config(folder / HF_CONFIG, projection="proj.weight" in state)
+        if options.image_size is not None and is_naflex(folder / HF_CONFIG):
+            raise ConfigInvalid(
+                f"{folder} is of a Siglip2Model, whose positions are not resized as others are",
+                remedy="leave out --image-size",
+            )
         preprocess = _hf_preprocessing(folder, config, options)
     else:
         raise ConfigInvalid(
@@ -192,51 +189,3 @@ def _adjusted(model: Servable, options: LoadOptions) -> Servable:
     if options.exif is not None:
         preprocess = replace(preprocess, exif=options.exif)
     return Servable(tower_of(config, state, "the model"), preprocess).eval()
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = {}
-    for file in weight_files(path):
-        state |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
-    return state
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        state: dict[str, Tensor] = load_file(path)
-        return state
-    except (OSError, SafetensorError) as error:
-        raise ArtifactInvalid(
-            f"{path} cannot be read as safetensors: it is missing, cut short or damaged",
-            remedy="restore the file",
-        ) from error
-
-
-def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """Reads tensors only: a pickle that would run anything is refused before it does."""
-    if path.suffix not in _PICKLED:
-        raise ConfigInvalid(
-            f"{path} is no file of weights", remedy=f"known: .safetensors, {', '.join(_PICKLED)}"
-        )
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        if "TorchScript" in str(error):
-            raise ArtifactInvalid(
-                f"{path} is a TorchScript archive: a program, not only weights",
-                remedy="if you trust it, save its state_dict() with safetensors and give that file",
-            ) from error
-        raise ArtifactInvalid(
-            f"{path} cannot be read as weights: damaged, or it holds more than tensors",
-            remedy="restore it, or save its state_dict() with safetensors",
-        ) from error
-    for name in _NESTED:
-        if isinstance(content, dict) and isinstance(content.get(name), dict):
-            content = content[name]
-    if not isinstance(content, dict) or not all(
-        isinstance(each, Tensor) for each in content.values()
-    ):
-        raise ArtifactInvalid(
-            f"{path} holds no state dict", remedy="save the model's state_dict() and give that file"
-        )
-    return dict(content)

@@ -63,7 +63,9 @@ def encode(model: Servable, pixels: NDArray[np.uint8]) -> Rows:
     for start in range(0, len(pixels), _BATCH):
         batch = torch.from_numpy(np.array(pixels[start : start + _BATCH])).to(model.mean.device)
         features = model.embed(batch, "pooled")
-        embeddings.append(normalize(model.trunk.proj(features).float(), dim=1).cpu())
+        embeddings.append(
+            normalize(model.trunk.get_submodule("proj")(features).float(), dim=1).cpu()
+        )
         pooled.append(features.float().cpu())
     return Rows(torch.cat(embeddings).numpy(), torch.cat(pooled).numpy())
 

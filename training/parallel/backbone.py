@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mlcd.models.servable import Servable
-from mlcd.models.vit import ViT
+from mlcd.models.vit import VisionTower, ViT
 from mlcd.world import World
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -86,7 +86,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _prepare_blocks(trunk: ViT, *, recompute: bool, compiled: bool) -> None:
+def _prepare_blocks(trunk: VisionTower, *, recompute: bool, compiled: bool) -> None:
     for block in trunk.blocks:
         if recompute:
             # Nothing in a block is random. On the instance, so that the names of parameters stay.
@@ -97,7 +97,7 @@ def _prepare_blocks(trunk: ViT, *, recompute: bool, compiled: bool) -> None:
             block.compile()
 
 
-def _replicate(trunk: ViT, world: World) -> DistributedDataParallel:
+def _replicate(trunk: VisionTower, world: World) -> DistributedDataParallel:
     replicas = DistributedDataParallel(
         trunk,
         process_group=world.group,
@@ -114,7 +114,7 @@ def _replicate(trunk: ViT, world: World) -> DistributedDataParallel:
     return replicas
 
 
-def _shard(trunk: ViT, world: World) -> None:
+def _shard(trunk: VisionTower, world: World) -> None:
     device = next(trunk.parameters()).device
     mesh = init_device_mesh(device.type, (world.size,))
     for block in trunk.blocks:

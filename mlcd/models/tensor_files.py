@@ -1,0 +1,65 @@
+"""The tensors in files of weights: safetensors, or pickles that hold tensors and nothing else."""
+
+import pickle
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mlcd.errors import ArtifactInvalid, ConfigInvalid
+from mlcd.models.weight_files import weight_files
+
+_PICKLED: Final = (".bin", ".pt", ".pth")
+_NESTED: Final = ("state_dict", "model")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a file of weights, or of all shards of an index."""
+    state: dict[str, Tensor] = {}
+    for file in weight_files(path):
+        state |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
+    return state
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        state: dict[str, Tensor] = load_file(path)
+        return state
+    except (OSError, SafetensorError) as error:
+        raise ArtifactInvalid(
+            f"{path} cannot be read as safetensors: it is missing, cut short or damaged",
+            remedy="restore the file",
+        ) from error
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    """Reads tensors only: a pickle that would run anything is refused before it does."""
+    if path.suffix not in _PICKLED:
+        raise ConfigInvalid(
+            f"{path} is no file of weights", remedy=f"known: .safetensors, {', '.join(_PICKLED)}"
+        )
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        if "TorchScript" in str(error):
+            raise ArtifactInvalid(
+                f"{path} is a TorchScript archive: a program, not only weights",
+                remedy="if you trust it, save its state_dict() with safetensors and give that file",
+            ) from error
+        raise ArtifactInvalid(
+            f"{path} cannot be read as weights: damaged, or it holds more than tensors",
+            remedy="restore it, or save its state_dict() with safetensors",
+        ) from error
+    for name in _NESTED:
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not isinstance(content, dict) or not all(
+        isinstance(each, Tensor) for each in content.values()
+    ):
+        raise ArtifactInvalid(
+            f"{path} holds no state dict", remedy="save the model's state_dict() and give that file"
+        )
+    return dict(content)

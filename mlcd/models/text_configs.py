@@ -1,0 +1,215 @@
+"""The configs of Hugging Face and open_clip for two towers: the text tower's sizes, what its tokens
+see and which of them is the embedding.
+
+Image towers are read by `mlcd.models.configs`, whose rules hold here too.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mlcd.errors import ConfigInvalid
+from mlcd.models.blocks import Activation
+from mlcd.models.config_fields import activation, expect, read_object, whole
+from mlcd.models.configs import hf_section, write_hf_config
+from mlcd.models.text import TextConfig, TextPooling
+from mlcd.models.two_tower_checkpoints import Family
+from mlcd.models.two_towers import TwoTowers
+
+# The defaults of CLIPTextConfig, and of SiglipTextConfig and Siglip2TextConfig.
+_CLIP_TEXT: Final[Mapping[str, Any]] = {
+    "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
+    "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5, "eos_token_id": 49407,
+}  # fmt: skip
+_SIGLIP_TEXT: Final[Mapping[str, Any]] = {
+    "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "max_position_embeddings": 64, "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6, "projection_size": None,
+}  # fmt: skip
+# CLIPTextModel pools at the highest id for this one, which its first configs stated wrongly.
+_WRONG_EOS: Final = 2
+_OPEN_CLIP_TEXT: Final[Mapping[str, Any]] = {
+    "hf_model_name": None, "ls_init_value": None, "embed_cls": False, "proj_type": "linear",
+    "final_ln_after_pool": False, "block_type": None, "qk_norm": False, "scaled_cosine_attn": False,
+    "scale_heads": False, "scale_attn_inner": False, "scale_attn": False, "scale_fc": False,
+}  # fmt: skip
+_OPEN_CLIP_POOLING: Final[Mapping[str, TextPooling]] = {
+    "argmax": "highest_id", "eos": "eos", "last": "last",
+}  # fmt: skip
+
+
+def read_hf_text_config(path: Path) -> TextConfig:
+    """Reads the text tower in the config.json of CLIPModel, SiglipModel or Siglip2Model."""
+    config = read_object(path)
+    kind = config.get("model_type")
+    if kind not in ("clip", "siglip", "siglip2"):
+        raise ConfigInvalid(
+            f"{path} is of a {kind!r} model, which has no text tower that we know",
+            remedy="clip, siglip, siglip2 are known",
+        )
+    section = hf_section(config, "text_config")
+    defaults = _CLIP_TEXT if kind == "clip" else _SIGLIP_TEXT
+    fields = {
+        name: plain if section.get(name) is None else section[name]
+        for name, plain in defaults.items()
+    }
+    sizes: dict[str, Any] = {
+        "vocab_size": whole(path, "vocab_size", fields["vocab_size"]),
+        "context_length": whole(path, "max_position_embeddings", fields["max_position_embeddings"]),
+        "width": whole(path, "hidden_size", fields["hidden_size"]),
+        "depth": whole(path, "num_hidden_layers", fields["num_hidden_layers"]),
+        "heads": whole(path, "num_attention_heads", fields["num_attention_heads"]),
+        "mlp_width": whole(path, "intermediate_size", fields["intermediate_size"]),
+        "activation": activation(path, fields["hidden_act"]),
+        "norm_eps": float(fields["layer_norm_eps"]),
+    }
+    if kind == "clip":
+        eos = whole(path, "eos_token_id", fields["eos_token_id"])
+        return TextConfig(
+            **sizes,
+            embedding_dim=whole(path, "projection_dim", config.get("projection_dim", 512)),
+            causal=True,
+            pooling="highest_id" if eos == _WRONG_EOS else "eos",
+            eos_token_id=None if eos == _WRONG_EOS else eos,
+        )
+    dimension = fields["projection_size"] or sizes["width"]
+    return TextConfig(
+        **sizes,
+        embedding_dim=whole(path, "projection_size", dimension),
+        causal=False,
+        pooling="last",
+        projection_bias=True,
+    )
+
+
+def write_hf_two_tower_config(towers: TwoTowers, family: Family) -> dict[str, Any]:
+    """Returns the config.json of CLIPModel, SiglipModel or Siglip2Model; raises ConfigInvalid where
+    that class cannot hold these towers.
+    """
+    vision = towers.vision.config
+    expected = _CLIP_SHAPE if family == "clip" else _SIGLIP_SHAPE
+    found = _shape(towers)
+    for part, value in expected.items():
+        if found[part] != value:
+            raise ConfigInvalid(f"transformers has no {family} model whose {part} is {found[part]}")
+    vision_fields = write_hf_config(vision)
+    del vision_fields["architectures"]
+    if family == "siglip2":
+        del vision_fields["image_size"]
+        vision_fields |= {"model_type": "siglip2_vision_model", "num_patches": vision.num_tokens}
+    text_fields = _write_hf_text(towers.text.config, family)
+    name = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}[family]
+    top = {"projection_dim": vision.embedding_dim} if family == "clip" else {}
+    return {
+        "architectures": [name],
+        "model_type": family,
+        "text_config": text_fields,
+        "vision_config": vision_fields,
+        "torch_dtype": "float32",
+        **top,
+    }
+
+
+_CLIP_SHAPE: Final[Mapping[str, object]] = {
+    "image pooling": "class_token", "image projection": True, "positions": "learned",
+    "text attention": "causal", "text pooling": "end of text", "text projection": "without bias",
+    "logit_bias": False,
+}  # fmt: skip
+_SIGLIP_SHAPE: Final[Mapping[str, object]] = {
+    "image pooling": "attention", "image projection": False, "positions": "learned",
+    "text attention": "bidirectional", "text pooling": "last", "text projection": "with bias",
+    "logit_bias": True,
+}  # fmt: skip
+
+
+def _shape(towers: TwoTowers) -> dict[str, object]:
+    vision, text = towers.vision.config, towers.text.config
+    return {
+        "image pooling": vision.pooling,
+        "image projection": vision.embedding_dim is not None,
+        "positions": vision.positions,
+        "text attention": "causal" if text.causal else "bidirectional",
+        "text pooling": _hf_pooling(text),
+        "text projection": "with bias" if text.projection_bias else "without bias",
+        "logit_bias": towers.logit_bias is not None,
+    }
+
+
+def _hf_pooling(text: TextConfig) -> str:
+    if text.eos_token_id == _WRONG_EOS:
+        return f"at token {_WRONG_EOS}"
+    return text.pooling if text.pooling == "last" else "end of text"
+
+
+def _write_hf_text(text: TextConfig, family: Family) -> dict[str, Any]:
+    fields = {
+        "model_type": f"{family}_text_model",
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": text.context_length,
+        "hidden_size": text.width,
+        "num_hidden_layers": text.depth,
+        "num_attention_heads": text.heads,
+        "intermediate_size": text.mlp_width,
+        "hidden_act": text.activation,
+        "layer_norm_eps": text.norm_eps,
+    }
+    if family != "clip":
+        return fields | {"projection_size": text.embedding_dim}
+    eos = _WRONG_EOS if text.eos_token_id is None else text.eos_token_id
+    return fields | {"projection_dim": text.embedding_dim, "eos_token_id": eos}
+
+
+def read_open_clip_text_config(path: Path) -> TextConfig:
+    """Reads text_cfg in the model_cfg of an open_clip_config.json."""
+    config = read_object(path)
+    model = config.get("model_cfg")
+    text = model.get("text_cfg") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(text, dict):
+        raise ConfigInvalid(f"{path} lacks model_cfg.text_cfg")
+    for name, plain in _OPEN_CLIP_TEXT.items():
+        expect(path, f"text_cfg.{name}", text.get(name, plain), plain)
+    pooling = text.get("pool_type", "argmax")
+    if pooling not in _OPEN_CLIP_POOLING:
+        raise ConfigInvalid(
+            f"{path}: text_cfg.pool_type is {pooling!r}",
+            remedy=f"known: {', '.join(_OPEN_CLIP_POOLING)}",
+        )
+    width = whole(path, "text_cfg.width", text.get("width", 512))
+    return TextConfig(
+        vocab_size=whole(path, "text_cfg.vocab_size", text.get("vocab_size", 49408)),
+        context_length=whole(path, "text_cfg.context_length", text.get("context_length", 77)),
+        width=width,
+        depth=whole(path, "text_cfg.layers", text.get("layers", 12)),
+        heads=whole(path, "text_cfg.heads", text.get("heads", 8)),
+        mlp_width=int(width * text.get("mlp_ratio", 4.0)),
+        embedding_dim=whole(path, "embed_dim", model.get("embed_dim")),
+        activation=_open_clip_activation(path, model, text),
+        causal=not text.get("no_causal_mask", False),
+        pooling=_OPEN_CLIP_POOLING[pooling],
+        eos_token_id=whole(path, "text_cfg.eos_id", text.get("eos_id", 2))
+        if pooling == "eos"
+        else None,
+        projection_bias=bool(text.get("proj_bias", False)),
+        norm_eps=_open_clip_norm_eps(path, text),
+    )
+
+
+def _open_clip_activation(
+    path: Path, model: Mapping[str, Any], text: Mapping[str, Any]
+) -> Activation:
+    arguments = text.get("act_kwargs") or {}
+    if model.get("quick_gelu", False):
+        expect(path, "text_cfg.act_kwargs", arguments, {})
+        return "quick_gelu"
+    if arguments == {"approximate": "tanh"}:
+        return "gelu_pytorch_tanh"
+    expect(path, "text_cfg.act_kwargs", arguments, {})
+    return "gelu"
+
+
+def _open_clip_norm_eps(path: Path, text: Mapping[str, Any]) -> float:
+    arguments = text.get("norm_kwargs") or {}
+    eps = float(arguments.get("eps", 1e-5))
+    expect(path, "text_cfg.norm_kwargs", arguments, {"eps": eps} if arguments else {})
+    return eps

@@ -1,0 +1,139 @@
+"""Texts to the token ids of a model, by the vocabulary that lies with its weights.
+
+The `tokenizers` library does the work; this module reads which padding the model was trained with.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import Regex, normalizers
+
+from mlcd.errors import ArtifactInvalid, InvalidInput
+
+TOKENIZER: Final = "tokenizer.json"
+_CONFIG: Final = "tokenizer_config.json"
+_SPECIAL_TOKENS: Final = "special_tokens_map.json"
+# string.punctuation, and what Python's \s matches
+_PUNCTUATION: Final = r"[!-/:-@\[-`{-~]"
+_SPACES: Final = r"[\s\x1c-\x1f]+"
+
+
+class Tokenizer:
+    """The tokenizer of one model: every text becomes `context_length` ids, cut or padded."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, settings: dict[str, Any], context_length: int
+    ) -> None:
+        """backend: cuts and pads to `context_length`. settings: the fields of
+        tokenizer_config.json.
+        """
+        self._backend = backend
+        self._settings = settings
+        self.context_length = context_length
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Returns the ids, [N, context_length]; raises InvalidInput for a string that is not
+        Unicode.
+        """
+        try:
+            encodings = self._backend.encode_batch(list(texts))
+        except UnicodeEncodeError as error:
+            raise InvalidInput(
+                "a text holds half of a surrogate pair", remedy="send valid Unicode"
+            ) from error
+        ids = np.empty((len(encodings), self.context_length), np.int64)
+        for row, encoding in zip(ids, encodings, strict=True):
+            row[:] = encoding.ids
+        return ids
+
+    @classmethod
+    def read(cls, directory: Path, context_length: int) -> "Tokenizer":
+        """Reads tokenizer.json and tokenizer_config.json.
+
+        Raises ArtifactInvalid naming the file that is missing, damaged or silent about padding.
+        """
+        path = directory / TOKENIZER
+        if not path.is_file():
+            raise ArtifactInvalid(
+                f"{directory} holds no {TOKENIZER}",
+                remedy="save it with transformers: AutoTokenizer.from_pretrained(NAME)"
+                ".save_pretrained(DIRECTORY)",
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ArtifactInvalid(
+                f"{path} cannot be read as a tokenizer", remedy="restore the file"
+            ) from error
+        settings = _read_json(directory / _CONFIG)
+        pad_token = _pad_token(directory, settings)
+        if (pad_id := backend.token_to_id(pad_token)) is None:
+            raise ArtifactInvalid(f"{path} has no token {pad_token}, which {_CONFIG} pads with")
+        kind = settings.get("tokenizer_class")
+        # Siglip2Tokenizer pads on the left where nothing is stated, all others on the right
+        side = settings.get("padding_side", "left" if kind == "Siglip2Tokenizer" else "right")
+        backend.enable_padding(
+            length=context_length, pad_id=pad_id, pad_token=pad_token, direction=side
+        )
+        backend.enable_truncation(
+            context_length, direction=settings.get("truncation_side", "right")
+        )
+        _normalize_as_class_does(backend, kind)
+        return cls(backend, settings, context_length)
+
+    def write(self, directory: Path) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which transformers reads too."""
+        self._backend.save(str(directory / TOKENIZER))
+        (directory / _CONFIG).write_text(
+            json.dumps(self._settings, indent=2, sort_keys=True) + "\n"
+        )
+
+
+def _normalize_as_class_does(backend: tokenizers.Tokenizer, kind: object) -> None:
+    """Adds what transformers' class does to a text before tokenizer.json does.
+
+    Each step may be in the file already: done twice, it changes nothing more.
+    """
+    steps: list[normalizers.Normalizer] = []
+    if kind == "Siglip2Tokenizer":
+        steps = [normalizers.Lowercase()]
+    if kind == "SiglipTokenizer":
+        steps = [
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex(_PUNCTUATION), ""),
+            normalizers.Replace(Regex(_SPACES), " "),
+            normalizers.Strip(),
+        ]
+    if steps:
+        own = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([*steps, *own])
+
+
+def _pad_token(directory: Path, settings: dict[str, Any]) -> str:
+    token = settings.get("pad_token")
+    if token is None and (directory / _SPECIAL_TOKENS).is_file():
+        token = _read_json(directory / _SPECIAL_TOKENS).get("pad_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    if not isinstance(token, str):
+        raise ArtifactInvalid(
+            f"{directory / _CONFIG} does not say which token pads", remedy="add its pad_token"
+        )
+    return token
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactInvalid(
+            f"{path} cannot be read as JSON", remedy="restore the file"
+        ) from error
+    if not isinstance(content, dict):
+        raise ArtifactInvalid(f"{path} is no JSON object", remedy="restore the file")
+    return content

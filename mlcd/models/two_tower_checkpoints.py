@@ -1,0 +1,148 @@
+"""The translation of two-tower weights: those of other projects to ours, and ours to theirs.
+
+clip        Hugging Face's CLIPModel
+siglip      Hugging Face's SiglipModel
+siglip2     Hugging Face's Siglip2Model, whose patches are flattened before the embedding
+open_clip   OpenAI's and open_clip's, the text tower at the root or below `text.`
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from torch import Tensor
+
+from mlcd.errors import ArtifactInvalid
+from mlcd.models.checkpoints import read_state, unwrapped, write_state
+from mlcd.models.key_map import Foreign, State, renamed_state, split_qkv, to_theirs
+from mlcd.models.two_towers import TwoTowers
+
+Family = Literal["clip", "siglip", "siglip2", "open_clip"]
+
+_CLIP_PROJECTION: Final = "text_projection.weight"
+_SIGLIP_PROJECTION: Final = "head.weight"
+_PATCHES: Final = "vision_model.embeddings.patch_embedding.weight"
+_NO_WEIGHTS: Final = (
+    "input_resolution", "context_length", "vocab_size",  # numbers that OpenAI's files hold
+    "text_model.embeddings.position_ids", "attn_mask",  # buffers that old files hold
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TwoTowerState:
+    """The tensors of both towers in our names, and those that belong to neither."""
+
+    family: Family
+    vision: State
+    text: State
+    logit_scale: Tensor
+    logit_bias: Tensor | None
+
+    @property
+    def layout(self) -> Foreign:
+        return "open_clip" if self.family == "open_clip" else "hf"
+
+    def vision_name(self, name: str) -> str:
+        """Returns the name of our tensor in the file, without its prefix."""
+        return to_theirs("vision", self.layout)(name) or name
+
+    def text_name(self, name: str) -> str:
+        """Returns the name of our tensor in the file, without its prefix."""
+        return to_theirs("text", self.layout)(name) or name
+
+
+def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerState:
+    """Returns the tensors of both towers in our names.
+
+    Raises ArtifactInvalid naming `source`, and the tensor that is missing or has no place.
+    """
+    state = {name: tensor for name, tensor in unwrapped(state).items() if name not in _NO_WEIGHTS}
+    family = _family(state, source)
+    text = _open_clip_text(state) if family == "open_clip" else _hf_text(state)
+    layout: Foreign = "open_clip" if family == "open_clip" else "hf"
+    if "logit_scale" not in state:
+        raise ArtifactInvalid(
+            f"tensor logit_scale is missing from {source}", remedy="restore the file"
+        )
+    return TwoTowerState(
+        family=family,
+        vision=read_state(state, source)[1],
+        text=renamed_state(text, "text", layout, source),
+        logit_scale=state["logit_scale"],
+        logit_bias=state.get("logit_bias"),
+    )
+
+
+def write_two_tower_state(towers: TwoTowers, family: Family) -> State:
+    """Returns the tensors in the names of another project's two-tower model."""
+    layout: Foreign = "open_clip" if family == "open_clip" else "hf"
+    vision = write_state(towers.vision.state_dict(), layout)
+    text = _write_text(towers.text.state_dict(), layout)
+    scalars = {"logit_scale": towers.logit_scale.detach()}
+    if towers.logit_bias is not None:
+        scalars["logit_bias"] = towers.logit_bias.detach()
+    if family == "open_clip":
+        # a projection with a bias is that of open_clip's custom text towers, which have a prefix
+        prefix = "text." if "text_projection.bias" in text else ""
+        return (
+            {f"visual.{name}": tensor for name, tensor in vision.items()}
+            | {f"{prefix}{name}": tensor for name, tensor in text.items()}
+            | scalars
+        )
+    if family == "clip":
+        text[_CLIP_PROJECTION] = text.pop(f"text_model.{_SIGLIP_PROJECTION}")
+        return vision | text | scalars
+    if family == "siglip2":
+        vision[_PATCHES] = vision[_PATCHES].permute(0, 2, 3, 1).flatten(1).contiguous()
+    return vision | text | {name: tensor.reshape(1) for name, tensor in scalars.items()}
+
+
+def _family(state: State, source: str) -> Family:
+    if any(name.startswith("visual.") for name in state):
+        return "open_clip"
+    if _CLIP_PROJECTION in state:
+        return "clip"
+    if f"text_model.{_SIGLIP_PROJECTION}" in state and _PATCHES in state:
+        return "siglip" if state[_PATCHES].dim() > 2 else "siglip2"
+    raise ArtifactInvalid(
+        f"{source} holds no two towers that we know",
+        remedy="give a CLIPModel, SiglipModel or Siglip2Model of transformers, or a CLIP of"
+        " OpenAI or open_clip",
+    )
+
+
+def _hf_text(state: State) -> State:
+    text = _below(state, "text_model.")
+    if _CLIP_PROJECTION in state:
+        text[_SIGLIP_PROJECTION] = state[_CLIP_PROJECTION]
+    return text
+
+
+def _open_clip_text(state: State) -> State:
+    text = _below(state, "text.") or {
+        name: tensor for name, tensor in state.items() if not name.startswith(("visual.", "logit_"))
+    }
+    if "text_projection" in text:
+        text["text_projection.weight"] = text.pop("text_projection").T.contiguous()
+    return text
+
+
+def _write_text(state: State, layout: Foreign) -> State:
+    rename = to_theirs("text", layout)
+    theirs = {}
+    for name, tensor in (split_qkv(state) if layout == "hf" else state).items():
+        renamed = rename(name)
+        assert renamed is not None, name
+        theirs[f"text_model.{renamed}" if layout == "hf" else renamed] = tensor
+    if layout == "open_clip" and "proj.bias" not in state:
+        projection = theirs.pop("text_projection.weight")
+        theirs["text_projection"] = projection.T.contiguous()
+    return theirs
+
+
+def _below(state: State, prefix: str) -> State:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
