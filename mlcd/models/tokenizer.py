@@ -18,6 +18,7 @@ from mlcd.errors import ArtifactInvalid, InvalidInput
 TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL_TOKENS: Final = "special_tokens_map.json"
+_SIGLIP2: Final = "Siglip2Tokenizer"
 # string.punctuation, and what Python's \s matches
 _PUNCTUATION: Final = r"[!-/:-@\[-`{-~]"
 _SPACES: Final = r"[\s\x1c-\x1f]+"
@@ -37,15 +38,13 @@ class Tokenizer:
         self.context_length = context_length
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Returns the ids, [N, context_length]; raises InvalidInput for a string that is not
-        Unicode.
+        """Returns the ids, [N, context_length]; raises InvalidInput for a string that is no
+        valid Unicode.
         """
         try:
             encodings = self._backend.encode_batch(list(texts))
-        except UnicodeEncodeError as error:
-            raise InvalidInput(
-                "a text holds half of a surrogate pair", remedy="send valid Unicode"
-            ) from error
+        except TypeError as error:  # half of a surrogate pair
+            raise InvalidInput("a text is no valid Unicode") from error
         ids = np.empty((len(encodings), self.context_length), np.int64)
         for row, encoding in zip(ids, encodings, strict=True):
             row[:] = encoding.ids
@@ -76,13 +75,12 @@ class Tokenizer:
             raise ArtifactInvalid(f"{path} has no token {pad_token}, which {_CONFIG} pads with")
         kind = settings.get("tokenizer_class")
         # Siglip2Tokenizer pads on the left where nothing is stated, all others on the right
-        side = settings.get("padding_side", "left" if kind == "Siglip2Tokenizer" else "right")
+        padded = _side(directory, settings, "padding_side", "left" if kind == _SIGLIP2 else "right")
+        cut = _side(directory, settings, "truncation_side", "right")
         backend.enable_padding(
-            length=context_length, pad_id=pad_id, pad_token=pad_token, direction=side
+            length=context_length, pad_id=pad_id, pad_token=pad_token, direction=padded
         )
-        backend.enable_truncation(
-            context_length, direction=settings.get("truncation_side", "right")
-        )
+        backend.enable_truncation(context_length, direction=cut)
         _normalize_as_class_does(backend, kind)
         return cls(backend, settings, context_length)
 
@@ -100,7 +98,7 @@ def _normalize_as_class_does(backend: tokenizers.Tokenizer, kind: object) -> Non
     Each step may be in the file already: done twice, it changes nothing more.
     """
     steps: list[normalizers.Normalizer] = []
-    if kind == "Siglip2Tokenizer":
+    if kind == _SIGLIP2:
         steps = [normalizers.Lowercase()]
     if kind == "SiglipTokenizer":
         steps = [
@@ -125,6 +123,15 @@ def _pad_token(directory: Path, settings: dict[str, Any]) -> str:
             f"{directory / _CONFIG} does not say which token pads", remedy="add its pad_token"
         )
     return token
+
+
+def _side(directory: Path, settings: dict[str, Any], name: str, unstated: str) -> str:
+    side = settings.get(name, unstated)
+    if side not in ("left", "right"):
+        raise ArtifactInvalid(
+            f"{directory / _CONFIG}: {name} is {side!r}", remedy="left and right are known"
+        )
+    return str(side)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
