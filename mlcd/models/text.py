@@ -4,8 +4,8 @@ Shapes: N texts, T tokens, W width, D embedding dimension. Names follow our colu
 (`token`, `pos`, `blocks.i.attn.qkv`, `norm_post`, `proj`).
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         if min(self.vocab_size, self.context_length, self.depth, self.embedding_dim) < 1:
-            raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
+            raise ConfigInvalid(f"a tower's sizes must be positive: {self}")
         check_block_sizes(self)
         if self.pooling not in ("eos", "highest_id", "last"):
             raise ConfigInvalid(
@@ -50,18 +50,6 @@ class TextConfig:
             )
         if (self.pooling == "eos") != (self.eos_token_id is not None):
             raise ConfigInvalid("eos_token_id is for pooling eos, which needs it")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
-        try:
-            return cls(**fields)
-        except TypeError as error:
-            raise ConfigInvalid(
-                f"the model's config is not a text config: {sorted(fields)}"
-            ) from error
 
 
 class TextTower(nn.Module):

@@ -195,3 +195,9 @@ def test_scaled_and_whole_pictures_are_the_same_size_of_scene():
         right == scaled.image.width
     )  # turned clockwise, the last row of the file stands at the left
     assert left == pytest.approx(scaled.image.width - 413 * 2 / 8)
+
+
+def test_squares_are_alike_in_both_modes():
+    exact, fast = both(jpeg(), 64, resize="square")
+    assert fast.shape == (3, 64, 64)
+    assert np.abs(exact - fast).mean() < 3

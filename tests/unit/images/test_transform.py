@@ -19,6 +19,15 @@ def clip():
     return lambda image: np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
 
 
+def siglip(image, *, resample):
+    """transformers' processor of SigLIP, PIL backend, up to normalization."""
+    module = pytest.importorskip("transformers.models.siglip.image_processing_pil_siglip")
+    processor = module.SiglipImageProcessorPil(
+        do_rescale=False, do_normalize=False, resample=resample
+    )
+    return np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
+
+
 def noise(size):
     generator = np.random.default_rng(0)
     return Image.fromarray(generator.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
@@ -78,8 +87,32 @@ def test_exact_equals_the_clip_image_processor_on_photographs(clip, shared_data)
         assert (PreprocessSpec(224, 224).prepare(path.read_bytes()) == expected).all(), path.name
 
 
-def test_a_strip_of_a_pixel_is_no_bomb():
-    spec = PreprocessSpec(resize_shortest=224, crop=224)
+@pytest.mark.parametrize(("interpolation", "resample"), [("bicubic", 3), ("bilinear", 2)])
+@pytest.mark.parametrize("size", [*SIZES, (1, 20000), (20000, 3)], ids=str)
+def test_a_square_equals_the_siglip_image_processor_bit_for_bit(size, interpolation, resample):
+    spec = PreprocessSpec(224, 224, resize="square", interpolation=interpolation)
+    got, expected = spec.apply(noise(size)), siglip(noise(size), resample=resample)
+    assert got.shape == expected.shape == (3, 224, 224)
+    assert (got == expected).all()
+
+
+@pytest.mark.parametrize("size", [(640, 427), (301, 999), (5, 20000)], ids=str)
+def test_bilinear_with_a_crop_is_pillow_s(size):
+    image = noise(size)
+    width, height = size
+    scale = 224 / min(size)
+    whole = image.resize(
+        (max(224, int(width * scale)), max(224, int(height * scale))), Image.Resampling.BILINEAR
+    )
+    left, top = (whole.width - 224) // 2, (whole.height - 224) // 2
+    expected = np.asarray(whole.crop((left, top, left + 224, top + 224))).transpose(2, 0, 1)
+    got = PreprocessSpec(224, 224, interpolation="bilinear").apply(image)
+    assert np.abs(got.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("resize", ["shortest", "square"])
+def test_a_strip_of_a_pixel_is_no_bomb(resize):
+    spec = PreprocessSpec(resize_shortest=224, crop=224, resize=resize)
     assert spec.apply(Image.new("RGB", (1, 65535), (9, 8, 7))).shape == (3, 224, 224)
     assert spec.apply(Image.new("RGB", (65535, 1), (9, 8, 7)))[:, 5, 5].tolist() == [9, 8, 7]
 
@@ -122,10 +155,19 @@ def test_a_fast_spec_says_so_and_round_trips():
     assert PreprocessSpec.from_dict(fields) == spec
 
 
+def test_a_square_says_so_and_round_trips():
+    spec = PreprocessSpec(224, 224, resize="square", interpolation="bilinear")
+    fields = json.loads(spec.to_json())
+    assert (fields["resize"], fields["interpolation"]) == ("square", "bilinear")
+    assert PreprocessSpec.from_dict(fields) == spec
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"resize_shortest": 10, "crop": 20},
+        {"resize_shortest": 10, "crop": 8, "resize": "square"},
+        {"resize_shortest": 10, "crop": 10, "resize": "longest"},
         {"resize_shortest": 10, "crop": 10, "interpolation": "nearest"},
         {"resize_shortest": 10, "crop": 10, "colour": 1},
         {"resize_shortest": 10, "crop": 10, "decode": "draft"},

@@ -24,11 +24,12 @@ from mlcd.errors import ArtifactInvalid, InvalidInput
 from mlcd.models.tokenizer import Tokenizer
 
 CONTEXT = 20
-WORDS = (
+TEXT = (
     "a photo of the cat dog's they're I'll 3 42 1999 naïve café Ünïcode straße İstanbul ﬁne ﬃ "
     "привет мир κόσμε שלום عربى हिन्दी ไทย 中文 日本語 カタカナ 한국어 e\u0301 q\u0307\u0323 \u1e9b\u0323 "
     "🙂 👩‍👩‍👧‍👦 🇩🇪 ½ ² Ⅷ ① _under_score <b> a.b,c!? {} [MASK] $5.00 http://x.y/z?q=1 C++ #tag @me ... -- ' \" \\ ^`~"
-).split()  # noqa: SIM905
+)
+WORDS = TEXT.split()
 ODD = [
     *(chr(code) for code in range(0x20)), "\x7f", "\x80", "\x85", "\xa0", "\xad", "\u200b", "\u200d",
     "\u2028", "\u2029", "\u202e", "\u3000", "\ufeff", "\ufffd", "\uffff", "\U0010ffff", "  ", "\r\n",
