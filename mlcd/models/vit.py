@@ -21,9 +21,9 @@ from mlcd.models.rope import RotaryPositions
 Positions = Literal["learned", "rope"]
 # class_token: CLIP's and MLCD's. attention: SigLIP's head in place of a class token (siglip.py).
 Pooling = Literal["class_token", "attention"]
-# projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm.
-# patches: [B, T-1, W], before the last norm. penultimate_patches: patches one block earlier, which
-# vision-language models take (`hidden_states[-2]` without the class token).
+# projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm, or
+# what attention pools. patches: [B, P, W], before the last norm. penultimate_patches: patches one
+# block earlier, which vision-language models take (`hidden_states[-2]` without the class token).
 Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
 
 

@@ -38,7 +38,7 @@ from mlcd.models.servable import Servable
 from mlcd.models.siglip import SiglipViT
 from mlcd.models.text import TextConfig, TextTower
 from mlcd.models.tokenizer import Tokenizer
-from mlcd.models.two_tower_checkpoints import write_two_tower_state
+from mlcd.models.two_tower_checkpoints import read_two_tower_state, write_two_tower_state
 from mlcd.models.two_tower_files import TwoTowerModel, read_two_towers, write_two_towers
 from mlcd.models.two_towers import TwoTowers
 from mlcd.models.vit import ViT, ViTConfig
@@ -357,11 +357,25 @@ def test_open_clip_s_text_tower_gives_the_same(
     assert all(torch.equal(written[name], part) for name, part in state.items())
 
 
-def test_the_root_s_positions_of_a_full_file_are_the_text_tower_s(tmp_path):
+def test_the_root_s_positions_of_a_full_file_are_the_text_tower_s():
     towers = small_clip()
     state = write_two_tower_state(towers, "open_clip")
     assert torch.equal(state["positional_embedding"], towers.text.pos)
     assert torch.equal(state["visual.positional_embedding"], towers.vision.pos)
+
+
+def test_openai_s_files_hold_halves_and_numbers_that_are_no_weights():
+    towers = small_clip()
+    state = {name: part.half() for name, part in write_two_tower_state(towers, "open_clip").items()}
+    numbers = {"input_resolution": 16, "context_length": 9, "vocab_size": VOCABULARY}
+    state |= {name: torch.tensor(number) for name, number in numbers.items()}
+    read = read_two_tower_state({f"module.{name}": part for name, part in state.items()}, "a file")
+    for found, tower in ((read.vision, towers.vision), (read.text, towers.text)):
+        expected = tower.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], part.half()) for name, part in expected.items())
+    assert read.logit_scale.item() == 2.0
+    assert read.logit_bias is None
 
 
 def small_clip(**text):
