@@ -134,4 +134,6 @@ def _as_convolution(weight: Tensor) -> Tensor:
     if weight.dim() != 2:
         return weight
     side = math.isqrt(weight.shape[1] // 3)
+    if weight.shape[1] != 3 * side**2:
+        return weight  # what the config expects is said where the shapes are compared
     return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).contiguous()

@@ -22,6 +22,12 @@ Family = Literal["clip", "siglip", "siglip2", "open_clip"]
 _CLIP_PROJECTION: Final = "text_projection.weight"
 _SIGLIP_PROJECTION: Final = "head.weight"
 _PATCHES: Final = "vision_model.embeddings.patch_embedding.weight"
+_SCALARS: Final[Mapping[Family, tuple[str, ...]]] = {
+    "clip": ("logit_scale",),
+    "open_clip": ("logit_scale",),  # and logit_bias where the model was trained with SigLIP's loss
+    "siglip": ("logit_scale", "logit_bias"),
+    "siglip2": ("logit_scale", "logit_bias"),
+}
 _NO_WEIGHTS: Final = (
     "input_resolution", "context_length", "vocab_size",  # numbers that OpenAI's files hold
     "text_model.embeddings.position_ids", "attn_mask",  # buffers that old files hold
@@ -38,17 +44,13 @@ class TwoTowerState:
     logit_scale: Tensor
     logit_bias: Tensor | None
 
-    @property
-    def layout(self) -> Foreign:
-        return "open_clip" if self.family == "open_clip" else "hf"
-
     def vision_name(self, name: str) -> str:
         """Returns the name of our tensor in the file, without its prefix."""
-        return to_theirs("vision", self.layout)(name) or name
+        return to_theirs("vision", _layout(self.family))(name) or name
 
     def text_name(self, name: str) -> str:
         """Returns the name of our tensor in the file, without its prefix."""
-        return to_theirs("text", self.layout)(name) or name
+        return to_theirs("text", _layout(self.family))(name) or name
 
 
 def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerState:
@@ -59,15 +61,15 @@ def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerSt
     state = {name: tensor for name, tensor in unwrapped(state).items() if name not in _NO_WEIGHTS}
     family = _family(state, source)
     text = _open_clip_text(state) if family == "open_clip" else _hf_text(state)
-    layout: Foreign = "open_clip" if family == "open_clip" else "hf"
-    if "logit_scale" not in state:
-        raise ArtifactInvalid(
-            f"tensor logit_scale is missing from {source}", remedy="restore the file"
-        )
+    for name in _SCALARS[family]:
+        if name not in state:
+            raise ArtifactInvalid(
+                f"tensor {name} is missing from {source}", remedy="restore the file"
+            )
     return TwoTowerState(
         family=family,
         vision=read_state(state, source)[1],
-        text=renamed_state(text, "text", layout, source),
+        text=renamed_state(text, "text", _layout(family), source),
         logit_scale=state["logit_scale"],
         logit_bias=state.get("logit_bias"),
     )
@@ -75,7 +77,7 @@ def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerSt
 
 def write_two_tower_state(towers: TwoTowers, family: Family) -> State:
     """Returns the tensors in the names of another project's two-tower model."""
-    layout: Foreign = "open_clip" if family == "open_clip" else "hf"
+    layout = _layout(family)
     vision = write_state(towers.vision.state_dict(), layout)
     text = _write_text(towers.text.state_dict(), layout)
     scalars = {"logit_scale": towers.logit_scale.detach()}
@@ -95,6 +97,10 @@ def write_two_tower_state(towers: TwoTowers, family: Family) -> State:
     if family == "siglip2":
         vision[_PATCHES] = vision[_PATCHES].permute(0, 2, 3, 1).flatten(1).contiguous()
     return vision | text | {name: tensor.reshape(1) for name, tensor in scalars.items()}
+
+
+def _layout(family: Family) -> Foreign:
+    return "open_clip" if family == "open_clip" else "hf"
 
 
 def _family(state: State, source: str) -> Family:

@@ -30,7 +30,7 @@ Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
 @dataclass(frozen=True)
 class ViTConfig:
     """The sizes of a tower. With embedding_dim None there is no projection: the embedding is the
-    pooled class token.
+    pooled output.
     """
 
     image_size: int
@@ -50,7 +50,8 @@ class ViTConfig:
         if min(sizes) < 1 or (self.embedding_dim is not None and self.embedding_dim < 1):
             raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
         check_block_sizes(self)
-        if self.image_size % self.patch_size:
+        # SigLIP's towers leave out the pixels beyond the last whole patch (384 = 27 * 14 + 6)
+        if self.image_size % self.patch_size and self.pooling == "class_token":
             raise ConfigInvalid(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
             )

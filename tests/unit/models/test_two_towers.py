@@ -186,6 +186,19 @@ def test_both_towers_equal_transformers_both_ways(tmp_path, family, activation, 
 
 
 @torch.no_grad()
+def test_siglip_leaves_out_the_pixels_beyond_the_last_whole_patch(tmp_path):
+    """siglip-so400m-patch14-384 is such a model: 27 patches and 6 pixels."""
+    theirs = stir(
+        SiglipModel(hf_config("siglip", (30, 7, 32, 2, 2, 64), TEXT[0], "gelu_pytorch_tanh"))
+    )
+    theirs.save_pretrained(tmp_path)
+    write_companions("siglip", tmp_path, 30)
+    ours = read_two_towers(str(tmp_path)).towers
+    assert ours.vision.config.num_tokens == 16
+    assert_same_towers(ours, theirs, "siglip", pixels(30), ids(9))
+
+
+@torch.no_grad()
 def test_clip_pools_at_the_highest_id_where_its_config_has_the_wrong_end_token(tmp_path):
     theirs = stir(CLIPModel(hf_config("clip", VISION[0], TEXT[0], "quick_gelu", eos=2)))
     theirs.save_pretrained(tmp_path)
@@ -410,9 +423,9 @@ def without(name):
     return damage
 
 
-def with_extra(name):
+def with_tensor(name, *shape):
     def damage(folder, state):
-        rewrite(folder, state | {name: torch.zeros(3)})
+        rewrite(folder, state | {name: torch.zeros(shape)})
 
     return damage
 
@@ -446,7 +459,7 @@ def no_file(name):
         ("clip", without("vision_model.embeddings.class_embedding"), ArtifactInvalid, "class_embedding is missing"),
         ("clip", without("logit_scale"), ArtifactInvalid, "logit_scale is missing"),
         ("clip", without("text_projection.weight"), ArtifactInvalid, "no two towers"),
-        ("clip", with_extra("text_model.extra"), ArtifactInvalid, "tensor extra .* no place in a text tower"),
+        ("clip", with_tensor("text_model.extra", 3), ArtifactInvalid, "tensor extra .* no place in a text tower"),
         ("clip", with_config("text_config", hidden_act="relu"), ConfigInvalid, "hidden_act is 'relu'"),
         ("clip", with_config("text_config", vocab_size=51), ArtifactInvalid, "token_embedding.weight .* is \\[50, 32\\], not \\[51, 32\\]"),
         ("clip", with_config("text_config", eos_token_id=[2, 3]), ConfigInvalid, "eos_token_id"),
@@ -458,6 +471,8 @@ def no_file(name):
         ("siglip", with_config("vision_config", vision_use_head=False), ConfigInvalid, "vision_use_head is False"),
         ("siglip", with_preprocessing(size={"height": 16, "width": 24}), ConfigInvalid, "only squares"),
         ("siglip", with_preprocessing(resample=1), ConfigInvalid, "resample is 1"),
+        ("siglip", without("logit_bias"), ArtifactInvalid, "logit_bias is missing"),
+        ("siglip2", with_tensor("vision_model.embeddings.patch_embedding.weight", 32, 100), ArtifactInvalid, "patch_embedding.weight .* is \\[32, 100\\]"),
         ("siglip2", with_config("vision_config", num_patches=5), ConfigInvalid, "num_patches is 5"),
         ("siglip2", with_preprocessing(image_processor_type="Siglip2ImageProcessor"), ConfigInvalid, "NaFlex"),
     ],
