@@ -80,9 +80,9 @@ def siglip_preprocessing(image_size: int) -> PreprocessSpec:
 def hf_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns `vision_config` or `text_config` of a two-tower config.json.
 
-    Files of old versions hold another section, ending in `_dict`, that takes its place.
+    Old files of CLIPModel hold another section, ending in `_dict`, that takes its place.
     """
-    old = config.get(f"{name}_dict")
+    old = config.get(f"{name}_dict") if config.get("model_type") == "clip" else None
     section: Mapping[str, Any] = old if old is not None else config.get(name) or {}
     return section
 

@@ -13,7 +13,7 @@ from mlcd.models.blocks import Activation
 from mlcd.models.config_fields import activation, expect, read_object, whole
 from mlcd.models.configs import hf_section, write_hf_config
 from mlcd.models.text import TextConfig, TextPooling
-from mlcd.models.two_tower_checkpoints import Family
+from mlcd.models.two_tower_checkpoints import HfFamily
 from mlcd.models.two_towers import TwoTowers
 
 # The defaults of CLIPTextConfig, and of SiglipTextConfig and Siglip2TextConfig.
@@ -29,6 +29,17 @@ _SIGLIP_TEXT: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 # CLIPTextModel pools at the highest id for this one, which its first configs stated wrongly.
 _WRONG_EOS: Final = 2
+# What the classes of transformers can hold, in the words of `_shape`.
+_CLIP_SHAPE: Final[Mapping[str, object]] = {
+    "image pooling": "class_token", "image projection": True, "positions": "learned",
+    "text attention": "causal", "text pooling": "end of text", "text projection": "without bias",
+    "logit_bias": False,
+}  # fmt: skip
+_SIGLIP_SHAPE: Final[Mapping[str, object]] = {
+    "image pooling": "attention", "image projection": False, "positions": "learned",
+    "text attention": "bidirectional", "text pooling": "last", "text projection": "with bias",
+    "logit_bias": True,
+}  # fmt: skip
 _OPEN_CLIP_TEXT: Final[Mapping[str, Any]] = {
     "hf_model_name": None, "ls_init_value": None, "embed_cls": False, "proj_type": "linear",
     "final_ln_after_pool": False, "block_type": None, "qk_norm": False, "scaled_cosine_attn": False,
@@ -83,7 +94,7 @@ def read_hf_text_config(path: Path) -> TextConfig:
     )
 
 
-def write_hf_two_tower_config(towers: TwoTowers, family: Family) -> dict[str, Any]:
+def write_hf_two_tower_config(towers: TwoTowers, family: HfFamily) -> dict[str, Any]:
     """Returns the config.json of CLIPModel, SiglipModel or Siglip2Model; raises ConfigInvalid where
     that class cannot hold these towers.
     """
@@ -111,18 +122,6 @@ def write_hf_two_tower_config(towers: TwoTowers, family: Family) -> dict[str, An
     }
 
 
-_CLIP_SHAPE: Final[Mapping[str, object]] = {
-    "image pooling": "class_token", "image projection": True, "positions": "learned",
-    "text attention": "causal", "text pooling": "end of text", "text projection": "without bias",
-    "logit_bias": False,
-}  # fmt: skip
-_SIGLIP_SHAPE: Final[Mapping[str, object]] = {
-    "image pooling": "attention", "image projection": False, "positions": "learned",
-    "text attention": "bidirectional", "text pooling": "last", "text projection": "with bias",
-    "logit_bias": True,
-}  # fmt: skip
-
-
 def _shape(towers: TwoTowers) -> dict[str, object]:
     vision, text = towers.vision.config, towers.text.config
     return {
@@ -142,7 +141,7 @@ def _hf_pooling(text: TextConfig) -> str:
     return text.pooling if text.pooling == "last" else "end of text"
 
 
-def _write_hf_text(text: TextConfig, family: Family) -> dict[str, Any]:
+def _write_hf_text(text: TextConfig, family: HfFamily) -> dict[str, Any]:
     fields = {
         "model_type": f"{family}_text_model",
         "vocab_size": text.vocab_size,

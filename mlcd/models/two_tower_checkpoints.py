@@ -17,7 +17,8 @@ from mlcd.models.checkpoints import read_state, unwrapped, write_state
 from mlcd.models.key_map import Foreign, State, renamed_state, split_qkv, to_theirs
 from mlcd.models.two_towers import TwoTowers
 
-Family = Literal["clip", "siglip", "siglip2", "open_clip"]
+HfFamily = Literal["clip", "siglip", "siglip2"]
+Family = HfFamily | Literal["open_clip"]
 
 _CLIP_PROJECTION: Final = "text_projection.weight"
 _SIGLIP_PROJECTION: Final = "head.weight"

@@ -29,7 +29,7 @@ from mlcd.models.text_configs import (
 )
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.two_tower_checkpoints import (
-    Family,
+    HfFamily,
     read_two_tower_state,
     write_two_tower_state,
 )
@@ -68,7 +68,7 @@ def read_two_towers(spec: str) -> TwoTowerModel:
     )
 
 
-def write_two_towers(model: TwoTowerModel, folder: Path, family: Family) -> None:
+def write_two_towers(model: TwoTowerModel, folder: Path, family: HfFamily) -> None:
     """Writes what transformers' CLIPModel, SiglipModel or Siglip2Model and their processors load,
     into an existing directory.
 
