@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import httpx
 
-from mlcd.client.retry import retry_after_s
+from mlcd.client.retry_after import retry_after_s
 from mlcd.errors import (
     Conflict,
     DeadlineExceeded,

@@ -2,24 +2,11 @@
 field.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from mlcd.errors import ArtifactInvalid, ConfigInvalid
+from mlcd.errors import ConfigInvalid
 from mlcd.models.blocks import ACTIVATIONS
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactInvalid(
-            f"{path} cannot be read as JSON", remedy="restore the file"
-        ) from error
-    if not isinstance(config, dict):
-        raise ArtifactInvalid(f"{path} is no JSON object", remedy="restore the file")
-    return config
 
 
 def expect(path: Path, name: str, value: object, plain: object) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import CLIP_MEAN, CLIP_STD, Interpolation, PreprocessSpec
-from mlcd.models.config_fields import activation, expect, read_object, square_side, triple, whole
+from mlcd.models.config_fields import activation, expect, square_side, triple, whole
+from mlcd.models.json_files import read_object
 from mlcd.models.vit import ViTConfig
 
 _PIL_BICUBIC: Final = 3

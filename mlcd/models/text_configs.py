@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
 from mlcd.models.blocks import Activation
-from mlcd.models.config_fields import activation, expect, read_object, whole
+from mlcd.models.config_fields import activation, expect, whole
 from mlcd.models.configs import hf_section, write_hf_config
+from mlcd.models.json_files import read_object
 from mlcd.models.text import TextConfig, TextPooling
 from mlcd.models.two_tower_checkpoints import HfFamily
 from mlcd.models.two_towers import TwoTowers

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import Regex, normalizers
 
-from mlcd.errors import ArtifactInvalid, InvalidInput
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
+from mlcd.models.json_files import read_object
+
+try:
+    import tokenizers
+    from tokenizers import Regex, normalizers
+except ImportError as error:
+    raise ConfigInvalid(
+        "texts need the package tokenizers", remedy="pip install 'mlcd[text]'"
+    ) from error
 
 TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"
@@ -69,7 +76,7 @@ class Tokenizer:
             raise ArtifactInvalid(
                 f"{path} cannot be read as a tokenizer", remedy="restore the file"
             ) from error
-        settings = _read_json(directory / _CONFIG)
+        settings = read_object(directory / _CONFIG)
         pad_token = _pad_token(directory, settings)
         if (pad_id := backend.token_to_id(pad_token)) is None:
             raise ArtifactInvalid(f"{path} has no token {pad_token}, which {_CONFIG} pads with")
@@ -115,7 +122,7 @@ def _normalize_as_class_does(backend: tokenizers.Tokenizer, kind: object) -> Non
 def _pad_token(directory: Path, settings: dict[str, Any]) -> str:
     token = settings.get("pad_token")
     if token is None and (directory / _SPECIAL_TOKENS).is_file():
-        token = _read_json(directory / _SPECIAL_TOKENS).get("pad_token")
+        token = read_object(directory / _SPECIAL_TOKENS).get("pad_token")
     if isinstance(token, dict):
         token = token.get("content")
     if not isinstance(token, str):
@@ -132,15 +139,3 @@ def _side(directory: Path, settings: dict[str, Any], name: str, unstated: str) -
             f"{directory / _CONFIG}: {name} is {side!r}", remedy="left and right are known"
         )
     return str(side)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactInvalid(
-            f"{path} cannot be read as JSON", remedy="restore the file"
-        ) from error
-    if not isinstance(content, dict):
-        raise ArtifactInvalid(f"{path} is no JSON object", remedy="restore the file")
-    return content

@@ -13,7 +13,7 @@ from service.resources import Resources
 
 
 class JsonRoute(APIRoute):
-    """A route whose body FastAPI validates, and nothing else: the rest is done here before.
+    """A route whose body FastAPI validates.
 
     FastAPI would read a body before it checks the key, whatever its size, and parse it on the event
     loop. This route checks the key first. It then receives and parses the body within the server's
