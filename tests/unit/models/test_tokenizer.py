@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizer, CLIPTokenizer, PreTrainedTokenizerFast, Siglip2Tokenizer
 
-from mlcd.errors import ArtifactInvalid, InvalidInput
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
 from mlcd.models.tokenizer import Tokenizer
 
 CONTEXT = 20
@@ -289,3 +289,10 @@ def test_the_padding_of_old_files_is_found(clip, tmp_path, pad_token):
     )
     (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "!"}')
     assert Tokenizer.read(tmp_path, 5)(["cat"]).tolist() == [[0, 0, 49406, 2368, 49407]]
+
+
+def test_without_the_package_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.delitem(sys.modules, "mlcd.models.tokenizer")
+    with pytest.raises(ConfigInvalid, match=r"pip install 'mlcd\[text\]'"):
+        importlib.import_module("mlcd.models.tokenizer")
