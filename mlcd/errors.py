@@ -2,7 +2,9 @@
 
 MlcdError                 base: a message, and the remedy where there is one
 ├── InvalidInput          the caller's data cannot be used
-│   └── ImageRejected     one image cannot be used; carries a stable reason
+│   ├── ImageRejected     one image cannot be used; carries a stable reason
+│   ├── TextRejected      one text cannot be used; carries a stable reason
+│   └── NoTextTower       the model embeds images only
 ├── NotFound              a named thing does not exist
 ├── Conflict              it exists already, for something else, or somebody is at it
 ├── Unavailable           not now: engine down, starting, out of space
@@ -31,6 +33,8 @@ ImageReason = Literal[
     "fetch-failed",
     "fetch-late",
 ]
+
+TextReason = Literal["empty", "not-a-string", "not-unicode", "too-long"]
 
 
 class MlcdError(Exception):
@@ -65,6 +69,30 @@ class ImageRejected(InvalidInput):
         super().__init__(message, remedy=remedy)
         self.reason: ImageReason = reason
         self.name = reason
+
+
+class TextRejected(InvalidInput):
+    """One text cannot be used.
+
+    `reason` is stable and safe to show; the message holds nothing of the text.
+    """
+
+    def __init__(self, reason: TextReason, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.reason: TextReason = reason
+        self.name = reason
+
+
+class NoTextTower(InvalidInput):
+    """The model embeds images only, and a text was given."""
+
+    name = "no-text-tower"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"the model {model} embeds images and no texts",
+            remedy="join a text tower to it with `mlcd export MODEL OUT --text FROM`",
+        )
 
 
 class NotFound(MlcdError):

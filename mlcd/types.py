@@ -17,6 +17,9 @@ _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # [N, 3, H, W] uint8, RGB: the input of every encoder
 ImageBatch: TypeAlias = NDArray[np.uint8]
 
+# [N, T] int64, token ids of texts, all of one length: the input of every text encoder
+TokenBatch: TypeAlias = NDArray[np.int64]
+
 # hex SHA-256 of a model's tensors and preprocessing; embeddings of two fingerprints never mix
 Fingerprint: TypeAlias = str
 
