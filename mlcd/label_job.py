@@ -1,12 +1,12 @@
 """The fields of a batch job: the request, the stored spec and the recipe of a worker are all this
 one class.
 
-A new option is one line here. The REST request offers it, the queue stores it, and
-`mlcd.pipelines.label` is given it.
+A new option is one line in `LabelJob` and one in `JobOptions`. The REST request and the Python
+client offer it, the queue stores it, and `mlcd.pipelines.label` is given it.
 """
 
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from pydantic import Field
 
@@ -41,3 +41,11 @@ class LabelJob:
 OPTIONS: Final[dict[str, Any]] = {
     field.name: field.type for field in fields(LabelJob) if field.default is not MISSING
 }
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a label job in the Python client; None leaves the choice to the server."""
+
+    top: int | None
+    threshold: float | None
+    embeddings: bool | None

@@ -5,7 +5,7 @@ import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import httpx
 
@@ -14,7 +14,7 @@ from mlcd.client.loop_thread import LoopThread
 from mlcd.client.reading import read_failures, read_job, read_jobs
 from mlcd.client.refusals import Refused
 from mlcd.errors import InvalidInput, Unavailable
-from mlcd.label_job import JobKind
+from mlcd.label_job import JobKind, JobOptions
 from mlcd.wire import FailedShard, Job, JobState
 
 _ROUTE: Final = "/v1/jobs"
@@ -61,17 +61,14 @@ class AsyncJobs:
         output: str,
         *,
         kind: JobKind = "label",
-        top: int | None = None,
-        threshold: float | None = None,
-        embeddings: bool | None = None,
         key: str | None = None,
+        **options: Unpack[JobOptions],
     ) -> Job:
         if key is not None and not _KEY.fullmatch(key):
             raise InvalidInput(
                 "the idempotency key cannot be sent",
                 remedy="give 1 to 255 printable characters of ASCII, no spaces",
             )
-        options = {"top": top, "threshold": threshold, "embeddings": embeddings}
         wanted = {"kind": kind, "input": input, "output": output, **options}
         response = await self._connection.ask(
             "POST",
@@ -159,27 +156,23 @@ class Jobs:
         output: str,
         *,
         kind: JobKind = "label",
-        top: int | None = None,
-        threshold: float | None = None,
-        embeddings: bool | None = None,
         key: str | None = None,
+        **options: Unpack[JobOptions],
     ) -> Job:
         """Submits a job over all images of `input`, into the new directory `output`.
 
-        Both are absolute paths as the server and its workers see them. top, threshold, embeddings:
-        options of label jobs; None gives the server's default. key: an idempotency key; a second
-        submission with it returns the job of the first. Raises RefusedConflict where the output
-        exists.
+        Both are absolute paths as the server and its workers see them. key: an idempotency key; a
+        second submission with it returns the job of the first. options: those of label jobs, `top`,
+        `threshold` and `embeddings`; see `mlcd.label_job.LabelJob`. Raises RefusedConflict where
+        the output exists.
         """
         return self._loop.run(
             self._jobs.submit(
                 input,
                 output,
                 kind=kind,
-                top=top,
-                threshold=threshold,
-                embeddings=embeddings,
                 key=key,
+                **options,
             )
         )
 
