@@ -811,5 +811,12 @@ def test_a_redis_that_throws_jobs_away_is_not_used(tmp_path):
 def test_the_document_is_true_of_jobs(place):
     header = f"Authorization: {place.headers['Authorization']}"
     explore(
-        place.server.url, 10, "--include-path-regex", "^/v1/jobs", "--header", header, timeout_s=280
+        place.server.url,
+        10,
+        "--include-path-regex",
+        "^/v1/jobs",
+        "--header",
+        header,
+        without=["use_after_free"],  # DELETE cancels a job, whose record stays
+        timeout_s=280,
     )
