@@ -42,6 +42,7 @@ from mlcd.progress import Reporter
     type=click.Choice(["apply", "ignore"]),
     help="What orientation tags do.  [default: apply]",
 )
+@click.option("--no-text", is_flag=True, help="Leave out the text tower of a two-tower model.")
 @click.option(
     "--backend",
     type=click.Choice(["cuda", "tensorrt", "cpu", "openvino", "python"]),
@@ -69,6 +70,7 @@ def export(
     no_projection: bool,
     image_size: int | None,
     exif: ExifPolicy | None,
+    no_text: bool,
     backend: Backend | None,
     version: int | None,
     precision: TritonPrecision | None,
@@ -119,16 +121,26 @@ def export(
                 "--images is for the parity of onnx; hf is compared tensor by tensor"
             )
         artifact = export_hf(
-            checkpoint, out, name=name or "mlcd-vit", options=options, reporter=reporter
+            checkpoint,
+            out,
+            name=name or "mlcd-vit",
+            options=options,
+            text=not no_text,
+            reporter=reporter,
         )
         finish(reporter, artifact, "model for transformers")
         return
     artifact = export_model(
-        checkpoint, out, name=name or "mlcd-vit", images=images, options=options, reporter=reporter
+        checkpoint,
+        out,
+        name=name or "mlcd-vit",
+        images=images,
+        options=options,
+        text=not no_text,
+        reporter=reporter,
     )
     facts = artifact.summary
-    finish(
-        reporter,
-        artifact,
-        f"model of dimension {facts['dimension']}, parity {facts['parity_min_cosine']:.6f}",
-    )
+    line = f"model of dimension {facts['dimension']}, parity {facts['parity_min_cosine']:.6f}"
+    if "text_parity_min_cosine" in facts:
+        line += f", of its texts {facts['text_parity_min_cosine']:.6f}"
+    finish(reporter, artifact, line)

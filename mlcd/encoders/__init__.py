@@ -6,15 +6,22 @@ import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from mlcd.artifacts.manifest import MANIFEST, open_artifact
+from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact, read_manifest
 from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
-from mlcd.errors import ConfigInvalid, NotFound
+from mlcd.errors import ConfigInvalid, NoTextTower, NotFound
 from mlcd.images.jpeg import require_simplejpeg
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.text_part import FOLDER as TEXT
+from mlcd.models.text_part import SETTINGS, WEIGHTS
+from mlcd.types import Fingerprint
+
+if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
+    from mlcd.encoders.text_encoder import TextEncoder
 
 # openvino reports every import to its vendor where it finds this package, unless the user has
 # forbidden it in a file.
@@ -22,6 +29,8 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 _DEVICES: Final = Path("/dev")
 _WARM_BATCHES: Final = (1, 4)
+_CLASSICAL: Final = ("hog", "pixels")
+_TEXT_SETTINGS: Final = f"{TEXT}/{SETTINGS}"
 
 
 @dataclass(frozen=True)
@@ -54,35 +63,96 @@ def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
     try:
         encoder = _open(spec, options)
     except ImportError as error:
-        raise ConfigInvalid(
-            f"{spec} needs a package that is not installed",
-            remedy="pip install 'mlcd[serve,train]'",
-        ) from error
+        raise _package_missing(spec) from error
     _prepare_otherwise(encoder, spec, options)
     _warm_up(encoder)
     return encoder
 
 
+def has_text(spec: str) -> bool:
+    """Tells whether a model embeds texts, too, by a look at its manifest."""
+    path = Path(spec)
+    return (path / MANIFEST).is_file() and _TEXT_SETTINGS in read_manifest(path).files
+
+
+def open_text_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> "TextEncoder":
+    """Opens the text tower of a model artifact, and warms it up.
+
+    Raises NoTextTower where the model embeds images only, and what `open_encoder` raises.
+    """
+    if not has_text(spec):
+        if spec not in _CLASSICAL and not Path(spec).exists():
+            raise _no_model(spec)
+        raise NoTextTower(spec)
+    try:
+        encoder = _open_text(open_artifact(Path(spec), "model"), options)
+    except ImportError as error:
+        raise _package_missing(spec) from error
+    encoder.encode(encoder.tokenizer(["a photo"]))
+    return encoder
+
+
+def _open_text(artifact: Artifact, options: EncoderOptions) -> "TextEncoder":
+    from mlcd.encoders.local_text import open_text_part
+
+    stated = PreprocessSpec.read(artifact.file("preprocess.json"))
+    part = open_text_part(artifact)
+    part = replace(part, fingerprint=_prepared(artifact, part.fingerprint, stated, options)[1])
+    if _engine_of(artifact, options, f"{TEXT}/{WEIGHTS}") == "torch":
+        from mlcd.encoders import torch
+
+        return torch.open_text(part, precision=options.precision, num_threads=options.num_threads)
+    from mlcd.encoders import openvino
+
+    return openvino.open_text(part, precision=options.precision, num_threads=options.num_threads)
+
+
+def _engine_of(
+    artifact: Artifact, options: EncoderOptions, weights: str
+) -> Literal["openvino", "torch"]:
+    """Returns the engine for a tower; without its file of weights only OpenVINO runs its graph."""
+    if weights not in artifact.files:
+        if options.engine == "torch":
+            raise ConfigInvalid(
+                f"{artifact.path} holds no {weights}, which torch runs",
+                remedy="use engine openvino",
+            )
+        return "openvino"
+    return choose_engine().engine if options.engine == "auto" else options.engine
+
+
 def _prepare_otherwise(encoder: Encoder, spec: str, options: EncoderOptions) -> None:
-    stated = encoder.preprocess
+    artifact = (
+        open_artifact(Path(spec), verify_files=False) if (Path(spec) / MANIFEST).is_file() else None
+    )
+    encoder.preprocess, encoder.fingerprint = _prepared(
+        artifact, encoder.fingerprint, encoder.preprocess, options
+    )
+    if encoder.preprocess.decode == "fast":
+        require_simplejpeg()
+
+
+def _prepared(
+    artifact: Artifact | None,
+    fingerprint: Fingerprint,
+    stated: PreprocessSpec,
+    options: EncoderOptions,
+) -> tuple[PreprocessSpec, Fingerprint]:
+    """Returns the preprocessing that the user wants and the fingerprint of the model with it."""
     wanted = replace(
         stated, exif=options.exif or stated.exif, decode=options.decode or stated.decode
     )
-    if wanted.decode == "fast":
-        require_simplejpeg()
     if wanted == stated:
-        return
-    content = encoder.fingerprint
-    if (Path(spec) / MANIFEST).is_file():
-        # the fingerprint that an export with this preprocessing would have
-        content = open_artifact(Path(spec), verify_files=False).summary.get(
-            "weights_digest", content
-        )
-    encoder.preprocess, encoder.fingerprint = wanted, wanted.fingerprint(content)
+        return stated, fingerprint
+    # the fingerprint that an export with this preprocessing would have
+    content = (
+        fingerprint if artifact is None else artifact.summary.get("weights_digest", fingerprint)
+    )
+    return wanted, wanted.fingerprint(content)
 
 
 def _open(spec: str, options: EncoderOptions) -> Encoder:
-    if spec in ("hog", "pixels"):
+    if spec in _CLASSICAL:
         if options.engine != "auto":
             raise ConfigInvalid(
                 f"{spec} does not run on {options.engine}", remedy="use engine auto"
@@ -101,9 +171,20 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
         from mlcd.encoders.openvino import open_external
 
         return open_external(path, precision=options.precision, num_threads=options.num_threads)
-    raise NotFound(
+    raise _no_model(spec)
+
+
+def _no_model(spec: str) -> NotFound:
+    return NotFound(
         f"there is no model {spec}",
         remedy="give a directory made by `mlcd export`, an .onnx file, hog or pixels",
+    )
+
+
+def _package_missing(spec: str) -> ConfigInvalid:
+    return ConfigInvalid(
+        f"{spec} needs a package that is not installed",
+        remedy="pip install 'mlcd[serve,train]'",
     )
 
 
@@ -118,8 +199,7 @@ def _open_classical(name: str) -> Encoder:
 
 
 def _open_model_artifact(path: Path, options: EncoderOptions) -> Encoder:
-    chosen = choose_engine().engine if options.engine == "auto" else options.engine
-    if chosen == "torch":
+    if _engine_of(read_manifest(path), options, WEIGHTS) == "torch":
         from mlcd.encoders import torch
 
         return torch.open_model_artifact(

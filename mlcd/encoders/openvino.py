@@ -19,10 +19,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores
 from mlcd.encoders.encoder import Precision
+from mlcd.encoders.local_text import LocalTextEncoder, TextPart
 from mlcd.encoders.unit_rows import encode_in_parts
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.transform import PreprocessSpec
+from mlcd.models.text_part import GRAPH
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
 _HINTS: Final[dict[Precision, Any]] = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
@@ -52,11 +54,45 @@ class _Card(BaseModel):
         return PreprocessSpec.from_dict({name: getattr(self, name) for name in names})
 
 
-class OpenVinoEncoder:
-    """The `Encoder` protocol over one compiled OpenVINO model of dynamic batch.
+class _Compiled:
+    """One compiled model of dynamic shapes, which computes one batch at a time.
 
     One model per batch size was measured against it and was slower (docs/explanation/engines.md).
     """
+
+    def __init__(self, model: ov.Model, precision: Precision, num_threads: int) -> None:
+        """num_threads: 0 takes all cores that the process may use."""
+        if precision == "bf16" and not computes_bf16():
+            raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+        threads = num_threads or available_cores()
+        config = {
+            "INFERENCE_PRECISION_HINT": _HINTS[precision],
+            # one stream on all threads, because the batcher above makes the batches
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+            # Pinning binds threads to cores from the first on: two processes with some threads each
+            # would share those.
+            "ENABLE_CPU_PINNING": threads >= available_cores(),
+        }
+        with _translated():
+            self.request: Any = core().compile_model(model, "CPU", config).create_infer_request()
+        self._lock = threading.Lock()
+
+    def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
+        with self._lock, _translated():
+            if self.request is None:
+                raise Unavailable("the encoder is closed", remedy="open the model again")
+            # The result is the request's own memory, which the next inference overwrites.
+            rows: NDArray[np.float32] = self.request.infer([batch], share_inputs=True)[0].copy()
+            return rows
+
+    def close(self) -> None:
+        with self._lock:
+            self.request = None
+
+
+class OpenVinoEncoder:
+    """The `Encoder` protocol over one compiled OpenVINO model of dynamic batch."""
 
     engine = "openvino"
 
@@ -71,41 +107,18 @@ class OpenVinoEncoder:
         num_threads: int = 0,
     ) -> None:
         """num_threads: 0 takes all cores that the process may use."""
-        if precision == "bf16" and not computes_bf16():
-            raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
         self.dimension = int(model.output(0).partial_shape[1].get_length())
-        threads = num_threads or available_cores()
-        config = {
-            "INFERENCE_PRECISION_HINT": _HINTS[precision],
-            # one stream on all threads, because the batcher above makes the batches
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": threads,
-            # Pinning binds threads to cores from the first on: two processes with some threads each
-            # would share those.
-            "ENABLE_CPU_PINNING": threads >= available_cores(),
-        }
-        with _translated():
-            self._request: Any = core().compile_model(model, "CPU", config).create_infer_request()
-        self._lock = threading.Lock()
+        self._compiled = _Compiled(model, precision, num_threads)
 
     def encode(self, images: ImageBatch) -> Embeddings:
         return encode_in_parts(
-            images, self._run, crop=self.preprocess.crop, dimension=self.dimension
+            images, self._compiled.run, crop=self.preprocess.crop, dimension=self.dimension
         )
 
-    def _run(self, images: ImageBatch) -> NDArray[np.float32]:
-        with self._lock, _translated():
-            if self._request is None:
-                raise Unavailable("the encoder is closed", remedy="open the model again")
-            # The result is the request's own memory, which the next inference overwrites.
-            rows: NDArray[np.float32] = self._request.infer([images], share_inputs=True)[0].copy()
-            return rows
-
     def close(self) -> None:
-        with self._lock:
-            self._request = None
+        self._compiled.close()
 
 
 @cache
@@ -158,6 +171,16 @@ def open_model_artifact(
         preprocess=PreprocessSpec.read(artifact.file("preprocess.json")),
         precision=precision,
         num_threads=num_threads,
+    )
+
+
+def open_text(
+    part: TextPart, *, precision: Precision = "fp32", num_threads: int = 0
+) -> LocalTextEncoder:
+    """Opens the graph of a model artifact's text part."""
+    compiled = _Compiled(read_onnx(part.folder / GRAPH), precision, num_threads)
+    return LocalTextEncoder(
+        part, compiled.run, compiled.close, engine="openvino", precision=precision
     )
 
 

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores, cpu_features
 from mlcd.encoders.encoder import Precision
+from mlcd.encoders.local_text import LocalTextEncoder, TextPart
 from mlcd.encoders.unit_rows import MAX_BATCH, encode_in_parts
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Unavailable
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import WEIGHTS, Servable
-from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
+from mlcd.models.servable_text import ServableText
+from mlcd.types import Embeddings, Fingerprint, ImageBatch, TokenBatch, model_name
 
 BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH)
 # calls before a recording, in which cuBLAS and cuDNN choose their kernels and allocate workspaces
@@ -59,20 +61,14 @@ class TorchEncoder:
         place.
         """
         torch_device = torch.device(device or ("cuda" if cuda_available() else "cpu"))
-        _check_precision(precision, torch_device)
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
         self.dimension = model.trunk.config.output_dim
+        forward = _forward(model, torch_device, precision, num_threads)
         with _translated():
-            if precision == "bf16":
-                _round_products(model)
-            model.eval().requires_grad_(requires_grad=False).to(torch_device)
-            forward = _Forward(model, torch_device, precision)
             self._engine: Callable[[ImageBatch], NDArray[np.float32]] | None = (
                 _Graphs(forward, preprocess.crop) if torch_device.type == "cuda" else forward.on_cpu
             )
-        if torch_device.type == "cpu":
-            torch.set_num_threads(num_threads or available_cores())
         self._lock = threading.Lock()
 
     def encode(self, images: ImageBatch) -> Embeddings:
@@ -111,8 +107,44 @@ def open_model_artifact(
     )
 
 
+def open_text(
+    part: TextPart,
+    *,
+    precision: Precision = "fp32",
+    num_threads: int = 0,
+    device: str | None = None,
+) -> LocalTextEncoder:
+    """Opens the weights of a model artifact's text part, without its graph.
+
+    num_threads, device: those of `TorchEncoder`.
+    """
+    tower = _TextTower(ServableText.read(part.folder), precision, num_threads, device)
+    return LocalTextEncoder(part, tower.run, tower.close, engine="torch", precision=precision)
+
+
+class _TextTower:
+    """A text tower on the first GPU or on the CPU, which computes one batch at a time."""
+
+    def __init__(
+        self, model: nn.Module, precision: Precision, num_threads: int, device: str | None
+    ) -> None:
+        self._device = torch.device(device or ("cuda" if cuda_available() else "cpu"))
+        self._forward: _Forward | None = _forward(model, self._device, precision, num_threads)
+        self._lock = threading.Lock()
+
+    def run(self, ids: TokenBatch) -> NDArray[np.float32]:
+        with self._lock, _translated():
+            if self._forward is None:
+                raise Unavailable("the encoder is closed", remedy="open the model again")
+            return self._forward(torch.tensor(ids, device=self._device)).cpu().numpy()
+
+    def close(self) -> None:
+        with self._lock:
+            self._forward = None
+
+
 class _Forward:
-    """The computation from uint8 to unit rows, both on the device.
+    """The computation of unit rows, on the device.
 
     Norms and the residual stream are in fp32, products in the requested precision.
     """
@@ -120,7 +152,7 @@ class _Forward:
     def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
         self.model, self.device, self.precision = model, device, precision
 
-    def __call__(self, image_u8: Tensor) -> Tensor:
+    def __call__(self, batch: Tensor) -> Tensor:
         # The weights are rounded already, so autocast has nothing to cache, and within a recording
         # it must not.
         bf16 = torch.autocast(
@@ -130,12 +162,26 @@ class _Forward:
             cache_enabled=False,
         )
         with torch.inference_mode(), bf16:
-            rows: Tensor = self.model(image_u8)
+            rows: Tensor = self.model(batch)
             return rows
 
     def on_cpu(self, images: ImageBatch) -> NDArray[np.float32]:
         # A copy, because from_numpy wants arrays that may be written.
         return self(torch.tensor(images)).numpy()
+
+
+def _forward(
+    model: nn.Module, device: torch.device, precision: Precision, num_threads: int
+) -> _Forward:
+    """Takes over a model, rounds it to the precision and moves it to the device."""
+    _check_precision(precision, device)
+    with _translated():
+        if precision == "bf16":
+            _round_products(model)
+        model.eval().requires_grad_(requires_grad=False).to(device)
+    if device.type == "cpu":
+        torch.set_num_threads(num_threads or available_cores())
+    return _Forward(model, device, precision)
 
 
 class _Graphs:

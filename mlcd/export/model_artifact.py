@@ -5,38 +5,40 @@ Nothing is published unless the written files agree with the model. The graph is
 by the engine that will serve it; Hugging Face's files are read back tensor by tensor.
 """
 
-import logging
 import os
-import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
 import torch
 from safetensors.torch import save_file
 
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
+from mlcd.export.graph import write_graph
 from mlcd.export.parity import check_parity
+from mlcd.export.text_part import (
+    TextOrigin,
+    find_text,
+    text_of_artifact,
+    write_hf_both,
+    write_text,
+)
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
 from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
 from mlcd.models.servable import CONFIG, WEIGHTS, Servable
+from mlcd.models.text_part import digest_of_both
 from mlcd.models.weight_files import digest_of_weights
 from mlcd.models.zoo import LoadOptions, load
 from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name
 
 ONNX: Final = "model.onnx"
-# beside the graph: the weights that a protobuf file cannot hold (2 GiB), those of the bigG towers
-EXTERNAL: Final = "model.onnx.data"
-_MAX_GRAPH_BYTES: Final = 1_900_000_000
-_OPSET: Final = 18
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,19 @@ class Weights:
     load: Callable[[], Servable]
     centers: Path | None = None
     images: str | None = None
+    text: TextOrigin | None = None
 
 
-def find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
-    """Returns the weights that `spec` names; raises NotFound, ArtifactInvalid or ConfigInvalid."""
+def find_weights(spec: str, out: Path, options: LoadOptions, *, text: bool = True) -> Weights:
+    """Returns the weights that `spec` names; raises NotFound, ArtifactInvalid or ConfigInvalid.
+
+    text: whether a text tower is wanted, too, where there is one.
+    """
+    weights = _find_weights(spec, out, options)
+    return weights if text else replace(weights, text=None)
+
+
+def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
     path = Path(spec)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         model = open_artifact(path, "model")
@@ -62,14 +73,22 @@ def find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
             path / "centers" if "centers" in model.children and options == LoadOptions() else None
         )
         return Weights(
-            model.as_parent_of(out, "model"), None, partial(load, spec, options), centers
+            model.as_parent_of(out, "model"),
+            None,
+            partial(load, spec, options),
+            centers,
+            text=text_of_artifact(model) if options.projection else None,
         )
     if not holds_checkpoints(path):
         location = (
             spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
         )
         return Weights(
-            Parent("weights", location, digest_of_weights(spec)), None, partial(load, spec, options)
+            Parent("weights", location, digest_of_weights(spec)),
+            None,
+            partial(load, spec, options),
+            # without the projection, or by sizes given by name, images lie in another space
+            text=find_text(spec) if options.projection and options.like is None else None,
         )
     if options != LoadOptions():
         raise ConfigInvalid(
@@ -92,16 +111,18 @@ def export_model(
     name: str,
     images: str | None = None,
     options: LoadOptions | None = None,
+    text: bool = True,
     reporter: Reporter,
 ) -> Artifact:
     """Writes the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and centers
-    where there are any.
+    and the text tower where there are any.
 
     images: those on which parity is measured; None takes the images of the run, else scikit-learn's
-    photographs. Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999.
+    photographs. text: False leaves out the text tower. Raises ArtifactInvalid, and publishes
+    nothing, below a cosine of 0.9999.
     """
     options = options or LoadOptions()
-    weights = find_weights(spec, out, options)
+    weights = find_weights(spec, out, options, text=text)
     request = _request("model", weights, options, name)
     if (done := find_published(out, request)) is not None:
         return done
@@ -115,38 +136,48 @@ def export_model(
         meter.advance(1, cosine=parity.min_cosine)
         if weights.centers is not None:
             draft.adopt("centers", weights.centers)
+        digest, facts = model.weights_digest(), dict[str, Any]()
+        if weights.text is not None:
+            text_digest, facts = write_text(weights.text, draft, name)
+            meter.advance(1, text_cosine=facts["text_parity_min_cosine"])
+            digest = digest_of_both(digest, text_digest)
         return draft.publish(
-            fingerprint=model.fingerprint(),
+            fingerprint=model.preprocess.fingerprint(digest),
             summary={
                 **parity.summary(),
+                **facts,
                 "dimension": model.trunk.config.output_dim,
-                "weights_digest": model.weights_digest(),
+                "weights_digest": digest,
             },
         )
 
 
 def export_hf(
-    spec: str, out: Path, *, name: str, options: LoadOptions | None = None, reporter: Reporter
+    spec: str,
+    out: Path,
+    *,
+    name: str,
+    options: LoadOptions | None = None,
+    text: bool = True,
+    reporter: Reporter,
 ) -> Artifact:
-    """Writes the files that transformers' CLIPVisionModel(WithProjection) or MLCDVisionModel and
-    CLIPImageProcessor load.
+    """Writes the files that transformers loads: those of CLIPModel or SiglipModel with their
+    processors where there is a text tower, else those of CLIPVisionModel(WithProjection),
+    SiglipVisionModel or MLCDVisionModel and their image processor.
+
+    text: False leaves out the text tower.
     """
     options = options or LoadOptions()
-    weights = find_weights(spec, out, options)
+    weights = find_weights(spec, out, options, text=text)
     request = _request("hf", weights, options, name)
     if (done := find_published(out, request)) is not None:
         return done
     model = load_weights(weights, spec)
-    config = write_hf_config(model.trunk.config)
     with Draft(out, request) as draft, reporter.stage("export", None):
-        state = {
-            key: tensor.contiguous()
-            for key, tensor in write_state(model.trunk.state_dict(), "hf").items()
-        }
-        with draft.write(WEIGHTS) as path:
-            save_file(state, path, metadata={"format": "pt"})
-        draft.write_json(CONFIG, config)
-        draft.write_json("preprocessor_config.json", write_hf_preprocessing(model.preprocess))
+        if weights.text is None:
+            _write_hf_images(model, draft)
+        else:
+            write_hf_both(model, weights.text, draft.path)
         again = Servable(load(str(draft.path)).trunk, model.preprocess)
         if again.fingerprint() != model.fingerprint():
             raise ArtifactInvalid(
@@ -156,8 +187,22 @@ def export_hf(
         return draft.publish(fingerprint=model.fingerprint())
 
 
+def _write_hf_images(model: Servable, draft: Draft) -> None:
+    config = write_hf_config(model.trunk.config)
+    state = {
+        key: tensor.contiguous()
+        for key, tensor in write_state(model.trunk.state_dict(), "hf").items()
+    }
+    with draft.write(WEIGHTS) as path:
+        save_file(state, path, metadata={"format": "pt"})
+    draft.write_json(CONFIG, config)
+    draft.write_json("preprocessor_config.json", write_hf_preprocessing(model.preprocess))
+
+
 def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Request:
     config = {"name": model_name(name), **chosen_options(options)}
+    if weights.text is not None:
+        config["text"] = True
     return Request(kind, config, (weights.parent,), weights.fingerprint)
 
 
@@ -188,41 +233,5 @@ def write_onnx(model: Servable, path: Path) -> None:
     """
     size = model.preprocess.crop
     example = torch.zeros((2, 3, size, size), dtype=torch.uint8)
-    # Silences the exporter's remarks on its own internals and on packages that we do without.
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            model.eval(),
-            (example,),
-            dynamo=True,
-            verbose=False,
-            opset_version=_OPSET,
-            input_names=["image_u8"],
-            output_names=["embedding"],
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},),
-        )
-    assert program is not None
-    graph = program.model_proto
-    _strip_traces(graph)
-    if sum(tensor.nbytes for tensor in model.state_dict().values()) < _MAX_GRAPH_BYTES:
-        onnx.save(graph, path)
-    else:
-        onnx.save(graph, path, save_as_external_data=True, location=EXTERNAL)
-
-
-def _strip_traces(graph: onnx.ModelProto) -> None:
-    """Removes the source lines that the exporter records for every node: local paths, which differ
-    by machine.
-    """
-    del graph.metadata_props[:]
-    for node in graph.graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
-    for value in (*graph.graph.input, *graph.graph.output, *graph.graph.value_info):
-        del value.metadata_props[:]
-    del graph.graph.metadata_props[:]
-    for function in graph.functions:
-        del function.metadata_props[:]
-        for node in function.node:
-            del node.metadata_props[:]
+    dims = {0: torch.export.Dim("batch", min=1, max=65536)}
+    write_graph(model, example, path, input_name="image_u8", dims=dims)

@@ -1,12 +1,12 @@
-"""The parity gate of an export, which compares a graph with its model on real images before it is
-published.
+"""The parity gate of an export, which compares a graph with its model on real images and captions
+before it is published.
 
 The graph runs in the engine of this machine. Half precision that this CPU does not compute is
 emulated on the other side: the graph in float32 is compared with the model whose weights and
 activations are rounded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mlcd.encoders.encoder import Precision
-from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
+from mlcd.encoders.local_text import TextPart
+from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, open_text, read_onnx
 from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.models.rope import RotaryPositions
 from mlcd.models.servable import Servable
+from mlcd.models.servable_text import ServableText
 from mlcd.types import ImageBatch
 
 # the precision in which the exported graph will be computed, on whatever machine
@@ -33,18 +35,19 @@ GraphPrecision: TypeAlias = Precision | Literal["fp16"]
 MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.999}
 _HALF: Final[dict[GraphPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NUM_IMAGES: Final = 64
+CAPTIONS: Final = Path(__file__).with_name("captions.txt")
 
 
 @dataclass(frozen=True)
 class Parity:
     """The measured parity.
 
-    min_cosine: the worst agreement over the images. source: where they came from. measured: the
-    precision of the measurement.
+    min_cosine: the worst agreement over the `num` images or captions. source: where they came from.
+    measured: the precision of the measurement.
     """
 
     min_cosine: float
-    num_images: int
+    num: int
     source: str
     measured: str
 
@@ -52,7 +55,7 @@ class Parity:
         """Returns the fields for the manifest."""
         return {
             "parity_min_cosine": self.min_cosine,
-            "parity_images": self.num_images,
+            "parity_images": self.num,
             "parity_source": self.source,
             "parity_measured": self.measured,
         }
@@ -71,23 +74,56 @@ def check_parity(
     Raises ArtifactInvalid where the cosine of an image is below MIN_COSINE.
     """
     batch, source = _parity_images(model, images)
+
+    def served(precision: Precision) -> NDArray[np.float32]:
+        return _graph_rows(model, path, batch, name, precision)
+
+    return _compared(
+        model, torch.from_numpy(batch), served, precision, f"an image of {source}", source
+    )
+
+
+def check_text_parity(
+    model: ServableText, path: Path, name: str, *, precision: GraphPrecision = "fp32"
+) -> Parity:
+    """Compares the graph of a text tower with the tower on captions, from one token to more than
+    the context holds.
+
+    The graph gets them one by one and in batches by length, without the padding that it can do
+    without; the tower gets them padded. Raises what `check_parity` raises.
+    """
+    ids = model.tokenizer(CAPTIONS.read_text(encoding="utf-8").splitlines())
+
+    def served(precision: Precision) -> NDArray[np.float32]:
+        part = TextPart(name, "", path.parent, model.settings, model.tokenizer)
+        encoder = open_text(part, precision=precision)
+        try:
+            return np.concatenate([encoder.encode(ids[:1]), encoder.encode(ids[1:])])
+        finally:
+            encoder.close()
+
+    return _compared(model, torch.from_numpy(ids), served, precision, "a caption", "captions")
+
+
+def _compared(
+    model: Servable | ServableText,
+    batch: Tensor,
+    served: Callable[[Precision], NDArray[np.float32]],
+    precision: GraphPrecision,
+    item: str,
+    source: str,
+) -> Parity:
+    """Compares the rows that are served in a precision with those of the model."""
     if precision == "fp32" or (precision == "bf16" and computes_bf16()):
-        served, expected = (
-            _graph_rows(model, path, batch, name, precision),
-            _model_rows(model, batch),
-        )
+        found, expected = served(precision), _model_rows(model, batch)
         measured = f"{precision} by OpenVINO"
     else:
-        served, expected = (
-            _graph_rows(model, path, batch, name, "fp32"),
-            _rounded_rows(model, batch, _HALF[precision]),
-        )
+        found, expected = served("fp32"), _rounded_rows(model, batch, _HALF[precision])
         measured = f"emulated {precision}: weights and activations rounded"
-    worst = float((served.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
+    worst = float((found.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
     if not worst >= MIN_COSINE[precision]:
         raise ArtifactInvalid(
-            f"the exported model differs from the trained one: cosine {worst:.6f} on an image of"
-            f" {source},"
+            f"the exported model differs from the trained one: cosine {worst:.6f} on {item},"
             f" below {MIN_COSINE[precision]} ({measured})",
             remedy="nothing was exported; report this with the versions that `pip freeze` prints",
         )
@@ -106,13 +142,15 @@ def _graph_rows(
         encoder.close()
 
 
-def _model_rows(model: Servable, batch: ImageBatch) -> NDArray[np.float32]:
+def _model_rows(model: nn.Module, batch: Tensor) -> NDArray[np.float32]:
     with torch.inference_mode():
-        rows: NDArray[np.float32] = model(torch.from_numpy(batch)).numpy()
+        rows: NDArray[np.float32] = model(batch).numpy()
         return rows
 
 
-def _rounded_rows(model: Servable, batch: ImageBatch, dtype: torch.dtype) -> NDArray[np.float32]:
+def _rounded_rows(
+    model: Servable | ServableText, batch: Tensor, dtype: torch.dtype
+) -> NDArray[np.float32]:
     """Computes the model as an engine of half precision does: rounded numbers, but sums and the
     unit length in float32.
 
@@ -123,7 +161,7 @@ def _rounded_rows(model: Servable, batch: ImageBatch, dtype: torch.dtype) -> NDA
             f"trunk.{name}": tensor if "rope" in name.split(".") else _rounded(tensor, dtype)
             for name, tensor in model.trunk.named_parameters()
         }
-        rows: NDArray[np.float32] = functional_call(model, weights, torch.from_numpy(batch)).numpy()
+        rows: NDArray[np.float32] = functional_call(model, weights, batch).numpy()
         return rows
 
 
@@ -132,7 +170,10 @@ def _rounded_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None]
     """Rounds the inputs and outputs of layers, and never the angles of positions."""
 
     def of_input(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(_rounded(one, dtype) if isinstance(one, Tensor) else one for one in given)
+        return tuple(
+            _rounded(one, dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
+            for one in given
+        )
 
     def of_output(_: nn.Module, __: tuple[Any, ...], result: Tensor) -> Tensor:
         return _rounded(result, dtype)

@@ -19,8 +19,8 @@ from mlcd.artifacts.draft import Draft, find_published, lock_directory
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
+from mlcd.export.graph import EXTERNAL
 from mlcd.export.model_artifact import (
-    EXTERNAL,
     ONNX,
     chosen_options,
     find_weights,

@@ -81,7 +81,8 @@ class TextTower(nn.Module):
         x_NTW = self.token(ids_NT) + self.pos[:tokens]
         for block in self.blocks:
             x_NTW = block(x_NTW)
-        rows = torch.arange(len(ids_NT), device=ids_NT.device)
+        # shape, not len, which would fix the number of rows in an exported graph
+        rows = torch.arange(ids_NT.shape[0], device=ids_NT.device)
         embedding_ND: Tensor = self.proj(self.norm_post(x_NTW[rows, self._pooled_token(ids_NT)]))
         return embedding_ND
 
@@ -90,4 +91,4 @@ class TextTower(nn.Module):
             return torch.eq(ids_NT, eos).int().argmax(dim=1)
         if self.config.pooling == "highest_id":
             return ids_NT.argmax(dim=1)
-        return ids_NT.new_full((len(ids_NT),), ids_NT.shape[1] - 1)
+        return ids_NT.new_full((ids_NT.shape[0],), ids_NT.shape[1] - 1)

@@ -44,6 +44,31 @@ class Tokenizer:
         self._settings = settings
         self.context_length = context_length
 
+    @property
+    def num_ids(self) -> int:
+        """Returns one more than the highest id."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def pad_id(self) -> int:
+        return int(self._padding["pad_id"])
+
+    @property
+    def pads_right(self) -> bool:
+        return bool(self._padding["direction"] == "right")
+
+    @property
+    def ends_with_padding(self) -> bool:
+        """Tells whether the token that ends a text also pads, as in CLIP's vocabulary."""
+        nothing = self._backend.encode("")
+        pairs = zip(nothing.ids, nothing.attention_mask, strict=True)
+        return [id_ for id_, seen in pairs if seen][-1:] == [self.pad_id]
+
+    @property
+    def _padding(self) -> dict[str, Any]:
+        assert self._backend.padding is not None
+        return self._backend.padding
+
     def __call__(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Returns the ids, [N, context_length]; raises InvalidInput for a string that is no
         valid Unicode.
@@ -70,12 +95,7 @@ class Tokenizer:
                 remedy="save it with transformers: AutoTokenizer.from_pretrained(NAME)"
                 ".save_pretrained(DIRECTORY)",
             )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise ArtifactInvalid(
-                f"{path} cannot be read as a tokenizer", remedy="restore the file"
-            ) from error
+        backend = _read_backend(path)
         settings = read_object(directory / _CONFIG)
         pad_token = _pad_token(directory, settings)
         if (pad_id := backend.token_to_id(pad_token)) is None:
@@ -91,12 +111,37 @@ class Tokenizer:
         _normalize_as_class_does(backend, kind)
         return cls(backend, settings, context_length)
 
+    @classmethod
+    def open(cls, directory: Path) -> "Tokenizer":
+        """Reads the tokenizer.json of a model artifact, which states padding and truncation itself;
+        raises ArtifactInvalid.
+        """
+        backend = _read_backend(path := directory / TOKENIZER)
+        padding, truncation = backend.padding, backend.truncation
+        if not padding or not truncation or padding["length"] != truncation["max_length"]:
+            raise ArtifactInvalid(
+                f"{path} does not state one length for padding and truncation",
+                remedy="export the model again",
+            )
+        stated = directory / _CONFIG
+        settings = read_object(stated) if stated.is_file() else {}
+        return cls(backend, settings, int(padding["length"]))
+
     def write(self, directory: Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which transformers reads too."""
         self._backend.save(str(directory / TOKENIZER))
         (directory / _CONFIG).write_text(
             json.dumps(self._settings, indent=2, sort_keys=True) + "\n"
         )
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ArtifactInvalid(
+            f"{path} cannot be read as a tokenizer", remedy="restore the file"
+        ) from error
 
 
 def _normalize_as_class_does(backend: tokenizers.Tokenizer, kind: object) -> None:

@@ -7,6 +7,7 @@ written are those of transformers.
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors.torch import save_file
@@ -19,6 +20,7 @@ from mlcd.models.configs import (
     read_open_clip_config,
     write_hf_preprocessing,
 )
+from mlcd.models.json_files import read_object
 from mlcd.models.servable import WEIGHTS, fill, tower_of
 from mlcd.models.tensor_files import read_tensors
 from mlcd.models.text import TextConfig, TextTower
@@ -51,6 +53,15 @@ class TwoTowerModel:
     towers: TwoTowers
     preprocess: PreprocessSpec
     tokenizer: Tokenizer
+
+
+def states_two_towers(folder: Path) -> bool:
+    """Tells whether the configs in a directory state a text tower beside that of images."""
+    if (path := folder / OPEN_CLIP_CONFIG).is_file():
+        model = read_object(path).get("model_cfg")
+        return isinstance(model, dict) and isinstance(model.get("text_cfg"), dict)
+    path = folder / HF_CONFIG
+    return path.is_file() and read_object(path).get("model_type") in get_args(HfFamily)
 
 
 def read_two_towers(spec: str) -> TwoTowerModel:

@@ -56,7 +56,8 @@ def _digest(spec: str, path: Path) -> str:
         identity = open_artifact(find_checkpoint(path), verify_files=False).digest
     else:
         identity = digest_of_weights(spec)
-    return hashlib.sha256(f"{__version__} {identity}".encode()).hexdigest()
+    # both towers: an export of an earlier version held that of images alone
+    return hashlib.sha256(f"{__version__} both towers {identity}".encode()).hexdigest()
 
 
 def _name(spec: str) -> str:

@@ -47,7 +47,7 @@ def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
     than one.
     """
     code = (
-        "model = encoder(num_threads=1)._request.get_compiled_model()\n"
+        "model = encoder(num_threads=1)._compiled.request.get_compiled_model()\n"
         'print(model.get_property("ENABLE_CPU_PINNING"))'
     )
     result = subprocess.run(

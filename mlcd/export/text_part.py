@@ -1,0 +1,161 @@
+"""The text part of an exported model: where its tower comes from, and its files behind the gate of
+parity.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Artifact
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError
+from mlcd.export.graph import write_graph
+from mlcd.export.parity import Parity, check_text_parity
+from mlcd.models.servable import Servable
+from mlcd.models.servable_text import ServableText
+from mlcd.models.text_part import (
+    FOLDER,
+    GRAPH,
+    GRAPH_DATA,
+    SETTINGS,
+    TOKENIZER,
+    WEIGHTS,
+    text_digest,
+)
+from mlcd.models.two_tower_checkpoints import HfFamily
+from mlcd.models.two_tower_files import (
+    TwoTowerModel,
+    read_two_towers,
+    states_two_towers,
+    write_two_towers,
+)
+from mlcd.models.two_towers import TwoTowers
+from mlcd.models.weight_files import locate
+
+_FILES = (GRAPH, GRAPH_DATA, SETTINGS, TOKENIZER, "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class TextOrigin:
+    """The text tower of an exported model.
+
+    load: our own form of it; None for a graph without weights, whose files are copied.
+    part: the text part of a model artifact, with the facts that its manifest states of it.
+    """
+
+    load: Callable[[], ServableText] | None
+    part: Path | None = None
+    facts: dict[str, Any] | None = None
+
+
+def find_text(spec: str) -> TextOrigin | None:
+    """Returns the text tower of a two-tower model's directory, or None where it has none that can
+    be used: no text tower is stated, or no tokenizer.json lies beside it.
+    """
+    folder = locate(spec)
+    if not folder.is_dir() or not states_two_towers(folder):
+        return None
+    if not (folder / TOKENIZER).is_file():
+        return None
+    return TextOrigin(partial(_load, spec))
+
+
+def text_of_artifact(model: Artifact) -> TextOrigin | None:
+    """Returns the text tower of a model artifact, or None where it has none."""
+    if f"{FOLDER}/{SETTINGS}" not in model.files:
+        return None
+    folder = model.path / FOLDER
+    load = partial(ServableText.read, folder) if f"{FOLDER}/{WEIGHTS}" in model.files else None
+    facts = {key: value for key, value in model.summary.items() if key.startswith("text_")}
+    return TextOrigin(load, folder, facts)
+
+
+def _load(spec: str) -> ServableText:
+    try:
+        model = read_two_towers(spec)
+        return ServableText.of(model.towers, model.tokenizer)
+    except MlcdError as error:
+        hint = "leave the texts out with --no-text"
+        error.remedy = f"{error.remedy}, or {hint}" if error.remedy else hint
+        raise
+
+
+def write_text(origin: TextOrigin, draft: Draft, name: str) -> tuple[str, dict[str, Any]]:
+    """Writes the folder `text/` of a draft; returns its digest and its facts for the manifest.
+
+    Raises ArtifactInvalid where the graph disagrees with the tower on captions.
+    """
+    folder = draft.path / FOLDER
+    if origin.load is None:
+        assert origin.part is not None
+        for file in _FILES:
+            if (origin.part / file).is_file():
+                with draft.write(f"{FOLDER}/{file}") as path:
+                    shutil.copyfile(origin.part / file, path)
+        return text_digest(folder), dict(origin.facts or {})
+    model = origin.load()
+    folder.mkdir(exist_ok=True)
+    model.write(folder)
+    with draft.write(f"{FOLDER}/{GRAPH}") as path:
+        write_text_onnx(model, path)
+    parity = check_text_parity(model, folder / GRAPH, name)
+    return text_digest(folder), text_facts(parity)
+
+
+def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> None:
+    """Writes what CLIPModel or SiglipModel and their processors load, and reads the texts back.
+
+    Raises ConfigInvalid where transformers has no class for the towers, ArtifactInvalid where the
+    text tower does not read back as it was.
+    """
+    if origin.load is None:
+        raise ConfigInvalid(
+            "the text tower is a graph without weights, which transformers does not load",
+            remedy="leave it out with --no-text",
+        )
+    text = origin.load()
+    settings, bias = text.settings, text.settings.logit_bias
+    towers = TwoTowers(
+        images.trunk,
+        text.trunk,
+        logit_scale=torch.tensor(settings.logit_scale),
+        logit_bias=None if bias is None else torch.tensor(bias),
+    )
+    family: HfFamily = "siglip" if settings.tower == "siglip" else "clip"
+    write_two_towers(TwoTowerModel(towers, images.preprocess, text.tokenizer), folder, family)
+    again = _load(str(folder))
+    same = again.settings == settings and all(
+        torch.equal(tensor, text.trunk.state_dict()[name])
+        for name, tensor in again.trunk.state_dict().items()
+    )
+    if not same:
+        raise ArtifactInvalid(
+            "the exported texts do not read back as the model's",
+            remedy="nothing was exported; report this",
+        )
+
+
+def text_facts(parity: Parity) -> dict[str, Any]:
+    """Returns the fields for the manifest."""
+    return {
+        "text_parity_min_cosine": parity.min_cosine,
+        "text_parity_captions": parity.num,
+        "text_parity_measured": parity.measured,
+    }
+
+
+def write_text_onnx(model: ServableText, path: Path) -> None:
+    """Writes a graph with input `ids` int64 [N, T] and output `embedding` float32 unit rows
+    [N, D].
+    """
+    dims = {
+        0: torch.export.Dim("batch", min=1, max=65536),
+        1: torch.export.Dim("tokens", min=1, max=model.settings.context_length),
+    }
+    example = torch.zeros((2, min(3, model.settings.context_length)), dtype=torch.int64)
+    write_graph(model, example, path, input_name="ids", dims=dims)

@@ -1,0 +1,97 @@
+"""Tiny two-tower checkpoints of transformers with random weights, as tests export them."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+import torch
+from tokenizers import models, pre_tokenizers, processors
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    Siglip2Config,
+    Siglip2Model,
+    SiglipConfig,
+    SiglipModel,
+)
+
+from mlcd.models.configs import clip_preprocessing, siglip_preprocessing, write_hf_preprocessing
+
+CLASSES = {
+    "clip": (CLIPModel, CLIPConfig),
+    "siglip": (SiglipModel, SiglipConfig),
+    "siglip2": (Siglip2Model, Siglip2Config),
+}
+CONTEXT, SIDE, DIMENSION = 12, 16, 32
+_WORDS = [
+    "a",
+    "photo",
+    "of",
+    "the",
+    "cat",
+    "dog",
+    "two",
+    "dogs",
+    "an",
+    "old",
+    "red",
+    "on",
+    "in",
+    "and",
+    "with",
+    "man",
+    "woman",
+    "at",
+    "sky",
+    "by",
+]
+_START, _END = 38, 39
+
+
+def write_two_tower_checkpoint(
+    folder: Path, family: str = "clip", *, seed: int = 0
+) -> torch.nn.Module:
+    """Writes weights, configs, preprocessing and tokenizer; returns transformers' model."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    vision = {**sizes, "hidden_size": 32, "patch_size": 8}
+    vision |= {"num_patches": 4} if family == "siglip2" else {"image_size": SIDE}
+    text = {
+        **sizes,
+        "hidden_size": 32,
+        "vocab_size": 40,
+        "max_position_embeddings": CONTEXT,
+        "pad_token_id": _END if family == "clip" else 0,
+        "bos_token_id": _START,
+        "eos_token_id": _END,
+    }
+    model_class, config_class = CLASSES[family]
+    top = {"projection_dim": DIMENSION} if family == "clip" else {}
+    model = model_class(config_class(vision_config=vision, text_config=text, **top))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * (0.15 if parameter.dim() > 1 else 0.1))
+            if parameter.dim() == 1 and parameter.shape[0] == 32:
+                parameter.add_(0.5)
+        model.logit_scale.fill_(2.0)
+    model.save_pretrained(folder)
+    spec = clip_preprocessing(SIDE) if family == "clip" else siglip_preprocessing(SIDE)
+    (folder / "preprocessor_config.json").write_text(json.dumps(write_hf_preprocessing(spec)))
+    _write_tokenizer(folder, family)
+    return model.eval()
+
+
+def _write_tokenizer(folder: Path, family: str) -> None:
+    words = {"<pad>": 0, "<unk>": 1, **{word: 2 + n for n, word in enumerate(_WORDS)}}
+    words |= {character: len(words) + n for n, character in enumerate(".,!-?:;4")}
+    words |= {"<start>": _START, "<end>": _END}
+    backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if family == "clip":
+        backend.post_processor = processors.TemplateProcessing(
+            single="<start> $A <end>", special_tokens=[("<start>", _START), ("<end>", _END)]
+        )
+    backend.save(str(folder / "tokenizer.json"))
+    pad = "<end>" if family == "clip" else "<pad>"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": pad}))
