@@ -87,10 +87,10 @@ def test_openvino_is_told_its_threads(journey, monkeypatch, asked, expected):
 
 def test_opening_warms_up_with_one_image_and_a_few(journey, monkeypatch):
     sizes = []
-    run = openvino_engine.OpenVinoEncoder._run
+    run = openvino_engine._Compiled.run
     monkeypatch.setattr(
-        openvino_engine.OpenVinoEncoder,
-        "_run",
+        openvino_engine._Compiled,
+        "run",
         lambda self, images: (sizes.append(len(images)), run(self, images))[1],
     )
     open_encoder(str(journey / "model"), EncoderOptions(engine="openvino")).close()
