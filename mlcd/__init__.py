@@ -11,12 +11,14 @@ from mlcd.version import __version__
 if TYPE_CHECKING:
     from mlcd.api import (
         EmbeddedImages,
+        EmbeddedTexts,
         Index,
         Labels,
         Matches,
         Model,
         cluster,
         embed,
+        embed_texts,
         index,
         label,
         load_model,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Centers",
     "EmbeddedImages",
+    "EmbeddedTexts",
     "EmbeddingsArtifact",
     "Index",
     "Labels",
@@ -37,6 +40,7 @@ __all__ = [
     "__version__",
     "cluster",
     "embed",
+    "embed_texts",
     "index",
     "label",
     "load_model",

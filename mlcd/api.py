@@ -6,13 +6,15 @@ labels of a row.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +26,11 @@ from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
-from mlcd.encoders import open_encoder
+from mlcd.encoders import open_encoder, open_text_encoder
 from mlcd.encoders.encoder import Encoder, EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.unit_rows import MAX_BATCH
-from mlcd.errors import ConfigInvalid, ImageRejected, InvalidInput
+from mlcd.errors import ConfigInvalid, ImageRejected, InvalidInput, TextRejected
 from mlcd.images.decode import DEFAULT_LIMITS, ExifPolicy
 from mlcd.images.quiet import silence_decoders
 from mlcd.images.sources import open_source
@@ -36,22 +38,44 @@ from mlcd.images.transform import DecodeMode
 from mlcd.indexes.scan import scan
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.locations import Location, local_path
+from mlcd.parts.texts import read_texts, usable
 from mlcd.pipelines import cluster as clustering
 from mlcd.pipelines import embed as embedding
+from mlcd.pipelines import embed_texts as text_embedding
 from mlcd.pipelines import index as indexing
 from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
 
+if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
+    from mlcd.encoders.text_encoder import TextEncoder
+
 _BATCH: Final = MAX_BATCH  # images that are decoded and in memory at a time
 
 
 class Model:
-    """An opened image encoder. It is a context manager, and safe to use from several threads."""
+    """An opened encoder of images and, where the model has a text tower, of texts.
 
-    def __init__(self, encoder: Encoder) -> None:
+    It is a context manager, and safe to use from several threads.
+    """
+
+    def __init__(self, encoder: Encoder, open_texts: Callable[[], "TextEncoder"]) -> None:
+        """open_texts: opens the model's text tower, or raises NoTextTower."""
         self.encoder = encoder
+        self._open_texts = open_texts
+        self._texts: TextEncoder | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def text_encoder(self) -> "TextEncoder":
+        """Returns the text tower, opened at the first use; raises NoTextTower where there is
+        none.
+        """
+        with self._lock:
+            if self._texts is None:
+                self._texts = self._open_texts()
+            return self._texts
 
     @property
     def name(self) -> str:
@@ -85,6 +109,21 @@ class Model:
             blocks.append(rows)
         return np.concatenate(blocks)
 
+    def embed_texts(self, texts: Iterable[str]) -> Embeddings:
+        """Returns float32 [N, D], a row of unit length for each text, in their order.
+
+        Raises NoTextTower where the model embeds images only, TextRejected for the first text that
+        cannot be used, with its place in the series, and InvalidInput for a single text.
+        """
+        if isinstance(texts, str):
+            raise InvalidInput("one string is no series of texts", remedy="give a list")
+        encoder = self.text_encoder
+        checked = [_usable(text, number) for number, text in enumerate(texts)]
+        rows = encoder.encode(encoder.tokenizer(checked))
+        if len(without := np.flatnonzero(~rows.any(axis=1))):
+            raise TextRejected("no-embedding", f"text {int(without[0])} has no embedding")
+        return rows
+
     def _prepared(self, image: ImageInput, number: int) -> NDArray[np.uint8]:
         data = image_bytes(image, max_bytes=DEFAULT_LIMITS.max_bytes)
         try:
@@ -98,6 +137,9 @@ class Model:
     def close(self) -> None:
         """Frees the engine; a second call does nothing."""
         self.encoder.close()
+        with self._lock:
+            if self._texts is not None:
+                self._texts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +161,20 @@ class EmbeddedImages:
 
     keys: list[SampleKey]
     class_names: list[str | None]
+    vectors: Embeddings
+    skipped: list[dict[str, str]]
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedTexts:
+    """The embeddings of a file of texts.
+
+    keys: of each row, the text's id or the number of its line. vectors: float32 [N, D], unit rows.
+    skipped: a record with key, reason and detail for each text without a row.
+    """
+
+    keys: list[SampleKey]
     vectors: Embeddings
     skipped: list[dict[str, str]]
     fingerprint: Fingerprint
@@ -205,18 +261,10 @@ def load_model(
     """
     silence_decoders()
     spec = resolve_model(os.fspath(model))
-    return Model(
-        open_encoder(
-            spec,
-            EncoderOptions(
-                precision=precision,
-                engine=engine,
-                num_threads=num_threads,
-                exif=exif,
-                decode=decode,
-            ),
-        )
+    options = EncoderOptions(
+        precision=precision, engine=engine, num_threads=num_threads, exif=exif, decode=decode
     )
+    return Model(open_encoder(spec, options), partial(open_text_encoder, spec, options))
 
 
 def embed(
@@ -240,6 +288,28 @@ def embed(
         return EmbeddedImages(
             read.keys, read.class_names, read.load(), read.skipped(), read.fingerprint
         )
+
+
+def embed_texts(
+    texts: Location,
+    *,
+    model: Location | Model,
+    out: Location | None = None,
+    progress: bool = False,
+) -> EmbeddedTexts:
+    """Embeds a file of texts: .txt with one a line, or .jsonl, .csv or .parquet with a column
+    `text` and, where there are ids, `id`.
+
+    Texts that cannot be used are skipped and reported. out: writes the embeddings artifact there,
+    as `mlcd embed --texts` does; after an interruption the same call continues. `Model.embed_texts`
+    takes texts that are not in a file. Raises NotFound for a file that does not exist, NoTextTower
+    for a model that embeds images only, InvalidInput where no text can be used.
+    """
+    file = read_texts(texts)
+    with _opened_texts(model) as encoder, _output_path(out) as path:
+        artifact = text_embedding.embed_texts(file, encoder, path, _reporter(shown=progress))
+        read = EmbeddingsArtifact(artifact)
+        return EmbeddedTexts(read.keys, read.load(), read.skipped(), read.fingerprint)
 
 
 def cluster(
@@ -432,6 +502,16 @@ def _opened(model: Location | Model) -> Iterator[Model]:
 
 
 @contextmanager
+def _opened_texts(model: Location | Model) -> Iterator["TextEncoder"]:
+    """Yields the text tower of a model; that of a model which the caller opened stays open."""
+    if isinstance(model, Model):
+        yield model.text_encoder
+        return
+    with closing(open_text_encoder(resolve_model(os.fspath(model)))) as opened:
+        yield opened
+
+
+@contextmanager
 def _output_path(out: Location | None) -> Iterator[Path]:
     """Yields `out`, or a temporary path that is removed afterward."""
     if out is not None:
@@ -439,6 +519,14 @@ def _output_path(out: Location | None) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="mlcd-") as folder:
         yield Path(folder) / "artifact"
+
+
+def _usable(text: object, number: int) -> str:
+    try:
+        return usable(text)
+    except TextRejected as rejection:
+        message = f"text {number}: {rejection.message}"
+        raise TextRejected(rejection.reason, message, remedy=rejection.remedy) from rejection
 
 
 def _batches(images: Iterable[ImageInput]) -> Iterator[tuple[int, list[ImageInput]]]:

@@ -34,7 +34,7 @@ ImageReason = Literal[
     "fetch-late",
 ]
 
-TextReason = Literal["empty", "not-a-string", "not-unicode", "too-long"]
+TextReason = Literal["empty", "not-a-string", "not-unicode", "too-long", "no-embedding"]
 
 
 class MlcdError(Exception):

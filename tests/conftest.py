@@ -110,6 +110,21 @@ def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
 
 
 @pytest.fixture(scope="session")
+def two_tower_model(tmp_path_factory) -> Path:
+    """The artifact of a tiny CLIP with random weights: it embeds images and texts."""
+    from mlcd.export.model_artifact import export_model
+    from mlcd.progress import Reporter
+    from tests.two_tower_models import write_two_tower_checkpoint
+
+    folder = tmp_path_factory.mktemp("two_towers")
+    write_two_tower_checkpoint(folder / "theirs")
+    export_model(
+        str(folder / "theirs"), folder / "model", name="tiny-clip", reporter=Reporter("silent")
+    )
+    return folder / "model"
+
+
+@pytest.fixture(scope="session")
 def new_state(journey, tmp_path_factory):
     """Makes copies of the journey's collections, each for one server: a collection has one owner."""
 

@@ -22,7 +22,7 @@ from mlcd.encoders.encoder import Encoder
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
-from mlcd.images.source import Source
+from mlcd.images.source import ListingProblem, Source
 from mlcd.locations import is_url
 from mlcd.types import Embeddings, ImageBatch
 
@@ -181,14 +181,16 @@ def num_errors(draft: Draft, part: int) -> int:
 
 
 def merge_errors(
-    draft: Draft, parts: Iterable[int], source: Source, name: str = ERRORS
+    draft: Draft, parts: Iterable[int], problems: Iterable[ListingProblem] = (), name: str = ERRORS
 ) -> list[dict[str, str]]:
     """Returns all errors in the order of the source, and writes them to the artifact's
     file `name`.
+
+    problems: those of the source as a whole, which come first.
     """
     errors = [
         {"key": problem.key, "reason": "unreadable", "detail": problem.detail}
-        for problem in source.problems
+        for problem in problems
     ]
     for part in parts:
         lines = (draft.path / errors_name(part)).read_text().splitlines()

@@ -120,7 +120,7 @@ class Embedder:
         could be used.
         """
         num_parts = len(self.sizes)
-        errors = merge_errors(draft, range(num_parts), self.source)
+        errors = merge_errors(draft, range(num_parts), self.source.problems)
         num_rows = sum(
             pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)
         )

@@ -73,7 +73,7 @@ def _add(
                 on_done=lambda _, errors: meter.advance(1, errors=errors),
             )
             write_encoded(draft, part, encoded, splits)
-    errors = merge_errors(draft, parts, source, added_errors_name(first))
+    errors = merge_errors(draft, parts, source.problems, added_errors_name(first))
     num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in parts)
     before = [json.loads(line) for line in embeddings.errors_file.read_text().splitlines()]
     if not num_rows and errors == before:  # the same images failed again

@@ -137,7 +137,7 @@ class Labeling:
         )
         summary: dict[str, Any] = {"images": num_rows, "centers": len(self.centers.vectors)}
         if isinstance(self.rows, ImagesInput):
-            errors = merge_errors(draft, range(num_parts), self.rows.source)
+            errors = merge_errors(draft, range(num_parts), self.rows.source.problems)
             if num_rows == 0:
                 raise no_usable_image(self.rows.source, errors)
             summary["errors"] = len(errors)

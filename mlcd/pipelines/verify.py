@@ -15,7 +15,7 @@ from mlcd.artifacts.addition import first_part_after
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.given_names import read_given_names
 from mlcd.artifacts.labels import LabelTable
-from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, open_artifact
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, measure, open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
 from mlcd.images.sources import open_source
@@ -112,6 +112,9 @@ def _walk_parent(
     if parent.role == "weights":
         yield _check_weights(artifact, parent)
         return
+    if parent.role == "texts":
+        yield _check_texts(artifact, parent)
+        return
     path = next((base / parent.path for base in bases if (base / parent.path).exists()), None)
     if path is None:
         yield Finding(parent.path, parent.role, False, "not on this machine, not checked")
@@ -146,6 +149,16 @@ def _check_weights(artifact: Artifact, parent: Parent) -> Finding:
             f"{path} does not hold the weights that {artifact.path} was made from"
         )
     return Finding(str(path), "weights", True, f"digest {parent.digest[:12]}")
+
+
+def _check_texts(artifact: Artifact, parent: Parent) -> Finding:
+    """Checks the file that texts were read from, byte for byte."""
+    path = Path(os.path.normpath(artifact.path.resolve() / parent.path))
+    if not path.is_file():
+        return Finding(parent.path, "texts", False, "not on this machine, not checked")
+    if measure(path).sha256 != parent.digest:
+        raise ArtifactInvalid(f"{path} does not hold the texts that {artifact.path} was made from")
+    return Finding(str(path), "texts", True, f"digest {parent.digest[:12]}")
 
 
 def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:

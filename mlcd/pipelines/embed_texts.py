@@ -1,0 +1,133 @@
+"""Texts to the embeddings artifact."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.embeddings import keys_name
+from mlcd.artifacts.manifest import Artifact, Request
+from mlcd.errors import InvalidInput, TextRejected
+from mlcd.images.entries import Entry
+from mlcd.keys import split_positions
+from mlcd.parts.encoded import (
+    PART_ENTRIES,
+    EncodedPart,
+    errors_name,
+    merge_errors,
+    part_sizes,
+    part_slice,
+)
+from mlcd.parts.ownership import take_over
+from mlcd.parts.texts import TextFile, usable
+from mlcd.pipelines.embed import write_encoded
+from mlcd.progress import Meter, Reporter
+from mlcd.types import SampleKey
+
+if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
+    from mlcd.encoders.text_encoder import TextEncoder
+
+# texts between two steps of the progress bar; each is cut into batches of like length
+_CHUNK: Final = 256
+
+
+def embed_texts(
+    texts: TextFile,
+    encoder: "TextEncoder",
+    out: Path,
+    reporter: Reporter,
+    *,
+    part_entries: int = PART_ENTRIES,
+) -> Artifact:
+    """Encodes every text of a file; those that cannot be used are listed in errors.jsonl.
+
+    Work is committed in parts: a rerun after a crash starts at the first unfinished part and ends
+    with the same bytes. Raises InvalidInput where no text can be used.
+    """
+    engine = {"precision": encoder.precision, "engine": encoder.engine}
+    request = Request(
+        "embeddings",
+        {**engine, "part_entries": part_entries, "texts": True},
+        (texts.parent_of(out),),
+        encoder.fingerprint,
+    )
+    if (done := find_published(out, request)) is not None:
+        return done
+    sizes = part_sizes(len(texts.keys), part_entries)
+    splits = split_positions(texts.keys, [None] * len(texts.keys)).tolist()
+    split_of = dict(zip(texts.keys, splits, strict=True))
+    with Draft(out, request) as draft:
+        take_over(draft.path)
+        missing = [part for part in range(len(sizes)) if not draft.has(errors_name(part))]
+        done_before = sum(sizes) - sum(sizes[part] for part in missing)
+        with reporter.stage("embed", sum(sizes), done=done_before) as meter:
+            for part in missing:
+                chosen = part_slice(part, part_entries)
+                encoded = _encoded(texts.keys[chosen], texts.texts[chosen], encoder, meter)
+                write_encoded(draft, part, encoded, split_of)
+        return _published(draft, texts, encoder, len(sizes))
+
+
+def _encoded(
+    keys: Sequence[SampleKey], texts: Sequence[object], encoder: "TextEncoder", meter: Meter
+) -> EncodedPart:
+    """Encodes the texts of a part, whose rows depend on nothing else."""
+    entries: list[Entry] = []
+    digests: list[bytes] = []
+    rows = [np.zeros((0, encoder.dimension), np.float32)]
+    errors: list[dict[str, str]] = []
+    for start in range(0, len(keys), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        chosen = _usable(keys[chunk], texts[chunk], errors)
+        found = encoder.encode(encoder.tokenizer([text for _, text in chosen]))
+        for (key, text), row in zip(chosen, found, strict=True):
+            if row.any():
+                data = text.encode()
+                entries.append(Entry(key, None, len(data), ()))
+                digests.append(hashlib.sha256(data).digest())
+                rows.append(row[np.newaxis])
+            else:
+                detail = f"{encoder.name} finds nothing in this text to describe"
+                errors.append(_error(key, TextRejected("no-embedding", detail)))
+        meter.advance(len(keys[chunk]), errors=len(errors))
+    return EncodedPart(entries, digests, np.concatenate(rows), errors)
+
+
+def _usable(
+    keys: Sequence[SampleKey], texts: Sequence[object], errors: list[dict[str, str]]
+) -> list[tuple[SampleKey, str]]:
+    """Returns the texts that a tokenizer takes, and adds the errors of the others."""
+    found: list[tuple[SampleKey, str]] = []
+    for key, text in zip(keys, texts, strict=True):
+        try:
+            found.append((key, usable(text)))
+        except TextRejected as rejection:
+            errors.append(_error(key, rejection))
+    return found
+
+
+def _error(key: SampleKey, rejection: TextRejected) -> dict[str, str]:
+    return {"key": key, "reason": rejection.reason, "detail": rejection.message}
+
+
+def _published(draft: Draft, texts: TextFile, encoder: "TextEncoder", num_parts: int) -> Artifact:
+    errors = merge_errors(draft, range(num_parts))
+    num_rows = sum(
+        pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)
+    )
+    if num_rows == 0:
+        raise InvalidInput(
+            f"none of the {len(texts.keys)} texts in {texts.path} can be used",
+            remedy=f"the first: {errors[0]['key']}: {errors[0]['detail']}",
+        )
+    summary = {
+        "texts": num_rows,
+        "errors": len(errors),
+        "dimension": encoder.dimension,
+        "model": encoder.name,
+    }
+    return draft.publish(summary=summary)
