@@ -1,0 +1,33 @@
+"""The 1,000 classes of ImageNet in words: names, synonyms and definitions.
+
+The file's licenses are in LICENSES.md beside it.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+FILE: Final = "imagenet_classes.tsv"
+
+
+@dataclass(frozen=True)
+class ImageClass:
+    """One class. words: WordNet's, the most used first."""
+
+    name: str
+    words: tuple[str, ...]
+    definition: str
+
+    def descriptions(self) -> list[str]:
+        """Returns the texts that describe an image of this class, each once."""
+        names = dict.fromkeys([self.name, *self.words, f"{self.name}, {self.definition}"])
+        return [f"a photo of a {name}" for name in names]
+
+
+def imagenet_classes() -> list[ImageClass]:
+    """Returns all classes, in the order of the classifiers that are trained on them."""
+    lines = files("mlcd.export.starter").joinpath(FILE).read_text(encoding="utf-8").splitlines()
+    rows = (line.split("\t") for line in lines[1:])
+    return [
+        ImageClass(name, tuple(words.split(", ")), definition) for name, words, definition in rows
+    ]

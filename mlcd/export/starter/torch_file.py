@@ -1,0 +1,88 @@
+"""The arrays of a state dict that torch saved before version 1.6, read without torch.
+
+Nothing in the file is run: its pickle may name an ordered dictionary, float and integer storages
+and torch's function that makes a tensor of one, and everything else is refused.
+"""
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from mlcd.errors import ArtifactInvalid
+
+_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_DTYPES: Final = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
+
+
+def read_state(path: Path) -> dict[str, NDArray[Any]]:
+    """Returns the arrays by name; raises ArtifactInvalid where the file holds anything else."""
+    try:
+        return _read(BytesIO(path.read_bytes()))
+    except (OSError, EOFError, ValueError, TypeError, pickle.UnpicklingError) as error:
+        raise ArtifactInvalid(
+            f"{path} cannot be read as a state dict of torch", remedy="install its package again"
+        ) from error
+
+
+def _read(file: BytesIO) -> dict[str, NDArray[Any]]:
+    # five pickles follow each other, then the storages: each its length and its numbers
+    if _Reader(file).load() != _MAGIC:
+        raise pickle.UnpicklingError("the file does not begin as torch's do")
+    _Reader(file).load()  # the version of the format
+    _Reader(file).load()  # byte order and sizes of the machine
+    reader = _Reader(file)
+    views: dict[str, _View] = reader.load()
+    storages: dict[str, NDArray[Any]] = {}
+    for key in _Reader(file).load():
+        (length,) = np.frombuffer(file.read(8), "<i8")
+        dtype = reader.dtypes[key]
+        storages[key] = np.frombuffer(file.read(int(length) * dtype.itemsize), dtype)
+    return {name: view(storages) for name, view in views.items()}
+
+
+_View = Callable[[dict[str, NDArray[Any]]], NDArray[Any]]
+
+
+class _Reader(pickle.Unpickler):
+    """An unpickler of storages' names and of views on them."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file)
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+
+    def persistent_load(self, identity: Any) -> str:
+        kind, dtype, key, *_ = identity
+        if kind != "storage":
+            raise pickle.UnpicklingError(f"{kind} is no storage")
+        self.dtypes[key] = dtype
+        return str(key)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _view
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a state dict")
+
+
+def _view(
+    key: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: object
+) -> _View:
+    def of_storages(storages: dict[str, NDArray[Any]]) -> NDArray[Any]:
+        flat = storages[key][offset:]
+        last = sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+        if offset < 0 or min((*shape, 1)) < 1 or min((*stride, 0)) < 0 or last >= len(flat):
+            raise pickle.UnpicklingError("a tensor reaches out of its storage")
+        steps = [step * flat.itemsize for step in stride]
+        return as_strided(flat, shape, steps, writeable=False).copy()
+
+    return of_storages
