@@ -81,9 +81,15 @@ def export(
     """Export CHECKPOINT to OUT.
 
     CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or
-    open_clip, a file of weights, or hub:ORGANIZATION/MODEL. Nothing is written unless it agrees
-    with the model on real images.
+    open_clip, a file of weights, hub:ORGANIZATION/MODEL, or starter. Nothing is written unless it
+    agrees with the model on real images.
     """
+    from mlcd.export.starter.artifact import STARTER, export_starter
+
+    if checkpoint == STARTER:
+        artifact = export_starter(out, name=name or STARTER, reporter=reporter)
+        finish(reporter, artifact, "the starter, a model of images and texts")
+        return
     from mlcd.export.model_artifact import export_hf, export_model
     from mlcd.models.zoo import LoadOptions
 

@@ -16,6 +16,7 @@ from platformdirs import user_cache_path
 from mlcd.artifacts.disk import locked, translated_os_errors
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
+from mlcd.export.starter.artifact import STARTER, starter_digest
 from mlcd.models import hub
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
 from mlcd.models.weight_files import digest_of_weights, refuse_part
@@ -29,18 +30,32 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
     """Returns a model for `mlcd.encoders.open_encoder`: `spec` itself, or the cached artifact made
     from it.
 
-    A run, a checkpoint, a directory or a file of weights, or `hub:ORGANIZATION/MODEL` is exported
-    the first time. That happens in a separate process, so that the caller never loads torch.
-    announce: is called when that begins. Raises the errors of `mlcd export`.
+    A run, a checkpoint, a directory or a file of weights, `hub:ORGANIZATION/MODEL`, or `starter` is
+    exported the first time. That happens in a separate process, so that the caller never loads
+    torch. announce: is called when that begins. Raises the errors of `mlcd export`.
     """
     path = Path(spec)
     if spec in _CLASSICAL or path.suffix == ".onnx":
         return spec
+    if spec == STARTER:
+        return _exported_once(spec, STARTER, starter_digest(), announce)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         return spec
     refuse_part(spec)
-    name = _name(spec)
-    out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{_digest(spec, path)[:16]}"
+    return _exported_once(spec, _name(spec), _digest_of_weights(spec, path), announce)
+
+
+def _digest_of_weights(spec: str, path: Path) -> str:
+    if holds_checkpoints(path):
+        return open_artifact(find_checkpoint(path), verify_files=False).digest
+    return digest_of_weights(spec)
+
+
+def _exported_once(spec: str, name: str, identity: str, announce: Callable[[str], None]) -> str:
+    """Returns the artifact in the cache for these weights, which this version of mlcd exported."""
+    # both towers: an export of an earlier version held that of images alone
+    digest = hashlib.sha256(f"{__version__} both towers {identity}".encode()).hexdigest()
+    out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{digest[:16]}"
     with translated_os_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         # one process exports, and the others wait and then find the result
@@ -49,15 +64,6 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
                 announce(f"exporting {spec} once, into {out}")
                 _export(spec, out, name)
     return str(out)
-
-
-def _digest(spec: str, path: Path) -> str:
-    if holds_checkpoints(path):
-        identity = open_artifact(find_checkpoint(path), verify_files=False).digest
-    else:
-        identity = digest_of_weights(spec)
-    # both towers: an export of an earlier version held that of images alone
-    return hashlib.sha256(f"{__version__} both towers {identity}".encode()).hexdigest()
 
 
 def _name(spec: str) -> str:
@@ -69,7 +75,7 @@ def _name(spec: str) -> str:
 
 
 def _export(spec: str, out: Path, name: str) -> None:
-    if importlib.util.find_spec("torch") is None:
+    if spec != STARTER and importlib.util.find_spec("torch") is None:
         raise ConfigInvalid(
             f"{spec} is no exported model, and torch is not installed to export it",
             remedy="run `mlcd export` where mlcd[train] is installed, and give the directory it"
