@@ -30,51 +30,53 @@ class Bridge(Protocol):
 class Mixture:
     """A row becomes softmax(cosines with the keys / temperature) times the values.
 
-    keys_KF: unit rows in the space of texts. values_KD: the rows that stand for them in the space
-    of images. shares_K: the weight of a key before anything is known, 1 where none is given.
-    mean_F: subtracted from the rows, which are then made unit rows again, before they are compared.
+    keys: unit rows in the space of texts, [K, F]. values: the rows that stand for them in the space
+    of images, [K, D]. shares: the weight of each key before anything is known, 1 where none is
+    given. mean: subtracted from the rows, which are then made unit rows again, before they are
+    compared; [F].
     """
 
-    keys_KF: Rows
-    values_KD: Rows
+    keys: Rows
+    values: Rows
     temperature: float
-    shares_K: Rows | None = None
-    mean_F: Rows | None = None
+    shares: Rows | None = None
+    mean: Rows | None = None
 
     def apply(self, rows_NF: Rows) -> Embeddings:
-        rows = _centered(rows_NF, self.mean_F)
-        scores_NK = rows @ self.keys_KF.T / self.temperature + self._log_shares()
+        rows = _centered(rows_NF, self.mean)
+        scores_NK = rows @ self.keys.T / self.temperature + self._log_shares()
         weights_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
-        return _unit(weights_NK @ self.values_KD)
+        return _unit(weights_NK @ self.values)
 
     def add(self, graph: GraphWriter, rows: str) -> str:
-        rows = _add_centered(graph, rows, self.mean_F)
-        keys = graph.constant(_float32(self.keys_KF.T / self.temperature), "keys")
-        scores = graph.add("MatMul", rows, keys)
-        if self.shares_K is not None:
-            shares = graph.constant(_float32(self._log_shares()), "shares")
-            scores = graph.add("Add", scores, shares)
+        rows = _add_centered(graph, rows, self.mean)
+        scaled = graph.constant(_float32(self.keys.T / self.temperature), "keys")
+        scores = graph.add("MatMul", rows, scaled)
+        if self.shares is not None:
+            scores = graph.add(
+                "Add", scores, graph.constant(_float32(self._log_shares()), "shares")
+            )
         weights = graph.add("Softmax", scores, axis=-1)
-        values = graph.constant(_float32(self.values_KD), "values")
+        values = graph.constant(_float32(self.values), "values")
         return graph.unit_rows(graph.add("MatMul", weights, values))
 
     def _log_shares(self) -> Rows:
-        return np.zeros(1) if self.shares_K is None else np.log(self.shares_K)
+        return np.zeros(1) if self.shares is None else np.log(self.shares)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A row times a matrix. mean_F: as that of `Mixture`."""
+    """A row times a matrix [F, D]. mean: as that of `Mixture`."""
 
-    matrix_FD: Rows
-    mean_F: Rows | None = None
+    matrix: Rows
+    mean: Rows | None = None
 
     def apply(self, rows_NF: Rows) -> Embeddings:
-        return _unit(_centered(rows_NF, self.mean_F) @ self.matrix_FD)
+        return _unit(_centered(rows_NF, self.mean) @ self.matrix)
 
     def add(self, graph: GraphWriter, rows: str) -> str:
-        rows = _add_centered(graph, rows, self.mean_F)
-        matrix = graph.constant(_float32(self.matrix_FD), "matrix")
+        rows = _add_centered(graph, rows, self.mean)
+        matrix = graph.constant(_float32(self.matrix), "matrix")
         return graph.unit_rows(graph.add("MatMul", rows, matrix))
 
 

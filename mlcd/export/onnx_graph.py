@@ -26,7 +26,7 @@ class GraphWriter:
         return unique
 
     def number(self, value: float) -> str:
-        return self.constant(np.float32(value).reshape(()))
+        return self.constant(np.array(value, np.float32))
 
     def integers(self, *values: int) -> str:
         return self.constant(np.array(values, np.int64))
@@ -87,6 +87,4 @@ def ids_input() -> Any:
 
 
 def embedding_output(dimension: int) -> Any:
-    return helper.make_tensor_value_info(
-        "embedding", onnx.TensorProto.FLOAT, ["batch", dimension]
-    )
+    return helper.make_tensor_value_info("embedding", onnx.TensorProto.FLOAT, ["batch", dimension])

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import Artifact, Parent, Request
-from mlcd.errors import ConfigInvalid
 from mlcd.export.starter.packages import IMAGES, SENTENCES, WeightsFile, require_libraries
 from mlcd.models.text_part import FOLDER, GRAPH, SETTINGS, TOKENIZER, TextSettings, digest_of_both
 from mlcd.models.weight_files import digest_of_weights
@@ -54,7 +53,12 @@ def _write(draft: Draft, meter: Any) -> dict[str, Any]:
 
     from mlcd.export.starter.classes import imagenet_classes
     from mlcd.export.starter.efficientnet_lite import DIMENSION, PREPROCESS, write_tower
-    from mlcd.export.starter.sentences import CONTEXT_LENGTH, PAD_ID, sentence_tokenizer
+    from mlcd.export.starter.sentences import (
+        CONTEXT_LENGTH,
+        PAD_ID,
+        read_sentence_encoder,
+        sentence_tokenizer,
+    )
     from mlcd.export.starter.text_graph import write_text_graph
     from mlcd.export.starter.torch_file import read_state
 
@@ -65,7 +69,7 @@ def _write(draft: Draft, meter: Any) -> dict[str, Any]:
         path.write_text(PREPROCESS.to_json())
     meter.advance(1)
     tokenizer = sentence_tokenizer()
-    encoder = onnx.load(SENTENCES.locate())
+    encoder = read_sentence_encoder(SENTENCES.locate())
     with draft.write(f"{FOLDER}/{GRAPH}") as path:
         graph = write_text_graph(encoder, tokenizer, imagenet_classes(), state["_fc.weight"])
         onnx.save(graph, path)

@@ -35,19 +35,18 @@ class _Stage:
     """Blocks of one width; the first of them has the stride."""
 
     num_blocks: int
-    kernel: int
     stride: int
     num_channels: int
 
 
 _STAGES: Final = (
-    _Stage(1, 3, 1, 16),
-    _Stage(2, 3, 2, 24),
-    _Stage(2, 5, 2, 40),
-    _Stage(3, 3, 2, 80),
-    _Stage(3, 5, 1, 112),
-    _Stage(4, 5, 2, 192),
-    _Stage(1, 3, 1, 320),
+    _Stage(1, 1, 16),
+    _Stage(2, 2, 24),
+    _Stage(2, 2, 40),
+    _Stage(3, 2, 80),
+    _Stage(3, 1, 112),
+    _Stage(4, 2, 192),
+    _Stage(1, 1, 320),
 )
 
 
@@ -62,7 +61,7 @@ def write_tower(state: Arrays) -> Any:
         for index in range(stage.num_blocks):
             stride = stage.stride if index == 0 else 1
             keeps = stride == 1 and num_channels == stage.num_channels
-            value = tower.block(value, number, stage.kernel, stride, skip=keeps)
+            value = tower.block(value, number, stride, skip=keeps)
             num_channels, number = stage.num_channels, number + 1
     value = tower.relu6(tower.convolution(value, "_conv_head", "_bn1"))
     graph = tower.graph
@@ -86,7 +85,8 @@ def feature_mean(state: Arrays) -> NDArray[np.float32]:
     shares = (np.arange(2000) + 0.5) / 2000
     normal = np.array([_STANDARD.inv_cdf(share) for share in shares])
     values = np.clip(mean[:, None] + deviation[:, None] * normal, 0, 6)
-    return values.mean(axis=1).astype(np.float32)
+    means: NDArray[np.float64] = values.mean(axis=1)
+    return means.astype(np.float32)
 
 
 class _Tower:
@@ -94,7 +94,7 @@ class _Tower:
         self.graph = GraphWriter()
         self._state = state
 
-    def block(self, value: str, number: int, kernel: int, stride: int, *, skip: bool) -> str:
+    def block(self, value: str, number: int, stride: int, *, skip: bool) -> str:
         """Expands (except in the first block), convolves each channel alone, and projects."""
         prefix = f"_blocks.{number}."
         inner = value

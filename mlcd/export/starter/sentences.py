@@ -1,13 +1,17 @@
 """The starter's sentence encoder: all-MiniLM-L6-v2, whose graph and vocabulary become ours.
 
-The graph comes with weights of 8 bits for each channel, which it multiplies out; activations are
-float32, so a text's row does not depend on its neighbors in the batch.
+The package's graph holds weights of 8 bits with a scale for each channel, and computes in float32.
+Here the weights are multiplied out: an engine that sees 8 bits may round activations, too, and
+then a text's row depends on the CPU.
 """
 
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from mlcd.export.onnx_graph import GraphWriter
 
@@ -17,10 +21,33 @@ PAD_ID: Final = 0
 _VOCABULARY: Final = "bert_uncased_vocab.txt"
 
 
+def read_sentence_encoder(path: Path) -> Any:
+    """Returns the package's graph, from ids, mask and segments to the state of every token, with
+    weights of float32.
+    """
+    model = onnx.load(path)
+    graph = model.graph
+    constants = {each.name: each for each in graph.initializer}
+    casts = {each.output[0]: each for each in graph.node if each.input[0] in constants}
+    for product in [each for each in graph.node if each.op_type == "Mul"]:
+        cast = casts.get(product.input[0])
+        if cast is None or cast.op_type != "Cast" or product.input[1] not in constants:
+            continue
+        rounded, scale = (constants.pop(each) for each in (cast.input[0], product.input[1]))
+        value = numpy_helper.to_array(rounded) * numpy_helper.to_array(scale)
+        name = product.output[0]
+        constants[name] = numpy_helper.from_array(value.astype(np.float32), name)
+        graph.node.remove(cast)
+        graph.node.remove(product)
+    del graph.initializer[:]
+    graph.initializer.extend(constants.values())
+    return model
+
+
 def add_sentence_encoder(graph: GraphWriter, encoder: Any, ids: str) -> str:
     """Adds the encoder and its pooling to a graph; returns the unit rows of the sentences.
 
-    encoder: the package's graph, from ids, mask and segments to the state of every token.
+    encoder: the graph that `read_sentence_encoder` returns.
     """
     seen = graph.add("Not", graph.add("Equal", ids, graph.integers(PAD_ID)))
     mask = graph.add("Cast", seen, to=onnx.TensorProto.INT64)
@@ -36,9 +63,7 @@ def add_sentence_encoder(graph: GraphWriter, encoder: Any, ids: str) -> str:
         graph.integers(-1),
     )
     # the direction of a sum is that of the mean
-    total = graph.add(
-        "ReduceSum", graph.add("Mul", states, weights), graph.integers(1), keepdims=0
-    )
+    total = graph.add("ReduceSum", graph.add("Mul", states, weights), graph.integers(1), keepdims=0)
     return graph.unit_rows(total)
 
 

@@ -31,10 +31,14 @@ def write_text_graph(
     """
     graph = GraphWriter()
     sentences = add_sentence_encoder(graph, encoder, "ids")
-    mixture = class_mixture(embed_sentences(encoder, tokenizer, _texts(classes)), classes, classifier_KD)
+    mixture = class_mixture(
+        embed_sentences(encoder, tokenizer, _texts(classes)), classes, classifier_KD
+    )
     graph.rename(mixture.add(graph, sentences), "embedding")
     return graph.model(
-        inputs=[ids_input()], outputs=[embedding_output(classifier_KD.shape[1])], opset=_opset(encoder)
+        inputs=[ids_input()],
+        outputs=[embedding_output(classifier_KD.shape[1])],
+        opset=_opset(encoder),
     )
 
 
@@ -45,7 +49,7 @@ def class_mixture(
     counts = np.array([len(each.descriptions()) for each in classes])
     class_T = np.repeat(np.arange(len(classes)), counts)
     rows_KD = unit_rows(classifier_KD - classifier_KD.mean(axis=0))
-    return Mixture(texts_TF, rows_KD[class_T], TEMPERATURE, shares_K=1 / counts[class_T])
+    return Mixture(texts_TF, rows_KD[class_T], TEMPERATURE, shares=1 / counts[class_T])
 
 
 def embed_sentences(encoder: Any, tokenizer: Any, texts: list[str]) -> Embeddings:
@@ -56,9 +60,7 @@ def embed_sentences(encoder: Any, tokenizer: Any, texts: list[str]) -> Embedding
         inputs=[ids_input()], outputs=[embedding_output(DIMENSION)], opset=_opset(encoder)
     )
     config = {"INFERENCE_PRECISION_HINT": ov.Type.f32, "PERFORMANCE_HINT": "LATENCY"}
-    compiled = core().compile_model(
-        core().read_model(model.SerializeToString()), "CPU", config
-    )
+    compiled = core().compile_model(core().read_model(model.SerializeToString()), "CPU", config)
     request = compiled.create_infer_request()
     ids = np.array([each.ids for each in tokenizer.encode_batch(texts)], np.int64)
     lengths = (ids != PAD_ID).sum(axis=1)
