@@ -104,15 +104,13 @@ def ours(
     state: TrainState,
     batches: Iterator[StepBatches],
     config: RunConfig,
-    device: torch.device,
 ) -> Form:
     """Returns our step, as the loop takes it on one process."""
 
     def step() -> float:
         batch = next(batches)
-        labels = [part.labels.to(device) for part in batch.parts]
         shares = [len(part.labels) / config.schedule.batch_size for part in batch.parts]
-        train_step(state, on_device(batch.parts, device), labels, shares, config)
+        train_step(state, batch.parts, shares, config)
         state.step += 1
         return batch.wait_s
 
@@ -123,7 +121,7 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
     state = initial_state(config, 2, Processes(World(), device))
     tower = state.model
     classifier = nn.Parameter(
-        0.01 * torch.randn(num_classes, config.model.embedding_dim, device=device)
+        0.01 * torch.randn(num_classes, config.model.output_dim, device=device)
     )
     groups = parameter_groups(tower.trunk, config.optim)
     optimizer = torch.optim.AdamW([*groups, {"params": [classifier]}], lr=config.optim.lr)
@@ -150,16 +148,14 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
         loss.item()
         return 0.0
 
-    return Form(
-        "plain", step, backbone_flops(config) + 6.0 * config.model.embedding_dim * num_classes
-    )
+    return Form("plain", step, backbone_flops(config) + 6.0 * config.model.output_dim * num_classes)
 
 
 def head_alone(
     config: RunConfig, num_classes: int, batch: StepBatches, device: torch.device
 ) -> Form:
     state = initial_state(config, num_classes, Processes(World(), device))
-    shape = (config.schedule.batch_size // config.compute.accumulation, config.model.embedding_dim)
+    shape = (config.schedule.batch_size // config.compute.accumulation, config.model.output_dim)
     embeddings = torch.randn(shape, device=device).requires_grad_()
     labels = [part.labels.to(device) for part in batch.parts]
 
@@ -201,7 +197,7 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             batch = replace(next(iter(loader)), wait_s=0.0)
         state = initial_state(config, options.classes, Processes(World(), device))
         forms = [
-            ours("synthetic", state, itertools.repeat(batch), config, device),
+            ours("synthetic", state, itertools.repeat(batch), config),
             plain(config, options.classes, batch, device),
             head_alone(config, options.classes, batch, device),
         ]
@@ -216,7 +212,7 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             first = run * (options.steps + WARM_UP + config.data.prefetch_steps)
             with Loader(dataset, config, rank=0, size=1, start_step=first) as loader:
                 batches = itertools.islice(loader, config.data.prefetch_steps, None)
-                form = ours("loader", state, batches, config, device)
+                form = ours("loader", state, batches, config)
                 results.setdefault(form.name, []).append(timed(form, options, device))
         report(results, limit_tflops, options)
 

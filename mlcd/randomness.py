@@ -30,6 +30,7 @@ class Stream(IntEnum):
     COLUMN_NEGATIVES = 6
     TOWER = 7
     CENTERS = 8
+    DROP_PATH = 9
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

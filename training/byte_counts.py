@@ -11,6 +11,7 @@ from training.config import RunConfig
 from training.flops import expected_distinct, expected_drawn, micro_batch
 from training.parallel.partial_fc import CHUNK_ENTRIES
 from training.parallel.shards import Shard
+from training.tower import is_trained
 
 _INDEX_BYTES: Final = 8  # int64
 _PIXEL_BYTES: Final = 4  # augmented images are float32
@@ -50,7 +51,7 @@ class Memory:
 
 def num_parameters(config: RunConfig) -> int:
     """Returns the number of parameters of the backbone."""
-    return sum(shape.numel() for shape in _shapes(config.model.vit()))
+    return sum(_counts(config, 1).values())
 
 
 def checkpoint_bytes(config: RunConfig, num_classes: int) -> int:
@@ -61,11 +62,12 @@ def checkpoint_bytes(config: RunConfig, num_classes: int) -> int:
     item, parameters, dimension = (
         _item_bytes(config),
         num_parameters(config),
-        config.model.embedding_dim,
+        config.model.output_dim,
     )
     weights = 4 * parameters  # float32 weights for export
     unit_centers = num_classes * (4 * dimension + _INDEX_BYTES)  # the unit centers and their sizes
-    return weights + unit_centers + 3 * item * parameters + _center_state(config, num_classes)
+    state = item * (_kept_copies(config) * parameters + 2 * _trained(config, _counts(config, 1)))
+    return weights + unit_centers + state + _center_state(config, num_classes)
 
 
 def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
@@ -75,10 +77,10 @@ def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
     again), then the unit centers of all classes with the rows that they are made from.
     """
     item = _item_bytes(config)
-    part = 3 * item * _owned_parameters(config, world_size) + center_bytes(
-        config, num_classes, world_size
-    )
-    all_centers = num_classes * config.model.embedding_dim * (4 + item)
+    owned = _owned(config, world_size)
+    part = item * (_kept_copies(config) * sum(owned.values()) + 2 * _trained(config, owned))
+    part += center_bytes(config, num_classes, world_size)
+    all_centers = num_classes * config.model.output_dim * (4 + item)
     return part + max(part, all_centers)
 
 
@@ -92,24 +94,36 @@ def activation_bytes(config: RunConfig, num_images: int) -> int:
     item = 2 if config.compute.precision == "bf16" else stream
     tokens, width = vit.num_tokens, vit.width
     hidden = (3 if vit.activation == "quick_gelu" else 2) * vit.mlp_width
+    if config.model.freeze == "tower":
+        # Nothing is kept: one block's tensors are alive at a time.
+        return num_images * (
+            3 * vit.image_size**2 * (_PIXEL_BYTES + item)
+            + tokens * (2 * stream * width + item * (4 * width + vit.mlp_width))
+        )
+    # Rotated queries and keys are kept beside the ones that they were turned from.
+    turned = 2 * stream * width if vit.positions == "rope" else 0
     # There are two residuals; both norms' outputs, query, key, value and their mixture; and the
     # MLP's hidden layer.
-    block = tokens * (2 * stream * width + item * (6 * width + hidden))
+    block = tokens * (2 * stream * width + item * (6 * width + hidden) + turned)
     # Only the class token is a query in the last block.
-    last = tokens * (stream * width + 3 * item * width)
-    blocks = (vit.depth - 1) * block + last
+    last = tokens * (stream * width + 3 * item * width + turned // 2)
+    num_kept = max(0, vit.depth - 1 - config.model.num_frozen)
+    blocks = num_kept * block + last
     if config.compute.recompute:
-        blocks = vit.depth * tokens * stream * width + (block if vit.depth > 1 else last)
+        blocks = (num_kept + 1) * tokens * stream * width + (block if vit.depth > 1 else last)
     pixels = 3 * vit.image_size**2 * (_PIXEL_BYTES + item)
     gradients = tokens * (2 * item * vit.mlp_width + 2 * stream * width)
     return num_images * (pixels + tokens * stream * width + blocks + gradients)
 
 
 def backbone_bytes(config: RunConfig, world_size: int) -> int:
-    """Returns the bytes of weights, gradients and AdamW's two moments on the process that owns
-    most.
+    """Returns the bytes of weights, their average, gradients and AdamW's two moments on the process
+    that owns most.
     """
-    return 4 * _item_bytes(config) * _owned_parameters(config, world_size)
+    owned = _owned(config, world_size)
+    return _item_bytes(config) * (
+        _kept_copies(config) * sum(owned.values()) + 3 * _trained(config, owned)
+    )
 
 
 def center_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
@@ -122,7 +136,7 @@ def center_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
 
 def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     """Returns the memory at the worst moment of a step."""
-    item, dimension = _item_bytes(config), config.model.embedding_dim
+    item, dimension = _item_bytes(config), config.model.output_dim
     at_once = micro_batch(config)
     rows = len(Shard.of(0, world_size, num_classes))
     touched = ceil(rows * _touched_share(config, num_classes))
@@ -146,7 +160,7 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
 
 def _center_state(config: RunConfig, rows: int) -> int:
     clocks = _INDEX_BYTES if config.loss.center_update == "sparse" else 0
-    return rows * (3 * _item_bytes(config) * config.model.embedding_dim + clocks)
+    return rows * (3 * _item_bytes(config) * config.model.output_dim + clocks)
 
 
 def _touched_share(config: RunConfig, num_classes: int) -> float:
@@ -175,22 +189,35 @@ def _backbone_copies(config: RunConfig, world_size: int) -> int:
 
 def _update_bytes(config: RunConfig, gradient_rows: int, world_size: int) -> int:
     """Returns the larger of two steps that follow each other: the backbone's and the centers'."""
-    centers = _UPDATE_COPIES * gradient_rows * config.model.embedding_dim
-    return _item_bytes(config) * max(_owned_parameters(config, world_size), centers)
+    centers = _UPDATE_COPIES * gradient_rows * config.model.output_dim
+    return _item_bytes(config) * max(_trained(config, _owned(config, world_size)), centers)
 
 
-def _owned_parameters(config: RunConfig, world_size: int) -> int:
-    if config.compute.backbone == "ddp":
-        return num_parameters(config)
+def _kept_copies(config: RunConfig) -> int:
+    """Returns the number of copies of all weights, trained or not: themselves and their average."""
+    return 1 if config.optim.ema is None else 2
+
+
+def _owned(config: RunConfig, world_size: int) -> dict[str, int]:
+    """Returns the numbers of each parameter on the process that owns most."""
+    return _counts(config, world_size if config.compute.backbone == "fsdp" else 1)
+
+
+def _counts(config: RunConfig, num_shards: int) -> dict[str, int]:
     # FSDP2 shards each tensor over its first dimension.
-    return sum(
-        -(-shape[0] // world_size) * shape[1:].numel() for shape in _shapes(config.model.vit())
-    )
+    return {
+        name: -(-shape[0] // num_shards) * shape[1:].numel()
+        for name, shape in _shapes(config.model.vit()).items()
+    }
 
 
-def _shapes(vit: ViTConfig) -> list[torch.Size]:
+def _trained(config: RunConfig, counts: dict[str, int]) -> int:
+    return sum(count for name, count in counts.items() if is_trained(name, config.model))
+
+
+def _shapes(vit: ViTConfig) -> dict[str, torch.Size]:
     with torch.device("meta"):
-        return [parameter.shape for parameter in ViT(vit).parameters()]
+        return {name: parameter.shape for name, parameter in ViT(vit).named_parameters()}
 
 
 def _item_bytes(config: RunConfig) -> int:

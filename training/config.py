@@ -21,9 +21,10 @@ from mlcd.locations import is_url
 from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.blocks import Activation
-from mlcd.models.vit import ViTConfig
+from mlcd.models.vit import Positions, ViTConfig
 from training.parallel.backbone import Precision
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
+from training.start import tower_fields
 
 _SOME_CLASSES = 500
 _MANY_CLASSES = 10_000  # the most classes that are all drawn as negatives
@@ -55,7 +56,15 @@ _OTHER_NAMES = {
     "amp": "compute.precision",
     "output": "out",
 }
-_VERBATIM = ("data.images", "data.labels", "data.centers", "evaluation.images", "out")
+_VERBATIM = (
+    "data.images",
+    "data.labels",
+    "data.centers",
+    "model.start",
+    "model.like",
+    "evaluation.images",
+    "out",
+)
 
 
 class _Section(BaseModel):
@@ -86,8 +95,8 @@ class DataConfig(_Section):
     mix: tuple[MixedSource, ...] = ()
     """Several data sets with weights, instead of images and labels."""
     centers: str | None = None
-    """A centers artifact of model.embedding_dim that the classifier starts from. None: random
-    centers.
+    """A centers artifact of the embedding's dimension that the classifier starts from. None: random
+    centers, or those of model.start.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_FRACTION
     """The share of each class (or of all images) kept for evaluation, chosen by the hash of the
@@ -134,8 +143,29 @@ class DataConfig(_Section):
 
 
 class TowerConfig(_Section):
-    """The vision transformer."""
+    """The vision transformer.
 
+    With model.start all sizes come from there, and only image_size may be another one.
+    """
+
+    start: str | None = None
+    """The weights to start from: a run or a checkpoint, a model artifact, a directory of Hugging
+    Face or open_clip, a file of weights, or hub:ORGANIZATION/MODEL. None: random weights.
+    """
+    like: str | None = None
+    """The published tower whose sizes, activation and preprocessing a bare file of weights has."""
+    head: Literal["kept", "new"] | None = None
+    """kept: the classifier goes on from the centers of model.start. new: it starts from random
+    ones. None: kept if the labels name the classes that the start was trained on.
+    """
+    freeze: Annotated[int, Field(ge=0)] | Literal["tower"] = 0
+    """The number of first blocks that are not trained, together with what comes before them. tower:
+    only the classifier is trained.
+    """
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of samples that the last block's attention and MLP each leave out while training.
+    The share rises along a straight line from 0 at the first block.
+    """
     image_size: Annotated[int, Field(ge=1)]
     """The side of the square input image, in pixels; a multiple of patch_size."""
     patch_size: Annotated[int, Field(ge=1)]
@@ -148,13 +178,47 @@ class TowerConfig(_Section):
     """The number of attention heads in each block; width is a multiple of it."""
     mlp_width: Annotated[int, Field(ge=1)]
     """The dimension of the hidden layer of each block's MLP."""
-    embedding_dim: Annotated[int, Field(ge=1)]
-    """The dimension of the embedding and of the class centers."""
+    embedding_dim: Annotated[int, Field(ge=1)] | None
+    """The dimension of the embedding and of the class centers. null: there is no projection, as in
+    MLCD's towers, and the dimension is width.
+    """
     activation: Activation = "gelu"
     """The activation of the MLPs."""
+    positions: Positions = "learned"
+    """learned: a table of positions, as CLIP's. rope: rotary positions, as in MLCD's largest
+    towers.
+    """
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    """The term added to the variance in every norm."""
+
+    @model_validator(mode="after")
+    def _no_dead_options(self) -> Self:
+        if self.start is None:
+            for name in ("like", "head"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"model.{name} has no effect without model.start")
+        if self.freeze == "tower" and self.drop_path:
+            raise ValueError("model.drop_path has no effect with model.freeze=tower")
+        if self.freeze != "tower" and self.freeze > self.depth:
+            raise ValueError(
+                f"model.freeze={self.freeze} is more than the {self.depth} blocks of the tower"
+            )
+        return self
+
+    @property
+    def output_dim(self) -> int:
+        """Returns the dimension of the embedding."""
+        return self.embedding_dim or self.width
+
+    @property
+    def num_frozen(self) -> int:
+        """Returns the number of blocks that are not trained."""
+        return self.depth if self.freeze == "tower" else self.freeze
 
     def vit(self) -> ViTConfig:
-        return ViTConfig(**self.model_dump())
+        return ViTConfig(
+            **self.model_dump(exclude={"start", "like", "head", "freeze", "drop_path"})
+        )
 
 
 class LossConfig(_Section):
@@ -299,6 +363,15 @@ class OptimConfig(_Section):
     """The number of steps in which the learning rate rises; at most schedule.steps."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """The largest norm of the gradient of tower and centers together. None: not clipped."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The learning rate of each block relative to that of the block after it. The projection and
+    the last norm have lr itself, what comes before the blocks the lowest rate.
+    """
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The decay of a moving average of the tower's weights, which is then what is evaluated and
+    exported. It is at most (1 + n) / (10 + n) after n steps, so that early weights are forgotten.
+    None: there is no average.
+    """
     max_skips: Annotated[int, Field(ge=0)] = 0
     """The number of steps with a loss or gradient that is not finite that may be skipped before the
     run stops. Each such batch is saved.
@@ -412,6 +485,15 @@ class RunConfig(_Section):
         return out
 
     @model_validator(mode="after")
+    def _no_dead_options(self) -> Self:
+        for name, unused in (("layer_decay", 1.0), ("ema", None)):
+            if self.model.freeze == "tower" and getattr(self.optim, name) != unused:
+                raise ValueError(f"optim.{name} has no effect with model.freeze=tower")
+        if self.data.centers is not None and self.model.head is not None:
+            raise ValueError("give model.head or data.centers, not both")
+        return self
+
+    @model_validator(mode="after")
     def _warm_up_ends(self) -> Self:
         if self.optim.warmup_steps > self.schedule.steps:
             raise ValueError(
@@ -438,6 +520,7 @@ class RunConfig(_Section):
         excluded: dict[str, Any] = {
             "out": True,
             "data": data,
+            "model": {"start": True},
             "evaluation": True,
             "telemetry": True,
         }
@@ -451,20 +534,26 @@ def load_config(
     """Reads the recipe (a path, or the name of a built-in one) and applies `a.b=c`.
 
     fallback: sections and top-level keys for what neither the recipe nor an override names; its
-    data section does not apply to a recipe with data.mix. Raises ConfigInvalid, which names the key
-    and, for a misspelled one, makes a suggestion.
+    data section does not apply to a recipe with data.mix. With model.start the tower's sizes are
+    those of the weights. Raises ConfigInvalid, which names the key and, for a misspelled one, makes
+    a suggestion, and the errors of `training.start.open_start`.
     """
-    return _with_overrides(_read_recipe(recipe), overrides, fallback or {})
+    fields = _overridden(_read_recipe(recipe), overrides, fallback or {})
+    tower = fields.get("model")
+    if isinstance(tower, dict) and (start := tower.get("start")) is not None:
+        sizes = tower_fields(str(start), tower.get("like"), tower)
+        fields["model"] = {**tower, **sizes}
+    return validate_config(fields)
 
 
 def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Returns the configuration with `a.b=c` applied. Raises ConfigInvalid as in `load_config`."""
-    return _with_overrides(config.model_dump(mode="json"), overrides, {})
+    return validate_config(_overridden(config.model_dump(mode="json"), overrides, {}))
 
 
-def _with_overrides(
+def _overridden(
     fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]
-) -> RunConfig:
+) -> dict[str, Any]:
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator or not name:
@@ -472,7 +561,7 @@ def _with_overrides(
                 f"{override!r} is not an override", remedy="write it as section.key=value"
             )
         _assign(fields, name.split("."), _parsed(name, value), override)
-    return validate_config(_filled(fields, fallback))
+    return _filled(fields, fallback)
 
 
 def _filled(fields: dict[str, Any], fallback: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,14 +24,26 @@ def backbone_flops(config: RunConfig) -> float:
     """Returns the FLOPs of one image forward and backward; compute.recompute repeats the blocks
     forward.
 
-    Backward takes two products for each forward one, but none for the gradient of the pixels.
-    Recomputation ends before a block's last product, which backward does not need.
+    Backward takes two products for each forward one, but none for the gradient of the pixels or of
+    what comes out of frozen blocks, and none in these. Recomputation ends before a block's last
+    product, which backward does not need.
     """
-    vit = config.model.vit()
-    blocks = sum(_block_flops(vit, "projected"))
-    last_products = 2.0 * vit.width * vit.mlp_width * ((vit.depth - 1) * vit.num_tokens + 1)
-    again = blocks - last_products if config.compute.recompute else 0.0
-    return 2 * _patch_flops(vit) + 3 * blocks + again + 3 * _projection_flops(vit)
+    vit, frozen = config.model.vit(), config.model.num_frozen
+    if config.model.freeze == "tower":
+        return forward_flops(vit, "projected")
+    blocks = _block_flops(vit, "projected")
+    trained = sum(blocks[frozen:])
+    queries = [vit.num_tokens] * (vit.depth - 1) + [1]
+    last_products = 2.0 * vit.width * vit.mlp_width * sum(queries[frozen:])
+    again = trained - last_products if config.compute.recompute else 0.0
+    # The gradient that would leave the first trained block, by its queries, keys and values.
+    unused = 0.0
+    if 0 < frozen < vit.depth:
+        unused = 2.0 * vit.width**2 * (queries[frozen] + 2 * vit.num_tokens)
+    patches = _patch_flops(vit) * (1 if frozen else 2)
+    return (
+        patches + sum(blocks[:frozen]) + 3 * trained - unused + again + 3 * _projection_flops(vit)
+    )
 
 
 def head_flops(config: RunConfig, num_classes: int) -> float:
@@ -41,7 +53,7 @@ def head_flops(config: RunConfig, num_classes: int) -> float:
     There are four products with the drawn centers: the logits, the logits again in the backward
     pass, and two gradients. Positives take three, gathered row by row.
     """
-    dimension, columns = config.model.embedding_dim, config.loss.num_labels
+    dimension, columns = config.model.output_dim, config.loss.num_labels
     problems = columns if config.loss.kind == "per_column" else 1
     drawn = expected_drawn(config, num_classes) * problems
     return 2.0 * dimension * (4 * drawn + 3 * columns)

@@ -21,7 +21,7 @@ from training.evaluation.while_training import evaluate_model
 from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted, Signals, received_signals
 from training.state import TrainState
-from training.step import Meters, NotFinite, on_device, train_step
+from training.step import Meters, NotFinite, train_step
 from training.telemetry.throughput import Throughput
 
 
@@ -92,9 +92,7 @@ def train(
             if meters is not None and (state.step % config.log_every == 0 or finished):
                 _log(journal, state, meters, world.size)
             if config.evaluation.every_steps and state.step % config.evaluation.every_steps == 0:
-                measured = evaluate_model(
-                    state.backbone.replica(), config, world=world, images=evaluation
-                )
+                measured = evaluate_model(state.servable(), config, world=world, images=evaluation)
                 journal.record({"step": state.step, **measured})
             journal.meter.advance(1)
             if finished or store.is_due(state.step) or agreement.stop:
@@ -180,11 +178,8 @@ def _step(
 
     Raises Diverged after too many skips.
     """
-    labels = [part.labels.to(processes.device) for part in batch.parts]
     try:
-        meters = train_step(
-            state, on_device(batch.parts, processes.device), labels, agreement.shares, config
-        )
+        meters = train_step(state, batch.parts, agreement.shares, config)
     except NotFinite as error:
         meters = None
         _keep(state, batch, error.meters, run=run, store=store, processes=processes)

@@ -193,7 +193,7 @@ def plan_training(
         num_samples=num_samples,
         processes=world_size,
         parameters=parameters,
-        embedding_dim=config.model.embedding_dim,
+        embedding_dim=config.model.output_dim,
         steps=config.schedule.steps,
         batch_size=config.schedule.batch_size,
         images_at_once=-(-at_once // world_size),

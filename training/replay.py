@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from mlcd.artifacts.centers import Centers
+from mlcd.models.servable import Servable
 from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
 from training.checkpoint.checkpoint_store import load_checkpoint
 from training.optim.clip import clip_global_norm
 from training.parallel.processes import open_processes
 from training.run import initial_state, read_run_config, run_directory
 from training.state import TrainState
-from training.step import backward, on_device
+from training.step import backward
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,13 @@ def replay(run: Path, batch: Path) -> Replay:
     state_path = bad_state_path(directory, step)
     num_classes = len(Centers.open(state_path / "centers").sizes)
     with open_processes(config.device, config.num_threads) as processes:
-        state = initial_state(config, num_classes, processes)
+        model = Servable.read(state_path / "weights")
+        state = initial_state(config, num_classes, processes, model)
         load_checkpoint(state, state_path)
         counts = [len(part.labels) for part in parts]
         shares = [count / max(1, sum(counts)) for count in counts]
-        images = on_device(parts, processes.device)
-        labels = [part.labels.to(processes.device) for part in parts]
         with _first_not_finite(state) as found:
-            loss, _ = backward(state, images, labels, shares)
+            loss, _ = backward(state, parts, shares, config)
         first_gradient = next(
             (name for name, each in _backwards(state) if not _is_finite(each.grad)), None
         )

@@ -17,13 +17,10 @@ from mlcd.artifacts.disk import refuse_full_disk
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
-from mlcd.images.transform import PreprocessSpec
 from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
-from mlcd.models.vit import ViT
 from mlcd.parts.encoded import check_source, images_parent
 from mlcd.progress import Reporter
-from mlcd.randomness import Stream, hash_counters
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.class_examples import write_examples
 from training.config import ARITHMETIC, RunConfig, validate_config
@@ -31,14 +28,17 @@ from training.data.dataset import Dataset, open_dataset
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
 from training.loop import Journal, StepLog, train
+from training.optim.average import WeightAverage
 from training.optim.groups import adamw_settings, center_optimizer, parameter_groups
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
+from training.start import Start, agreeing_centers, open_start
 from training.state import TrainState
 from training.telemetry.step_logs import NAME as METRICS
 from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
 from training.telemetry.throughput import Throughput, measured_peak_tflops
+from training.tower import freeze, initial_model
 
 CONFIG = "config.yaml"
 _CHECKPOINTS = "checkpoints"
@@ -65,15 +65,17 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
         for part in dataset.parts:
             check_source(part.source, out)
         evaluation = check_evaluation(config)
-        centers = None if config.data.centers is None else Centers.open(Path(config.data.centers))
-        request = _request(config, out, dataset)
+        start = _start(config)
+        centers = _initial_centers(config, dataset, start)
+        request = _request(config, out, dataset, start)
         _refuse_earlier(out, request)
         done = find_published(out, request)
     if done is not None:
         return done
     with _draft(out, request, processes) as draft:
         with processes.failing_together():
-            state = initial_state(config, dataset.num_centers, processes, centers)
+            model = initial_model(config, start)
+            state = initial_state(config, dataset.num_centers, processes, model, centers)
             store = _store(draft.path, config, dataset, processes, request.parents)
         with closing(store):
             if (step := _agreed_latest(store, processes)) is None:
@@ -94,7 +96,7 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
                     journal=journal,
                     evaluation=evaluation,
                 )
-        fingerprint = state.backbone.replica().float().fingerprint()
+        fingerprint = state.servable().float().fingerprint()
         processes.meet("the end")
         if processes.world.rank == 0:
             # config.yaml contains paths, which are no part of the result, so it is kept like a log.
@@ -152,15 +154,45 @@ def run_directory(run: Path) -> Path:
     )
 
 
+def _start(config: RunConfig) -> Start | None:
+    tower = config.model
+    return None if tower.start is None else open_start(tower.start, tower.like, Path(config.out))
+
+
+def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -> Centers | None:
+    """Returns the centers that the head starts from; None for random ones.
+
+    Raises ConfigInvalid if those of the start are asked for and are of other classes.
+    """
+    if config.data.centers is not None:
+        return Centers.open(Path(config.data.centers))
+    if start is None or config.model.head == "new":
+        return None
+    kept = agreeing_centers(start, dataset.classes)
+    if kept is None and config.model.head == "kept":
+        raise ConfigInvalid(
+            f"{config.model.start} was not trained on the classes of "
+            f"{dataset.label_tables[0].artifact.path}",
+            remedy="set model.head=new, or label with the centers that it was trained on",
+        )
+    return None if kept is None else Centers.open(kept)
+
+
 def initial_state(
-    config: RunConfig, num_classes: int, processes: Processes, centers: Centers | None = None
+    config: RunConfig,
+    num_classes: int,
+    processes: Processes,
+    model: Servable | None = None,
+    centers: Centers | None = None,
 ) -> TrainState:
     """Builds the state at step 0.
 
-    Weights are drawn on the CPU, so that they do not depend on the device. Raises ConfigInvalid if
-    `centers` do not fit the classes or model.embedding_dim.
+    model: the tower to begin with; None for a random one. Weights are drawn on the CPU, so that
+    they do not depend on the device. Raises ConfigInvalid if `centers` do not fit the classes or
+    the embedding's dimension.
     """
-    model = initial_model(config).to(processes.device)
+    model = (model or initial_model(config)).to(processes.device)
+    freeze(model.trunk, config.model)
     compute = config.compute
     backbone = Backbone(
         model,
@@ -171,7 +203,7 @@ def initial_state(
         compiled=compute.compile,
     )
     head_config = config.loss.head(num_classes, config.seed)
-    head = PartialFC(num_classes, config.model.embedding_dim, head_config, world=processes.world)
+    head = PartialFC(num_classes, config.model.output_dim, head_config, world=processes.world)
     if centers is None:
         head.initialize(config.seed)
     else:
@@ -181,20 +213,17 @@ def initial_state(
         head.double()
     groups = parameter_groups(model.trunk, config.optim)
     optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
-    return TrainState(backbone, head, optimizer, center_optimizer(head, config.optim))
-
-
-def initial_model(config: RunConfig) -> Servable:
-    """Returns the untrained tower of this seed, on the CPU."""
-    trunk = ViT(config.model.vit())
-    trunk.initialize(
-        torch.Generator().manual_seed(int(hash_counters(config.seed, Stream.TOWER)[0]))
+    decay = config.optim.ema
+    return TrainState(
+        backbone,
+        head,
+        optimizer,
+        center_optimizer(head, config.optim),
+        average=None if decay is None else WeightAverage.of(model.trunk, decay),
     )
-    size = config.model.image_size
-    return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
 
 
-def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
+def _request(config: RunConfig, out: Path, dataset: Dataset, start: Start | None) -> Request:
     """Builds the request. Raises ConfigInvalid if there are too few labels for the loss."""
     wanted, setting = (
         config.loss.num_stored,
@@ -213,10 +242,12 @@ def _request(config: RunConfig, out: Path, dataset: Dataset) -> Request:
             f"{wanted} labels per image leave no negative among {dataset.num_centers} centers",
             remedy=f"lower loss.{setting} or cluster into more centers",
         )
-    return Request("run", config.identity(), tuple(_parents(config, out, dataset)))
+    return Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
 
 
-def _parents(config: RunConfig, out: Path, dataset: Dataset) -> Iterator[Parent]:
+def _parents(
+    config: RunConfig, out: Path, dataset: Dataset, start: Start | None
+) -> Iterator[Parent]:
     """Yields the parents; the first data set of a mixture has the same roles as a single one."""
     for index, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
         suffix = f"-{index}" if index else ""
@@ -226,6 +257,8 @@ def _parents(config: RunConfig, out: Path, dataset: Dataset) -> Iterator[Parent]
         yield open_artifact(Path(config.data.centers), "centers", verify_files=False).as_parent_of(
             out, "centers"
         )
+    if start is not None:
+        yield start.parent
 
 
 @contextmanager
@@ -276,7 +309,13 @@ def _store(
     for part in dataset.parts:
         sizes += _first_label_counts(part.labels, dataset.num_centers)
     return CheckpointStore(
-        run, config.checkpoint, processes, parents=parents, names=dataset.names, sizes=sizes
+        run,
+        config.checkpoint,
+        processes,
+        parents=parents,
+        names=dataset.names,
+        sizes=sizes,
+        classes=dataset.classes,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from mlcd.models.servable import Servable
+from training.optim.average import WeightAverage
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
 
@@ -15,7 +16,8 @@ class TrainState:
 
     step: finished steps; order, negatives, augmentation and learning rate follow from it.
     skipped_steps: steps left out because loss or gradient was not finite. skipped_samples: images
-    that could not be used, over all processes.
+    that could not be used, over all processes. average: that of the tower's weights, if it is asked
+    for.
     """
 
     backbone: Backbone
@@ -25,10 +27,15 @@ class TrainState:
     step: int = 0
     skipped_steps: int = 0
     skipped_samples: int = 0
+    average: WeightAverage | None = None
 
     @property
     def model(self) -> Servable:
         return self.backbone.model
+
+    def servable(self) -> Servable:
+        """Returns the whole model that is evaluated and exported; every process calls it."""
+        return self.backbone.replica(None if self.average is None else self.average.weights)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:

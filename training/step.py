@@ -1,15 +1,18 @@
 """One training step, from micro-batches to loss, gradients, update and meters."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from training.config import RunConfig
+from training.drop_path import branch_scales
 from training.optim.clip import clip_global_norm
 from training.optim.schedule import learning_rate
 from training.state import TrainState
@@ -22,6 +25,8 @@ class MicroBatch(Protocol):
     def images(self) -> Tensor: ...
     @property
     def labels(self) -> Tensor: ...
+    @property
+    def positions(self) -> NDArray[np.int64]: ...
 
 
 @dataclass(frozen=True)
@@ -71,23 +76,21 @@ def on_device(parts: Sequence[MicroBatch], device: torch.device) -> Iterator[Ten
 
 def train_step(
     state: TrainState,
-    images: Iterable[Tensor],
-    labels: Sequence[Tensor],
+    batches: Sequence[MicroBatch],
     shares: Sequence[float],
     config: RunConfig,
 ) -> Meters:
     """Updates `state` once, by micro-batches, without advancing `state.step`.
 
-    images: float [b, 3, S, S] (0..255). labels: int64 [b, L]. shares: each micro-batch's share of
-    the global step, the same on all processes; a micro-batch without a share is left out. Raises
-    NotFinite before the update.
+    batches: in the host's memory. shares: each micro-batch's share of the global step, the same on
+    all processes; a micro-batch without a share is left out. Raises NotFinite before the update.
     """
     lr = _set_learning_rate(state, config)
     # No sample of the step could be used.
     if not any(shares):
         nothing = torch.tensor(math.nan)
         return Meters(nothing, {}, nothing, nothing, lr)
-    loss, head = backward(state, images, labels, shares)
+    loss, head = backward(state, batches, shares, config)
     backbone, centers = list(state.model.trunk.parameters()), list(state.centers.parameters())
     max_norm = config.optim.clip_norm or float("inf")
     norms = clip_global_norm(backbone, centers, max_norm, state.centers.world)
@@ -101,31 +104,38 @@ def train_step(
     for optimizer in state.optimizers:
         optimizer.step()
     _drop_gradients(state)
+    if state.average is not None:
+        state.average.update(state.model.trunk, state.step)
     return meters
 
 
 def backward(
-    state: TrainState, images: Iterable[Tensor], labels: Sequence[Tensor], shares: Sequence[float]
+    state: TrainState,
+    batches: Sequence[MicroBatch],
+    shares: Sequence[float],
+    config: RunConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Computes gradients of the global mean loss in `state`'s parameters; returns loss and meters.
 
     The gradients are averaged over processes.
     """
     world, device = state.centers.world, state.centers.weight.device
+    labels = [batch.labels.to(device, non_blocking=True) for batch in batches]
     # With one micro-batch the head gathers the step's labels itself.
-    step_labels = world.gather_rows(torch.cat(list(labels))) if len(labels) > 1 else None
+    step_labels = world.gather_rows(torch.cat(labels)) if len(labels) > 1 else None
     state.model.train()
     _drop_gradients(state)
     loss = torch.zeros((), dtype=state.centers.weight.dtype, device=device)
     parts: list[tuple[float, dict[str, Tensor]]] = []
     last = max((index for index, share in enumerate(shares) if share), default=-1)
-    for index, (pixels, ids, share) in enumerate(zip(images, labels, shares, strict=True)):
+    images = on_device(batches, device)
+    for index, (pixels, share) in enumerate(zip(images, shares, strict=True)):
         if share == 0.0:
             continue
+        scales = branch_scales(config.model, batches[index].positions, config.seed)
         with nullcontext() if index == last else state.backbone.accumulating():
-            output = state.centers(
-                state.backbone.embed(pixels), ids, state.step, step_labels=step_labels
-            )
+            embeddings = state.backbone.embed(pixels, None if scales is None else scales.to(pixels))
+            output = state.centers(embeddings, labels[index], state.step, step_labels=step_labels)
             (share * output.loss).backward()
         loss += share * output.loss.detach()
         parts.append((share, output.meters))

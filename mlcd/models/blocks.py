@@ -119,11 +119,24 @@ class TransformerBlock(nn.Module):
         self.mlp = MLP(sizes)
 
     def forward(
-        self, x_BTW: Tensor, rotation: Rotation | None = None, *, num_queries: int | None = None
+        self,
+        x_BTW: Tensor,
+        rotation: Rotation | None = None,
+        branch_scale_2B: Tensor | None = None,
+        *,
+        num_queries: int | None = None,
     ) -> Tensor:
-        """Applies the block; num_queries is that of `Attention.forward`."""
-        x_BTW = x_BTW[:, :num_queries] + self.attn(
-            self.norm1(x_BTW), rotation, num_queries=num_queries
-        )
-        out: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
-        return out
+        """Applies the block; num_queries is that of `Attention.forward`.
+
+        branch_scale_2B: a factor for each sample's attention and for its MLP, with which training
+        drops some of them.
+        """
+        attended = self.attn(self.norm1(x_BTW), rotation, num_queries=num_queries)
+        if branch_scale_2B is None:
+            x_BTW = x_BTW[:, :num_queries] + attended
+            whole: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
+            return whole
+        of_attention, of_mlp = branch_scale_2B.to(attended.dtype)[:, :, None, None]
+        x_BTW = x_BTW[:, :num_queries] + of_attention * attended
+        scaled: Tensor = x_BTW + of_mlp * self.mlp(self.norm2(x_BTW))
+        return scaled

@@ -161,11 +161,17 @@ class ViT(VisionTower):
                     suffix = next(suffix for suffix in deviations if name.endswith(suffix))
                     parameter.normal_(0.0, deviations[suffix], generator=generator)
 
-    def forward(self, pixels_BCHW: Tensor, output: Output | None = None) -> Tensor:
+    def forward(
+        self,
+        pixels_BCHW: Tensor,
+        output: Output | None = None,
+        branch_scales: Tensor | None = None,
+    ) -> Tensor:
         """Returns an output of the tower; None means projected where there is a projection, else
         pooled.
 
-        Raises ConfigInvalid for the projection of a tower that has none.
+        branch_scales: [blocks, 2, B], see `TransformerBlock.forward`. Raises ConfigInvalid for the
+        projection of a tower that has none.
         """
         if output == "projected" and self.config.embedding_dim is None:
             raise ConfigInvalid("this tower has no projection", remedy="take the output pooled")
@@ -177,11 +183,13 @@ class ViT(VisionTower):
         )
         rotation = self.rope(grid) if self.config.positions == "rope" else None
         x_BTW = self.norm_pre(x_BTW if rotation is not None else x_BTW + self._positions(grid))
-        for block in self.blocks[:-1]:
-            x_BTW = block(x_BTW, rotation)
+        scales = [None] * len(self.blocks) if branch_scales is None else branch_scales.unbind(0)
+        for block, scale in zip(self.blocks[:-1], scales, strict=False):
+            x_BTW = block(x_BTW, rotation, scale)
         if output != "penultimate_patches":
             # Only the class token is needed after this; for B/32 this saves 7 % of the work.
-            x_BTW = self.blocks[-1](x_BTW, rotation, num_queries=None if output == "patches" else 1)
+            num_queries = None if output == "patches" else 1
+            x_BTW = self.blocks[-1](x_BTW, rotation, scales[-1], num_queries=num_queries)
         if output in ("patches", "penultimate_patches"):
             patches: Tensor = x_BTW[:, 1:]
             return patches

@@ -174,18 +174,28 @@ def _adjusted(model: Servable, options: LoadOptions) -> Servable:
     if not options.projection and config.embedding_dim is not None:
         config = replace(config, embedding_dim=None)
         del state["proj.weight"]
-    size = options.image_size
-    if size is not None and size != preprocess.crop:
+    if options.exif is not None:
+        preprocess = replace(preprocess, exif=options.exif)
+    adjusted = Servable(tower_of(config, state, "the model"), preprocess).eval()
+    return adjusted if options.image_size is None else at_resolution(adjusted, options.image_size)
+
+
+def at_resolution(model: Servable, size: int) -> Servable:
+    """Returns the model for pictures of another resolution.
+
+    Learned positions are resized to the new grid of patches; rotary ones follow it by themselves.
+    """
+    config, preprocess = model.trunk.config, model.preprocess
+    state = dict(model.trunk.state_dict())
+    if size != preprocess.crop:
         preprocess = replace(
             preprocess,
             crop=size,
             resize_shortest=round(preprocess.resize_shortest * size / preprocess.crop),
         )
-    if size is not None and size != config.image_size:
+    if size != config.image_size:
         config = replace(config, image_size=size)
         if "pos" in state:
             side = size // config.patch_size
             state["pos"] = resized_positions(state["pos"], (side, side))
-    if options.exif is not None:
-        preprocess = replace(preprocess, exif=options.exif)
     return Servable(tower_of(config, state, "the model"), preprocess).eval()

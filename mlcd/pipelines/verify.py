@@ -110,7 +110,7 @@ def _walk_parent(
         )
         return
     if parent.role == "weights":
-        yield _check_weights(artifact, parent)
+        yield _check_weights([base / parent.path for base in bases], artifact, parent)
         return
     if parent.role == "texts":
         yield _check_texts(artifact, parent)
@@ -139,10 +139,10 @@ def _check_collection(path: Path) -> Finding:
         return Finding(str(path), "collection", False, "open in another process, not checked")
 
 
-def _check_weights(artifact: Artifact, parent: Parent) -> Finding:
+def _check_weights(places: list[Path], artifact: Artifact, parent: Parent) -> Finding:
     """Checks files of another project by the digest over all that decide the model."""
-    path = Path(os.path.normpath(artifact.path.resolve() / parent.path))
-    if not path.exists():
+    path = next((place.resolve() for place in places if place.exists()), None)
+    if path is None:
         return Finding(parent.path, "weights", False, "not on this machine, not checked")
     if digest_of_weights(str(path)) != parent.digest:
         raise ArtifactInvalid(

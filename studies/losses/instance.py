@@ -27,8 +27,8 @@ from training.data.loader import Loader, StepBatches
 from training.optim.groups import adamw_settings, parameter_groups
 from training.optim.schedule import learning_rate
 from training.parallel.processes import open_processes
-from training.run import initial_model
 from training.step import on_device
+from training.tower import initial_model
 
 InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
 

@@ -37,6 +37,7 @@ from training.checkpoint.snapshot import (
 )
 from training.config import CheckpointConfig
 from training.parallel.processes import Processes
+from training.start import CLASSES
 from training.state import TrainState
 
 # Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.
@@ -61,11 +62,15 @@ class CheckpointStore:
         parents: tuple[Parent, ...],
         names: Sequence[str | None] | None,
         sizes: NDArray[np.int64],
+        classes: str | None,
     ) -> None:
+        """classes: the digest of the clusters that the labels name, by which a later run knows
+        whether it can keep the head.
+        """
         self._folder = run / "checkpoints"
         self._config, self._processes, self._parents = config, processes, parents
         self._names = None if names is None else tuple(names)
-        self._sizes = sizes
+        self._sizes, self._classes = sizes, classes
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -179,7 +184,8 @@ class CheckpointStore:
             self._retire(snapshot.step)
 
     def _write_centers(self, snapshot: Snapshot, directory: Path, fingerprint: str) -> None:
-        request = Request("centers", {"origin": "training", "step": snapshot.step}, (), fingerprint)
+        config = {"origin": "training", "step": snapshot.step, CLASSES: self._classes}
+        request = Request("centers", config, (), fingerprint)
         vectors = read_unit_centers(directory / _STATE)
         examples = self._folder.with_name(EXAMPLES)
         with Draft(directory / "centers", request, fresh=True) as draft:

@@ -24,6 +24,7 @@ from training.parallel.shards import Shard
 from training.state import TrainState
 
 _TRUNK: Final = "trunk."
+_AVERAGE: Final = "average."
 _MOMENTS: Final = "moments."
 _CENTERS: Final = "centers."
 _WEIGHT: Final = "centers.weight"
@@ -96,15 +97,19 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
 
 
 def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
-    """Reads the model for export and evaluation, in float32, from the files of all processes."""
+    """Reads the model for export and evaluation, in float32, from the files of all processes.
+
+    Its weights are the average of the tower's if there is one.
+    """
     with torch.device("meta"):
         trunk = ViT(snapshot.config)
     stored = stored_tensors(directory)
-    wanted = {_TRUNK + name: stored[_TRUNK + name] for name, _ in trunk.named_parameters()}
+    prefix = _AVERAGE if any(name.startswith(_AVERAGE) for name in stored) else _TRUNK
+    wanted = {prefix + name: stored[prefix + name] for name, _ in trunk.named_parameters()}
     weights = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
     read_tensors(weights, directory, alone=True)
     trunk.load_state_dict(
-        {name.removeprefix(_TRUNK): each.float() for name, each in weights.items()}, assign=True
+        {name.removeprefix(prefix): each.float() for name, each in weights.items()}, assign=True
     )
     return Servable(trunk, snapshot.preprocess).eval()
 
@@ -123,12 +128,16 @@ def _backbone_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
         yield _TRUNK + name, parameter
         for kind, moment in state.optimizer.state.get(parameter, {}).items():
             yield f"{_MOMENTS}{name}.{kind}", moment
+    if state.average is not None:
+        for name, weight in state.average.weights.items():
+            yield _AVERAGE + name, weight
 
 
 def _parameter_name(stored: str) -> str:
     """Returns the name of a parameter of the backbone, as `_backbone_tensors` stored it."""
-    if stored.startswith(_TRUNK):
-        return stored.removeprefix(_TRUNK)
+    for prefix in (_TRUNK, _AVERAGE):
+        if stored.startswith(prefix):
+            return stored.removeprefix(prefix)
     return stored.removeprefix(_MOMENTS).rpartition(".")[0]
 
 
@@ -144,6 +153,9 @@ def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
     for name, parameter in state.model.trunk.named_parameters():
         _local(parameter).copy_(tensors[_TRUNK + name])
         _restore_moments(state.optimizer, parameter, _under(tensors, f"{_MOMENTS}{name}."))
+    if state.average is not None:
+        for name, average in state.average.weights.items():
+            _local(average).copy_(tensors[_AVERAGE + name])
     weight = state.centers.weight
     rows = _under(tensors, _CENTERS)
     weight.copy_(rows.pop("weight"))

@@ -66,6 +66,11 @@ class Dataset:
         return tuple(len(part) for part in self.parts)
 
     @property
+    def classes(self) -> str | None:
+        """Returns the digest of the centers that the labels name; None if they do not tell."""
+        return next(iter(_centers(self.label_tables[0])[1]), None) if self.label_tables else None
+
+    @property
     def weights(self) -> tuple[float, ...]:
         return tuple(part.weight for part in self.parts)
 

@@ -67,10 +67,46 @@ class SeenAmong:
 
 
 def seen_by(checkpoint: Artifact) -> Seen:
-    """Returns what a checkpoint's run had seen by then; that is nothing before its first step."""
+    """Returns what a checkpoint's run had seen by then, and what the weights that it started from
+    had.
+
+    A run has seen nothing before its first step.
+    """
     nothing = digest_rows([])
-    if checkpoint.config.get("step") == 0:
-        return Seen(nothing, nothing)
+    own = Seen(nothing, nothing) if checkpoint.config.get("step") == 0 else _seen(checkpoint)
+    return _joined([own, *_before(checkpoint)])
+
+
+def _joined(all_seen: list[Seen]) -> Seen:
+    return Seen(
+        np.concatenate([seen.trained for seen in all_seen]),
+        np.concatenate([seen.clustered for seen in all_seen]),
+        tuple(reason for seen in all_seen for reason in seen.unknown),
+    )
+
+
+def _before(artifact: Artifact) -> Iterator[Seen]:
+    """Yields what the weights had seen that a checkpoint, or a model artifact, was made from."""
+    nothing = digest_rows([])
+    for parent in artifact.parents:
+        if parent.role == "weights":
+            unknown = f"what the weights {PurePosixPath(parent.path).name} were trained on"
+            yield Seen(nothing, nothing, (unknown,))
+        elif parent.role in ("start", "checkpoint", "model"):
+            try:
+                source = _opened(artifact, parent)
+            except MlcdError as error:
+                yield Seen(nothing, nothing, (f"what it started from: {error.message}",))
+            else:
+                yield (
+                    seen_by(source)
+                    if source.kind == "checkpoint"
+                    else _joined([Seen(nothing, nothing), *_before(source)])
+                )
+
+
+def _seen(checkpoint: Artifact) -> Seen:
+    nothing = digest_rows([])
     unknown: list[str] = []
     trained = clustered = nothing
     try:

@@ -1,24 +1,42 @@
-"""The groups of parameters: matrices decay; biases, norms, the class token and positions do not."""
+"""The groups of parameters: matrices decay; biases, norms, the class token and positions do not.
 
-from typing import Any
+Each layer has a learning rate of its own with optim.layer_decay.
+"""
+
+from typing import Any, Final
 
 import torch
 from torch import nn
 
+from mlcd.models.vit import VisionTower
 from training.config import OptimConfig
 from training.optim.row_adamw import RowAdamW
 from training.parallel.partial_fc import PartialFC
+from training.tower import layer_of
+
+_POSITIONS: Final = ("pos", "rope.cls_angle")
 
 
-def parameter_groups(trunk: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Returns AdamW's groups; each carries `peak_lr`, from which the schedule sets `lr`."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, Any]]:
+    """Returns AdamW's groups; each carries `peak_lr`, from which the schedule sets `lr`.
+
+    Frozen parameters are in none of them.
+    """
+    depth = trunk.config.depth
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in trunk.named_parameters():
-        (decayed if parameter.dim() > 1 and name != "pos" else plain).append(parameter)
+        if parameter.requires_grad:
+            rate = config.lr * config.layer_decay ** (depth + 1 - layer_of(name, depth))
+            decays = parameter.dim() > 1 and name not in _POSITIONS
+            groups.setdefault((rate, decays), []).append(parameter)
+    # The matrices come first.
     return [
-        {"params": decayed, "weight_decay": config.weight_decay, "peak_lr": config.lr},
-        {"params": plain, "weight_decay": 0.0, "peak_lr": config.lr},
+        {
+            "params": groups[rate, decays],
+            "weight_decay": config.weight_decay if decays else 0.0,
+            "peak_lr": rate,
+        }
+        for rate, decays in sorted(groups, reverse=True)
     ]
 
 

@@ -1,5 +1,6 @@
 """The tower over processes: replicated with averaged gradients (ddp), or sharded itself (fsdp)."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final, Literal
@@ -44,22 +45,26 @@ class Backbone:
         if precision == "fp64":
             model.double()
         self._sharded = sharded and world.size > 1
-        replicate = world.size > 1 and not self._sharded
+        trained = any(parameter.requires_grad for parameter in model.trunk.parameters())
+        replicate = world.size > 1 and not self._sharded and trained
         self._replicas = _replicate(model.trunk, world) if replicate else None
         _prepare_blocks(model.trunk, recompute=recompute, compiled=compiled)
         if self._sharded:
             _shard(model.trunk, world)
 
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Tensor, branch_scales: Tensor | None = None) -> Tensor:
         """Returns embeddings [B, D], not yet unit, for float images [B, 3, S, S] in 0..255; B may
         be 0.
+
+        branch_scales: [blocks, 2, B], see `training.drop_path`.
         """
         device = images.device.type
         context: AbstractContextManager[None] = torch.autocast(
             device, torch.bfloat16, enabled=self._bf16
         )
         with context:
-            embedding: Tensor = (self._replicas or self.model.trunk)(self.model.normalized(images))
+            pixels = self.model.normalized(images)
+            embedding: Tensor = (self._replicas or self.model.trunk)(pixels, None, branch_scales)
             return embedding
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -70,13 +75,17 @@ class Backbone:
         """
         return nullcontext() if self._replicas is None else self._replicas.no_sync()
 
-    def replica(self) -> Servable:
-        """Returns the whole model on this process, for evaluation; every process calls it."""
-        if not self._sharded:
+    def replica(self, weights: Mapping[str, Tensor] | None = None) -> Servable:
+        """Returns the whole model on this process, for evaluation; every process calls it.
+
+        weights: tensors that take the place of the tower's own.
+        """
+        if weights is None and not self._sharded:
             return self.model
         with torch.device("meta"):
             trunk = ViT(self.model.trunk.config)
-        state = {name: _whole(tensor) for name, tensor in self.model.trunk.state_dict().items()}
+        weights = weights or self.model.trunk.state_dict()
+        state = {name: _whole(tensor) for name, tensor in weights.items()}
         trunk.load_state_dict(state, assign=True)
         like = next(iter(state.values()))
         return Servable(trunk, self.model.preprocess).to(like.device, like.dtype)

@@ -1,15 +1,18 @@
 """The work of a process in the backbone's tests, in a module that spawned processes can import."""
 
 import copy
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
-from mlcd.models.vit import ViT, ViTConfig
+from mlcd.models.vit import ViT
 from mlcd.world import World
-from training.config import OptimConfig
+from training.config import OptimConfig, validate_config
 from training.optim.groups import center_optimizer, parameter_groups
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import HeadConfig, PartialFC
@@ -17,6 +20,23 @@ from training.state import TrainState
 from training.step import backward
 
 CLASSES, IMAGE = 11, 8
+CONFIG = validate_config(
+    {
+        "out": "RUN",
+        "data": {"images": "IMAGES", "labels": "LABELS"},
+        "model": {
+            "image_size": IMAGE,
+            "patch_size": 4,
+            "width": 16,
+            "depth": 2,
+            "heads": 2,
+            "mlp_width": 32,
+            "embedding_dim": 6,
+            "drop_path": 0.4,
+        },
+        "schedule": {"steps": 100},
+    }
+)
 # Images of each micro-batch that each process has: none, unequal numbers, and a micro-batch that
 # nobody has.
 COUNTS = {
@@ -25,18 +45,14 @@ COUNTS = {
 }
 
 
+class Part(NamedTuple):
+    images: torch.Tensor
+    labels: torch.Tensor
+    positions: NDArray[np.int64]
+
+
 def new_state(world, precision="fp64"):
-    trunk = ViT(
-        ViTConfig(
-            image_size=IMAGE,
-            patch_size=4,
-            width=16,
-            depth=2,
-            heads=2,
-            mlp_width=32,
-            embedding_dim=6,
-        )
-    )
+    trunk = ViT(CONFIG.model.vit())
     trunk.initialize(torch.Generator().manual_seed(0))
     model = Servable(trunk, PreprocessSpec(resize_shortest=IMAGE, crop=IMAGE))
     state_of = Backbone(model, world, precision=precision)
@@ -50,8 +66,8 @@ def new_state(world, precision="fp64"):
 
 
 def micro_batches(counts_of_all, rank, dtype=torch.float64):
-    """This process's images and labels of each micro-batch, and the shares of all."""
-    images, labels = [], []
+    """This process's part of each micro-batch, and the shares of all."""
+    batches, start = [], 0
     for index, counts in enumerate(counts_of_all):
         generator = torch.Generator().manual_seed(index)
         whole = (
@@ -60,14 +76,15 @@ def micro_batches(counts_of_all, rank, dtype=torch.float64):
         )
         ids = torch.randint(0, CLASSES, (sum(counts), 3), generator=generator)
         own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-        images.append(whole[own].to(dtype))
-        labels.append(ids[own])
+        positions = start + np.arange(sum(counts))
+        start += sum(counts)
+        batches.append(Part(whole[own].to(dtype), ids[own], positions[own]))
     total = sum(map(sum, counts_of_all))
-    return images, labels, [sum(counts) / total for counts in counts_of_all]
+    return batches, [sum(counts) / total for counts in counts_of_all]
 
 
 def gradients(state, counts, rank=0, dtype=torch.float64):
-    loss, _ = backward(state, *micro_batches(counts, rank, dtype))
+    loss, _ = backward(state, *micro_batches(counts, rank, dtype), CONFIG)
     return {
         "loss": loss,
         **{name: each.grad.clone() for name, each in state.model.trunk.named_parameters()},
