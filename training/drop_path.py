@@ -1,0 +1,35 @@
+"""The samples whose attention or MLP a block leaves out: stochastic depth (Huang et al., 2016).
+
+The draw depends on the seed, the sample's position in the stream and the block alone, so it is the
+same for any number of processes and after any interruption.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlcd.randomness import Stream, uniform
+from training.config import TowerConfig
+
+_BRANCHES = 2  # attention and MLP
+
+
+def branch_scales(config: TowerConfig, positions: NDArray[np.int64], seed: int) -> Tensor | None:
+    """Returns a factor for each branch of each block, float32 [blocks, 2, b]: 0 where it is left
+    out, else 1 / (1 - rate), so that its mean is 1. None if nothing is ever left out.
+    """
+    if config.drop_path == 0.0:
+        return None
+    rates = drop_rates(config)[:, None, None]
+    blocks = np.arange(config.depth)[:, None, None]
+    branches = np.arange(_BRANCHES)[None, :, None]
+    kept = uniform(seed, Stream.DROP_PATH, positions[None, None], blocks, branches) >= rates
+    return torch.from_numpy((kept / (1.0 - rates)).astype(np.float32))
+
+
+def drop_rates(config: TowerConfig) -> NDArray[np.float64]:
+    """Returns the rate of each block: rising from 0 to drop_path; 0 where nothing is trained."""
+    rates = np.linspace(0.0, config.drop_path, config.depth)
+    rates[: config.num_frozen] = 0.0
+    return rates

@@ -1,0 +1,39 @@
+"""The moving average of the tower's weights, which evaluation and export take."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True)
+class WeightAverage:
+    """The average of every weight, in the place and the form of the weight."""
+
+    decay: float
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, trunk: nn.Module, decay: float) -> Self:
+        """Returns the average at step 0, which is the weights."""
+        weights = {name: each.detach().clone() for name, each in trunk.named_parameters()}
+        return cls(decay, weights)
+
+    @torch.no_grad()
+    def update(self, trunk: nn.Module, step: int) -> None:
+        """Takes in the weights after update number `step`, counted from 0."""
+        averages = [_local(each) for each in self.weights.values()]
+        latest = [_local(each) for each in trunk.parameters()]
+        torch._foreach_lerp_(averages, latest, 1.0 - decay_at(step, self.decay))
+
+
+def decay_at(step: int, decay: float) -> float:
+    """Returns the decay of an update; early ones are small, so that the start is forgotten."""
+    return min(decay, (1 + step) / (10 + step))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local

@@ -1,0 +1,116 @@
+"""The weights that a run starts from: a run, a model artifact, or those of another project."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from mlcd.artifacts.manifest import MANIFEST, Parent, open_artifact
+from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.models.runs import holds_checkpoints
+from mlcd.models.servable import Servable
+from mlcd.models.zoo import LoadOptions, at_resolution
+
+# The field of a centers artifact's config that names the classes a head was trained on.
+CLASSES: Final = "classes"
+_SIZES: Final = (
+    "image_size", "patch_size", "width", "depth", "heads", "mlp_width", "embedding_dim",
+    "activation", "positions", "norm_eps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to go on from.
+
+    parent: its identity. centers: the classifier that it was trained with, if it is ours.
+    """
+
+    model: Servable
+    parent: Parent
+    centers: Path | None
+
+
+def open_start(spec: str, like: str | None, out: Path) -> Start:
+    """Loads the model at `spec`, with the parent as it is named from `out`.
+
+    Raises ConfigInvalid for what cannot be trained, and the errors of `mlcd.models.zoo.load`.
+    """
+    _refuse_untrainable(spec)
+    if like is not None and _is_ours(spec):
+        raise ConfigInvalid(
+            f"{spec} states its sizes by itself, so model.like={like} has no effect",
+            remedy="leave out model.like",
+        )
+    # It reaches onnx and an engine, which only a run that starts from weights has to load.
+    from mlcd.export.model_artifact import find_weights, load_weights
+
+    weights = find_weights(spec, out, LoadOptions(like=like))
+    model = load_weights(weights, spec)
+    if model.trunk.config.pooling != "class_token":
+        raise ConfigInvalid(
+            f"{spec} is a SigLIP tower, which pools by attention and is not trained here",
+            remedy="start from a tower with a class token: CLIP, MLCD, or a run of your own",
+        )
+    role = weights.parent.role if weights.parent.role == "weights" else "start"
+    return Start(model, replace(weights.parent, role=role), weights.centers)
+
+
+def tower_fields(spec: str, like: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sizes of the tower at `spec`, at the resolution that `given` asks for.
+
+    given: what the recipe says of the tower. Raises ConfigInvalid if it contradicts the weights.
+    """
+    model = open_start(spec, like, Path()).model
+    config = model.trunk.config
+    stated = config.to_dict()
+    for name in _SIZES:
+        if name != "image_size" and name in given and given[name] != stated[name]:
+            raise ConfigInvalid(
+                f"model.{name}={given[name]}, but the weights at {spec} have {stated[name]}",
+                remedy=f"leave out model.{name}, or start from other weights",
+            )
+    size = given.get("image_size", model.preprocess.crop)
+    if not isinstance(size, int) or size < 1 or size % config.patch_size:
+        raise ConfigInvalid(
+            f"model.image_size={size} is not a multiple of the patches of {spec}, which have"
+            f" {config.patch_size} pixels"
+        )
+    return {**{name: stated[name] for name in _SIZES}, "image_size": size}
+
+
+def at_size(model: Servable, image_size: int) -> Servable:
+    """Returns the model for images of this size, whatever it was trained on."""
+    sizes = (model.preprocess.crop, model.trunk.config.image_size)
+    return model if sizes == (image_size, image_size) else at_resolution(model, image_size)
+
+
+def agreeing_centers(start: Start, classes: str | None) -> Path | None:
+    """Returns the start's centers if they are of these classes, else None.
+
+    classes: the digest of the clusters that the labels name, None if the labels do not tell.
+    """
+    if start.centers is None or classes is None:
+        return None
+    trained_on = open_artifact(start.centers, "centers", verify_files=False).config.get(CLASSES)
+    return start.centers if trained_on == classes else None
+
+
+def _refuse_untrainable(spec: str) -> None:
+    if Path(spec).suffix == ".onnx":
+        raise ConfigInvalid(
+            f"{spec} is an ONNX graph, which cannot be trained",
+            remedy="give the weights that it was exported from",
+        )
+
+
+def _is_ours(spec: str) -> bool:
+    path = Path(spec)
+    if holds_checkpoints(path):
+        return True
+    try:
+        return (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == (
+            "model"
+        )
+    except MlcdError:
+        return False

@@ -1,0 +1,48 @@
+"""The tower of a run: drawn anew or started from weights, and the part of it that is trained."""
+
+from typing import Final
+
+import torch
+
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import Servable
+from mlcd.models.vit import VisionTower, ViT
+from mlcd.randomness import Stream, hash_counters
+from training.config import RunConfig, TowerConfig
+from training.start import Start, at_size
+
+_AFTER_BLOCKS: Final = ("norm_post.", "proj.")
+
+
+def initial_model(config: RunConfig, start: Start | None = None) -> Servable:
+    """Returns the tower of step 0, on the CPU: that of the start, or a random one of this seed."""
+    if start is not None:
+        return at_size(start.model, config.model.image_size)
+    trunk = ViT(config.model.vit())
+    trunk.initialize(
+        torch.Generator().manual_seed(int(hash_counters(config.seed, Stream.TOWER)[0]))
+    )
+    size = config.model.image_size
+    return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
+
+
+def freeze(trunk: VisionTower, config: TowerConfig) -> None:
+    """Excludes the parameters that `config.freeze` names from training."""
+    for name, parameter in trunk.named_parameters():
+        parameter.requires_grad_(is_trained(name, config))
+
+
+def is_trained(name: str, config: TowerConfig) -> bool:
+    """Tells whether a parameter of the tower is trained."""
+    if config.freeze == "tower":
+        return False
+    return config.freeze == 0 or layer_of(name, config.depth) > config.freeze
+
+
+def layer_of(name: str, depth: int) -> int:
+    """Returns the layer of a parameter: 0 before the blocks, i + 1 in block i, `depth` + 1 after
+    them.
+    """
+    if name.startswith("blocks."):
+        return int(name.split(".")[1]) + 1
+    return depth + 1 if name.startswith(_AFTER_BLOCKS) else 0
