@@ -100,20 +100,28 @@ def activation_bytes(config: RunConfig, num_images: int) -> int:
             3 * vit.image_size**2 * (_PIXEL_BYTES + item)
             + tokens * (2 * stream * width + item * (4 * width + vit.mlp_width))
         )
-    # Rotated queries and keys are kept beside the ones that they were turned from.
-    turned = 2 * stream * width if vit.positions == "rope" else 0
+    # Queries and keys are kept before and after they are turned, which is done in float32.
+    turned = 0
+    if vit.positions == "rope":
+        turned = (item + (stream if item < stream else 0)) * width
     # There are two residuals; both norms' outputs, query, key, value and their mixture; and the
     # MLP's hidden layer.
-    block = tokens * (2 * stream * width + item * (6 * width + hidden) + turned)
+    block = tokens * (2 * stream * width + item * (6 * width + hidden) + 2 * turned)
+    if turned:
+        block += tokens * item * width  # the mixture, once more in another order
     # Only the class token is a query in the last block.
-    last = tokens * (stream * width + 3 * item * width + turned // 2)
+    last = tokens * (stream * width + 3 * item * width + turned)
     num_kept = max(0, vit.depth - 1 - config.model.num_frozen)
     blocks = num_kept * block + last
     if config.compute.recompute:
         blocks = (num_kept + 1) * tokens * stream * width + (block if vit.depth > 1 else last)
-    pixels = 3 * vit.image_size**2 * (_PIXEL_BYTES + item)
+    # Tokens, and pixels as the patch embedding takes them.
+    before = tokens * stream * width
+    if config.model.freeze == 0:
+        before += 3 * vit.image_size**2 * item
+    pixels = 3 * vit.image_size**2 * _PIXEL_BYTES
     gradients = tokens * (2 * item * vit.mlp_width + 2 * stream * width)
-    return num_images * (pixels + tokens * stream * width + blocks + gradients)
+    return num_images * (pixels + before + blocks + gradients)
 
 
 def backbone_bytes(config: RunConfig, world_size: int) -> int:

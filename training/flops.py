@@ -24,9 +24,9 @@ def backbone_flops(config: RunConfig) -> float:
     """Returns the FLOPs of one image forward and backward; compute.recompute repeats the blocks
     forward.
 
-    Backward takes two products for each forward one, but none for the gradient of the pixels or of
-    what comes out of frozen blocks, and none in these. Recomputation ends before a block's last
-    product, which backward does not need.
+    Backward takes two products for each forward one, but none for the gradient of the pixels and
+    none in frozen blocks. Recomputation ends before a block's last product, which backward does not
+    need.
     """
     vit, frozen = config.model.vit(), config.model.num_frozen
     if config.model.freeze == "tower":
@@ -36,14 +36,8 @@ def backbone_flops(config: RunConfig) -> float:
     queries = [vit.num_tokens] * (vit.depth - 1) + [1]
     last_products = 2.0 * vit.width * vit.mlp_width * sum(queries[frozen:])
     again = trained - last_products if config.compute.recompute else 0.0
-    # The gradient that would leave the first trained block, by its queries, keys and values.
-    unused = 0.0
-    if 0 < frozen < vit.depth:
-        unused = 2.0 * vit.width**2 * (queries[frozen] + 2 * vit.num_tokens)
     patches = _patch_flops(vit) * (1 if frozen else 2)
-    return (
-        patches + sum(blocks[:frozen]) + 3 * trained - unused + again + 3 * _projection_flops(vit)
-    )
+    return patches + sum(blocks[:frozen]) + 3 * trained + again + 3 * _projection_flops(vit)
 
 
 def head_flops(config: RunConfig, num_classes: int) -> float:

@@ -33,7 +33,7 @@ from training.optim.groups import adamw_settings, center_optimizer, parameter_gr
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
-from training.start import Start, agreeing_centers, open_start
+from training.start import Start, agreeing_centers, open_start, sizes_from
 from training.state import TrainState
 from training.telemetry.step_logs import NAME as METRICS
 from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
@@ -156,7 +156,12 @@ def run_directory(run: Path) -> Path:
 
 def _start(config: RunConfig) -> Start | None:
     tower = config.model
-    return None if tower.start is None else open_start(tower.start, tower.like, Path(config.out))
+    if tower.start is None:
+        return None
+    start = open_start(tower.start, tower.like, Path(config.out))
+    # A recipe that states all sizes has not been compared with the weights yet.
+    sizes_from(start.model, tower.start, tower.model_dump())
+    return start
 
 
 def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -> Centers | None:

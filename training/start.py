@@ -17,6 +17,7 @@ _SIZES: Final = (
     "image_size", "patch_size", "width", "depth", "heads", "mlp_width", "embedding_dim",
     "activation", "positions", "norm_eps",
 )  # fmt: skip
+_NEEDED: Final = _SIZES[:7]
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,19 @@ def open_start(spec: str, like: str | None, out: Path) -> Start:
 def tower_fields(spec: str, like: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sizes of the tower at `spec`, at the resolution that `given` asks for.
 
-    given: what the recipe says of the tower. Raises ConfigInvalid if it contradicts the weights.
+    given: what the recipe says of the tower. If that is all, the weights are not opened yet. Raises
+    ConfigInvalid if it contradicts the weights.
     """
-    model = open_start(spec, like, Path()).model
+    if given.keys() >= set(_NEEDED):
+        return {name: given[name] for name in _SIZES if name in given}
+    return sizes_from(open_start(spec, like, Path()).model, spec, given)
+
+
+def sizes_from(model: Servable, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sizes of a model, at the resolution of `given`.
+
+    Raises ConfigInvalid if another size in `given` contradicts them.
+    """
     config = model.trunk.config
     stated = config.to_dict()
     for name in _SIZES:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.conftest import call_mlcd, start_mlcd
 
@@ -180,9 +182,23 @@ def test_two_processes_equal_one_in_float32(arguments, alone, tmp_path):
     )
 
 
-@pytest.mark.parametrize("backbone", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_two_then_one_then_three_processes_go_on_with_one_run(arguments, alone, tmp_path, backbone):
+AVERAGED = ["optim.ema=0.95", "optim.layer_decay=0.7", "model.drop_path=0.2", "model.freeze=1"]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "more"),
+    [
+        ("ddp", AVERAGED),
+        pytest.param("ddp", [], marks=pytest.mark.slow),
+        pytest.param("fsdp", [], marks=pytest.mark.slow),
+        pytest.param("fsdp", AVERAGED, marks=pytest.mark.slow),
+    ],
+)
+def test_two_then_one_then_three_processes_go_on_with_one_run(
+    arguments, alone, tmp_path, backbone, more
+):
     options = [
+        *more,
         "compute.precision=fp64",
         "schedule.steps=120",
         "evaluation.every_steps=20",
@@ -208,10 +224,33 @@ def test_two_then_one_then_three_processes_go_on_with_one_run(arguments, alone, 
     result = run_together(3, "train", "--resume", f"{run}.partial")  # as a shell completes it
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("trained 160 images") == 1
-    one = alone("long", *options)
+    one = alone(f"long-{len(more)}", *options)
     assert_alike(run, one, tolerance=1e-9)
     assert len(measured(run)) == 6
     assert measured(run) == measured(one)
+    ours, theirs = (last_weights(each, 120) for each in (run, one))
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
+    assert call_mlcd("verify", run).returncode == 0
+
+
+def last_weights(run, step):
+    return load_file(run / "checkpoints" / f"step_{step:06d}" / "weights" / "model.safetensors")
+
+
+def test_a_second_stage_killed_between_checkpoints_ends_with_the_same_bytes(
+    arguments, alone, tmp_path
+):
+    """It starts from a run, at a higher resolution and with its head."""
+    options = [f"model={{start: {alone('fp32')}, image_size: 24, head: kept}}", *AVERAGED]
+    options += ["schedule.steps=80", "checkpoint.every_steps=7"]
+    whole, run = alone("stage-2", *options), tmp_path / "run"
+    process = start_mlcd(*arguments("run", *options), start_new_session=True)
+    wait_for_steps(run, 24, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert call_mlcd("train", "--resume", run).returncode == 0
+    digests = [json.loads((path / "manifest.json").read_text())["digest"] for path in (run, whole)]
+    assert digests[0] == digests[1]
     assert call_mlcd("verify", run).returncode == 0
 
 

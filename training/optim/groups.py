@@ -23,7 +23,8 @@ def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, 
     Frozen parameters are in none of them.
     """
     depth = trunk.config.depth
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    # AdamW wants a group even where the whole tower is frozen.
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(config.lr, True): []}
     for name, parameter in trunk.named_parameters():
         if parameter.requires_grad:
             rate = config.lr * config.layer_decay ** (depth + 1 - layer_of(name, depth))

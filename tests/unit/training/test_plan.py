@@ -13,6 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlcd.errors import ConfigInvalid
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from tests.conftest import run_mlcd
 from training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
@@ -25,9 +27,11 @@ from training.flops import (
     head_flops,
     step_flops,
 )
+from training.optim.average import WeightAverage
 from training.optim.groups import center_optimizer, parameter_groups
 from training.parallel.partial_fc import PartialFC
 from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_training
+from training.tower import freeze
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 SMALL = [
@@ -62,6 +66,7 @@ def counted(work):
 def tower(config):
     trunk = ViT(config.model.vit())
     trunk.initialize(torch.Generator().manual_seed(0))
+    freeze(trunk, config.model)
     return trunk
 
 
@@ -86,8 +91,10 @@ def test_forward_flops_of_the_common_towers_are_the_published_ones(tower, publis
     assert forward_flops(ViTConfig(*tower), "patches") == pytest.approx(published, rel=0.01)
 
 
-def test_backward_flops_are_those_that_torch_counts():
-    config = small()
+@pytest.mark.parametrize("frozen", [0, 1, 2, 3])
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_backward_flops_are_those_that_torch_counts(frozen, positions):
+    config = small(f"model.freeze={frozen}", f"model.positions={positions}")
     assert counted(
         lambda: tower(config)(torch.rand(1, 3, 48, 48)).sum().backward()
     ) == backbone_flops(config)
@@ -137,9 +144,12 @@ def test_the_classes_that_partialfc_draws_are_the_positives_where_they_are_more(
     assert expected_drawn(small(*paper, "loss.kind=per_column"), 10**6) == 100_000
 
 
-@pytest.mark.parametrize("update", ["sparse", "dense"])
-def test_the_state_is_counted_to_the_byte(update):
-    config = small(f"loss.center_update={update}")
+@pytest.mark.parametrize(
+    ("update", "options"),
+    [("sparse", ()), ("dense", ()), ("sparse", ("model.freeze=1", "optim.ema=0.9"))],
+)
+def test_the_state_is_counted_to_the_byte(update, options):
+    config = small(f"loss.center_update={update}", *options)
     trunk, centers = tower(config), PartialFC(50, 24, config.loss.head(50, 0))
     centers.initialize(0)
     optimizers = (
@@ -159,8 +169,10 @@ def test_the_state_is_counted_to_the_byte(update):
             ]
         return sum(tensor.nbytes for tensor in tensors)
 
-    gradients = sum(parameter.grad.nbytes for parameter in trunk.parameters())
-    assert held(trunk, optimizers[0]) + gradients == backbone_bytes(config, 1)
+    gradients = sum(each.grad.nbytes for each in trunk.parameters() if each.grad is not None)
+    average = WeightAverage.of(trunk, 0.9).weights if options else {}
+    averaged = sum(tensor.nbytes for tensor in average.values())
+    assert held(trunk, optimizers[0]) + gradients + averaged == backbone_bytes(config, 1)
     assert held(centers, optimizers[1]) == center_bytes(config, 50, 1)
 
 
@@ -175,8 +187,9 @@ def test_shards_share_the_state():
 
 @pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_are_what_autograd_keeps(activation, precision):
-    config = small(f"model.activation={activation}", f"compute.precision={precision}")
+@pytest.mark.parametrize("option", ["model.freeze=0", "model.freeze=1", "model.positions=rope"])
+def test_activations_are_what_autograd_keeps(activation, precision, option):
+    config = small(f"model.activation={activation}", f"compute.precision={precision}", option)
     trunk = tower(config)
     weights = {parameter.untyped_storage().data_ptr() for parameter in trunk.parameters()}
     cast_shapes = {tuple(parameter.shape) for parameter in trunk.parameters()} | {
@@ -327,10 +340,14 @@ def test_what_cannot_run_is_refused(overrides, num_classes, world_size, message)
 
 
 @pytest.mark.parametrize("recipe", built_in_recipes())
-def test_every_recipe_plans_without_data(recipe):
+def test_every_recipe_plans_without_data(recipe, tmp_path):
+    trunk = ViT(ViTConfig(28, 14, 32, 2, 2, 64, 16))
+    trunk.initialize(torch.Generator().manual_seed(0))
+    Servable(trunk, PreprocessSpec(28, 28)).write(tmp_path)
+    needs_start = recipe in ("finetune", "stage2-336")
     plan = plan_recipe(
         recipe,
-        [],
+        [f"model.start={tmp_path}"] if needs_start else [],
         num_classes=100_000,
         num_samples=10**6,
         world_size=2,
