@@ -19,7 +19,7 @@ MlcdError                 base: a message, and the remedy where there is one
 Bugs of our own stay `ValueError`, `AssertionError` and the like: the user cannot correct them.
 """
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 ImageReason = Literal[
     "empty",
@@ -81,6 +81,10 @@ class TextRejected(InvalidInput):
         super().__init__(message, remedy=remedy)
         self.reason: TextReason = reason
         self.name = reason
+
+
+# why one item of a request has no embedding
+Rejection: TypeAlias = ImageRejected | TextRejected
 
 
 class NoTextTower(InvalidInput):

@@ -21,7 +21,7 @@ from pydantic import (
     create_model,
 )
 
-from mlcd.errors import ImageReason
+from mlcd.errors import ImageReason, TextReason
 from mlcd.label_job import OPTIONS, JobKind
 
 # A PNG of 4 x 4 pixels, black and white in columns.
@@ -101,10 +101,10 @@ class Problem(WireAnswer):
 
 
 class ItemError(WireAnswer):
-    """The error of one image of a batch; the others are answered."""
+    """The error of one image or text of a batch; the others are answered."""
 
     index: int
-    type: SkipValidation[ImageReason]
+    type: SkipValidation[ImageReason | TextReason]
     title: str
     detail: str
 
@@ -132,21 +132,50 @@ class EmbeddedImages(Provenance):
     errors: list[ItemError]
 
 
-class QueryRequest(BaseModel):
-    """Queries as images or as embeddings.
+class TextsRequest(WireRequest):
+    """Texts to embed; each may fail alone."""
 
-    images: data-URIs or URLs; each may fail alone. embeddings: rows of the model's dimension.
+    model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["a dog", "a red car"]}]})
+
+    texts: Annotated[list[str | Any], Field(min_length=1)]
+
+
+class EmbeddedText(WireAnswer):
+    """The embedding of one text, of unit length."""
+
+    index: int
+    embedding: list[float]
+
+
+class EmbeddedTexts(Provenance):
+    """Embeddings of the texts that succeeded and errors of the others, by index in the request.
+
+    tokens: of the texts together, without padding; of each at most the model's context.
+    """
+
+    dimension: int
+    tokens: int
+    results: list[EmbeddedText]
+    errors: list[ItemError]
+
+
+class QueryRequest(BaseModel):
+    """Queries as images, as texts or as embeddings.
+
+    images: data-URIs or URLs. texts: for a model that takes them. Each may fail alone. embeddings:
+    rows of the model's dimension.
     """
 
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
             "examples": [{"images": [EXAMPLE_IMAGE]}],
-            **exactly_one(images="array", embeddings="array"),
+            **exactly_one(images="array", texts="array", embeddings="array"),
         },
     )
 
     images: list[Any] | None = None
+    texts: list[str | Any] | None = None
     embeddings: list[list[float]] | None = None
 
 
@@ -165,7 +194,7 @@ class SearchOptions(WireRequest):
 
 
 class SearchRequest(SearchOptions):
-    """A search by one of images, embeddings, id and ids; ids are those of stored items."""
+    """A search by one of images, texts, embeddings, id and ids; ids are those of stored items."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -173,11 +202,14 @@ class SearchRequest(SearchOptions):
                 {"images": [EXAMPLE_IMAGE], "top": 5},
                 {"images": [EXAMPLE_IMAGE], "threshold": 0.5, "exact": True},
             ],
-            **exactly_one(images="array", embeddings="array", id="string", ids="array"),
+            **exactly_one(
+                images="array", texts="array", embeddings="array", id="string", ids="array"
+            ),
         }
     )
 
     images: list[Any] | None = None
+    texts: list[str | Any] | None = None
     embeddings: list[list[float]] | None = None
     id: str | None = None
     ids: list[str] | None = None
@@ -277,6 +309,70 @@ class FoundItems(Provenance):
     exact: bool
     matching: int
     results: list[MatchedImage]
+    errors: list[ItemError]
+
+
+class PairCalibration(WireAnswer):
+    """How the model turns the cosine of an image and a text into a probability.
+
+    With a bias each pair is judged alone: sigmoid(scale * cosine + bias). With null the texts of an
+    image compete: softmax over scale * cosine.
+    """
+
+    scale: float
+    bias: float | None
+
+
+class ClassifyOptions(WireRequest):
+    """The options of a classification.
+
+    templates: a set of templates, or templates of your own with the name's place {}; without them
+    a name is a text as it is. top: names per image.
+    """
+
+    names: Annotated[list[str], Field(min_length=1)]
+    templates: (
+        Literal["simple", "clip"] | Annotated[list[str], Field(min_length=1, max_length=256)] | None
+    ) = None
+    top: Annotated[int, Field(ge=1)] = 10
+
+
+class ClassifyRequest(ClassifyOptions):
+    """Names, and one of images and embeddings to classify by them."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"images": [EXAMPLE_IMAGE], "names": ["stripes", "a dog"], "templates": "simple"}
+            ],
+            **exactly_one(images="array", embeddings="array"),
+        }
+    )
+
+    images: list[Any] | None = None
+    embeddings: list[list[float]] | None = None
+
+
+class FittingName(WireAnswer):
+    """A name with its probability for an image, and the cosine behind it."""
+
+    name: str
+    probability: float
+    similarity: float
+
+
+class ClassifiedImage(WireAnswer):
+    """The names that fit one image, best first."""
+
+    index: int
+    names: list[FittingName]
+
+
+class ClassifiedImages(Provenance):
+    """The names of each image. calibration: how probabilities come from similarities."""
+
+    calibration: PairCalibration
+    results: list[ClassifiedImage]
     errors: list[ItemError]
 
 
@@ -516,8 +612,17 @@ class CenterSet(WireAnswer):
     audit: Audit | None
 
 
+class DescribedTexts(WireAnswer):
+    """The tower of texts. context_length: tokens of one text that the model reads."""
+
+    context_length: int
+    engine: str
+    precision: str
+    calibration: PairCalibration
+
+
 class Info(Provenance):
-    """The served model and the limits."""
+    """The served model and the limits. texts: null where the model embeds images only."""
 
     version: str
     dimension: int
@@ -525,6 +630,7 @@ class Info(Provenance):
     precision: str
     preprocess: dict[str, Any]
     image_formats: list[str]
+    texts: DescribedTexts | None = None
     centers: CenterSet | None
     collections: list[str]
     limits: dict[str, Annotated[int | float, WithJsonSchema({"type": "number"})]] = Field(

@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping
 
-from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput, MlcdError, Overloaded
+from mlcd.errors import (
+    ArtifactInvalid,
+    InvalidInput,
+    MlcdError,
+    NoTextTower,
+    Overloaded,
+    Rejection,
+    TextRejected,
+)
 
 
 class BadRequest(InvalidInput):
@@ -110,8 +118,16 @@ class RecordDamaged(ArtifactInvalid):
         )
 
 
+class TextGiven(NoTextTower):
+    """A text stands in a request to a model without a tower of texts. param: its place."""
+
+    def __init__(self, model: str, *, param: str) -> None:
+        super().__init__(model)
+        self.param = param
+
+
 class RateExceeded(Overloaded):
-    """The key has sent as many images in the last minute as its rate allows."""
+    """The key has sent as many images and texts in the last minute as its rate allows."""
 
     name = "too-many-requests"
 
@@ -124,17 +140,18 @@ class RateExceeded(Overloaded):
 
 
 class StrictBatch(InvalidInput):
-    """One image of a batch failed on a route without partial answers."""
+    """One image or text of a batch failed on a route without partial answers."""
 
-    def __init__(self, index: int, rejection: ImageRejected, *, param: str) -> None:
-        super().__init__(f"image {index}: {rejection.message}", remedy=rejection.remedy)
+    def __init__(self, index: int, rejection: Rejection, *, param: str) -> None:
+        kind = "text" if isinstance(rejection, TextRejected) else "image"
+        super().__init__(f"{kind} {index}: {rejection.message}", remedy=rejection.remedy)
         self.index, self.rejection, self.name = index, rejection, rejection.name
         self.param = param
 
     @classmethod
     def first_of(
-        cls, errors: Mapping[int, ImageRejected], *, param: str = "input[{index}]"
+        cls, errors: Mapping[int, Rejection], *, param: str = "input[{index}]"
     ) -> "StrictBatch":
-        """Returns the error of the first failed image. param: the field's name in the dialect."""
+        """Returns the error of the first failed item. param: the field's name in the dialect."""
         index = min(errors)
         return cls(index, errors[index], param=param.format(index=index))

@@ -26,26 +26,27 @@ from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.shard import Equipment, OpenedCenters
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
-from service.host.threads import ThreadBudget, limit_blas
-from service.inference.admission import Admission, Capacity, bounded_retry_s
-from service.inference.cache.cached import CachedPipeline
+from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
+from service.inference.admission import Admission, bounded_retry_s
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
+from service.inference.encoded import Encoding
 from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
+from service.inference.engine.opening import find_tokenizer
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.lookup import Lookup
-from service.inference.model import ServedModel, SharedResources, open_model
+from service.inference.model import OpenedTexts, ServedModel, SharedResources, open_model
 from service.inference.model_data import (
     check_centers,
     find_centers,
     open_collections,
     open_model_data,
 )
-from service.inference.pipeline import Pipeline
 from service.inference.readiness import Readiness
-from service.inference.served import Opening, ServedEncoder
+from service.inference.served import Opening, ServedEncoder, Tower
 from service.inference.switch import ModelSwitch
+from service.inference.text_tower import TextTower
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.service import JobService, open_job_service, open_jobs
@@ -101,8 +102,13 @@ class Resources:
         return self.model.dispatcher
 
     @property
-    def pipeline(self) -> Pipeline | CachedPipeline:
+    def pipeline(self) -> Encoding:
         return self.model.pipeline
+
+    @property
+    def texts(self) -> TextTower | None:
+        """The tower of texts, where the model has one."""
+        return self.model.texts
 
     @property
     def readiness(self) -> Readiness:
@@ -188,6 +194,7 @@ async def open_resources(
         large = _open_pool(stack, max(1, threads.decode // 2), "large")
         compute = _open_pool(stack, threads.compute, "compute")
         parsing = _open_pool(stack, 1, "parse")
+        tokenizing = _open_pool(stack, 1, "tokenize")
         writing = _open_pool(stack, _WRITERS, "write")
         comparing = _open_pool(stack, 1, "compare")
         opening = _open_pool(stack, 1, "open")
@@ -195,29 +202,19 @@ async def open_resources(
         opened = await stack.enter_async_context(AsyncExitStack())
         engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
         encoder = engine.served
+        assert isinstance(encoder, ServedEncoder)
         metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
         tracer = _open_tracer(stack, settings, encoder)
         for pool, num in threads.as_dict().items():
             metrics.threads(pool, num)
         engine.observe(metrics)
-        admission = Admission(
-            max_images=limits.max_queued_images,
-            pixels=Capacity(
-                "pixels", limits.max_queued_pixels, always=limits.max_pixels, metrics=metrics
-            ),
-            bytes_=Capacity(
-                "bytes", limits.max_queued_bytes, always=limits.max_body_bytes, metrics=metrics
-            ),
-            streams=Capacity(
-                "streams", limits.max_streams, always=limits.max_streams, metrics=metrics
-            ),
-            metrics=metrics,
-        )
+        admission = Admission.of(limits, metrics)
         shared = SharedResources(
             settings=settings,
             headers=headers,
             decoders=decoders,
             large=large,
+            tokenizing=tokenizing,
             num_decoders=threads.decode,
             admission=admission,
             metrics=metrics,
@@ -229,7 +226,10 @@ async def open_resources(
         if collections is not None:
             metrics.collections(collections.all)
         data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
-        model = await opened.enter_async_context(open_model(engine, shared, data))
+        texts = await _open_texts(opened, settings, folder, threads)
+        if texts is not None:
+            texts.engine.observe(metrics.of_texts)
+        model = await opened.enter_async_context(open_model(engine, texts, shared, data))
         await stack.enter_async_context(_running(metrics.watch()))
         if keys is not None:
             await stack.enter_async_context(_running(keys.watch()))
@@ -305,6 +305,7 @@ def _limit_threads(settings: Settings) -> ThreadBudget:
     """Divides the cores, and limits the threads of matrix products for the life of the process."""
     threads = ThreadBudget.of(settings)
     limit_blas(threads.blas)
+    forbid_tokenizer_threads()
     return threads
 
 
@@ -313,11 +314,31 @@ def _opened_engine(
 ) -> AbstractAsyncContextManager[SupervisedEngine | TritonEngine]:
     if settings.engine == "triton":
         return open_triton_engine(settings)
+    return _supervised(settings, model, threads, "images")
+
+
+async def _open_texts(
+    stack: AsyncExitStack, settings: Settings, model: str, threads: ThreadBudget
+) -> OpenedTexts | None:
+    """Opens the tower of texts in a process of its own; None where the model has none."""
+    if settings.engine == "triton":
+        return None
+    tokenizer = await asyncio.to_thread(find_tokenizer, model)
+    if tokenizer is None:
+        return None
+    engine = await stack.enter_async_context(_supervised(settings, model, threads, "texts"))
+    return OpenedTexts(engine, tokenizer)
+
+
+def _supervised(
+    settings: Settings, model: str, threads: ThreadBudget, tower: Tower
+) -> SupervisedEngine:
     opening = Opening(
         model,
         max_batch=settings.max_batch,
         encoder=settings.encoder_options(threads.engine),
         log=settings.log,
+        tower=tower,
     )
     return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
 

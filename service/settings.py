@@ -40,10 +40,19 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     rate_pixels: Annotated[int, Field(gt=0)] = 4_000_000
     """Pixels that count as one image of a key's rate. A larger image that must be decoded counts
     several times."""
+    max_texts: Annotated[int, Field(gt=0)] = 2048
+    """Texts in one request, or names to classify by."""
+    max_text_chars: Annotated[int, Field(gt=0, le=2**20)] = 8192
+    """Characters of one text. The model reads as many tokens as its context has, and cuts the
+    rest."""
+    max_prompts: Annotated[int, Field(gt=0)] = 16_384
+    """Names times templates in one request to classify."""
     max_top: Annotated[int, Field(gt=0)] = 1000
     """Labels or matches per image."""
     max_queued_images: Annotated[int, Field(gt=0)] = 512
     """Images admitted at one time. Further requests are refused with 429."""
+    max_queued_texts: Annotated[int, Field(gt=0)] = 8192
+    """Texts admitted at one time. Further requests are refused with 429."""
     max_queued_pixels: Annotated[int, Field(gt=0)] = 2_000_000_000
     """Pixels of the images admitted at one time, by their headers; decoding a million takes about
     10 ms. One request may have half as many."""
@@ -81,11 +90,11 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
         for whole, part in (
             ("max_queued_bytes", "max_body_bytes"),
             ("max_queued_pixels", "max_pixels"),
+            ("max_queued_images", "max_images"),
+            ("max_queued_texts", "max_texts"),
         ):
             if getattr(self, whole) < getattr(self, part):
                 raise ValueError(f"{whole} must not be less than {part}")
-        if self.max_queued_images < self.max_images:
-            raise ValueError("max_queued_images must not be less than max_images")
         return self
 
 

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.types import Embeddings, Fingerprint, TokenBatch
 
@@ -18,6 +21,17 @@ class Calibration:
 
     scale: float
     bias: float | None = None
+
+    def probabilities(self, cosines: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Returns the probability of each text for each image: [N, C] to [N, C]."""
+        logits = self.scale * cosines.astype(np.float64)
+        if self.bias is not None:
+            # Written so that no exponential overflows.
+            alone: NDArray[np.float64] = 0.5 * (1 + np.tanh((logits + self.bias) / 2))
+            return alone.astype(np.float32)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        shares: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+        return shares.astype(np.float32)
 
 
 class TextEncoder(Protocol):

@@ -5,6 +5,7 @@ The `tokenizers` library does the work; this module reads which padding the mode
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,19 @@ _SIGLIP2: Final = "Siglip2Tokenizer"
 # string.punctuation, and what Python's \s matches
 _PUNCTUATION: Final = r"[!-/:-@\[-`{-~]"
 _SPACES: Final = r"[\s\x1c-\x1f]+"
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """The tokens of texts.
+
+    ids: [N, context_length] with padding. num: [N], tokens of each text without padding. cut: [N],
+    whether a text was longer; False everywhere where that was not asked for.
+    """
+
+    ids: NDArray[np.int64]
+    num: NDArray[np.int64]
+    cut: NDArray[np.bool_]
 
 
 class Tokenizer:
@@ -73,6 +87,12 @@ class Tokenizer:
         """Returns the ids, [N, context_length]; raises InvalidInput for a string that is no
         valid Unicode.
         """
+        return self.tokenize(texts).ids
+
+    def tokenize(self, texts: Sequence[str], *, with_cut: bool = False) -> Tokenized:
+        """Returns the ids with their numbers; with_cut: says which texts were cut. Raises as
+        `__call__`.
+        """
         try:
             encodings = self._backend.encode_batch(list(texts))
         except TypeError as error:  # half of a surrogate pair
@@ -80,7 +100,9 @@ class Tokenizer:
         ids = np.empty((len(encodings), self.context_length), np.int64)
         for row, encoding in zip(ids, encodings, strict=True):
             row[:] = encoding.ids
-        return ids
+        num = np.array([sum(encoding.attention_mask) for encoding in encodings], np.int64)
+        cut = [with_cut and bool(encoding.overflowing) for encoding in encodings]
+        return Tokenized(ids, num, np.array(cut, np.bool_))
 
     @classmethod
     def read(cls, directory: Path, context_length: int) -> "Tokenizer":

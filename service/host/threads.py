@@ -1,5 +1,6 @@
 """The thread budget: the cores that the server may use, divided among its processes."""
 
+import os
 from dataclasses import dataclass
 
 from threadpoolctl import threadpool_limits
@@ -43,3 +44,9 @@ def limit_blas(num_threads: int) -> None:
     numpy's own choice respects the cpuset, but not a container's CPU quota or other processes.
     """
     threadpool_limits(num_threads, user_api="blas")
+
+
+def forbid_tokenizer_threads() -> None:
+    """Has the package tokenizers work on the thread that calls it, for the life of the process."""
+    # The library reads its own variable when it tokenizes; it has no other switch.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # noqa: TID251

@@ -5,6 +5,7 @@ Large JSON answers are written result by result off the event loop, and never ex
 
 import asyncio
 import io
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response, StreamingResponse
 
 from service.errors import NotAcceptable
-from service.inference.pipeline import Encoded
+from service.inference.encoded import Encoded
 from service.resources import Resources
 
 JSON: Final = "application/json"
@@ -29,6 +30,8 @@ _WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
 # An answer with more entries or bytes is streamed; 2048 entries are written in about a millisecond.
 _LARGE_ITEMS: Final = 2048
 _LARGE_BYTES: Final = 2**20
+_PIECE_NUMBERS: Final = 2**15  # written in about a millisecond
+_TEXT_NUMBERS: Final = 64  # a row in base64 takes as long to write as so many numbers
 
 
 def json_answer(
@@ -40,6 +43,23 @@ def json_answer(
 
 def to_json(content: Any) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def json_list(values: NDArray[Any] | list[str], resources: Resources) -> Any:
+    """Returns a list for `to_json`; a long one is written off the event loop, in pieces.
+
+    The writer blocks all threads: between two pieces others run.
+    """
+    width = math.prod(values.shape[1:]) if isinstance(values, np.ndarray) else _TEXT_NUMBERS
+    step = max(1, _PIECE_NUMBERS // max(1, width))
+    if len(values) <= step:
+        return values
+    loop = asyncio.get_running_loop()
+    pieces = [
+        await loop.run_in_executor(resources.compute, to_json, values[start : start + step])
+        for start in range(0, len(values), step)
+    ]
+    return orjson.Fragment(b"[" + b",".join(piece[1:-1] for piece in pieces) + b"]")
 
 
 def to_npy(array: NDArray[Any]) -> bytes:
@@ -137,22 +157,25 @@ def listed_answer(
     *,
     num_items: int,
     num_bytes: int = 0,
+    field: str = "results",
 ) -> Response:
     """Answers with `content` and, as its last field, `results`; each result is made when written.
 
     num_items, num_bytes: the approximate size of all results together. A small answer is sent in
-    one piece.
+    one piece. field: the name of the last field.
     """
     if num_items <= _LARGE_ITEMS and num_bytes <= _LARGE_BYTES:
-        return json_answer({**content, "results": [make() for make in results]}, stamp)
-    return StreamingResponse(_written(content, results, resources), headers=stamp, media_type=JSON)
+        return json_answer({**content, field: [make() for make in results]}, stamp)
+    written = _written({**content, field: []}, results, resources)
+    return StreamingResponse(written, headers=stamp, media_type=JSON)
 
 
 async def _written(
     content: dict[str, Any], results: Sequence[Callable[[], Any]], resources: Resources
 ) -> AsyncIterator[bytes]:
+    """Writes `content`, whose last field is an empty list, with the results in the list."""
     loop = asyncio.get_running_loop()
-    yield to_json({**content, "results": []})[: -len(b"]}")]
+    yield to_json(content)[: -len(b"]}")]
     for index, make in enumerate(results):
         yield await loop.run_in_executor(resources.compute, _piece, index, make)
     yield b"]}"

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from mlcd.errors import MlcdError
 from mlcd.version import __version__
-from mlcd.wire import AddRequest, QueryRequest, SearchRequest
+from mlcd.wire import AddRequest, ClassifyRequest, QueryRequest, SearchRequest
 from service.http import openapi
 from service.http.auth import OriginMiddleware, check_declared
 from service.http.dialects import cohere, openai, own
@@ -34,6 +34,7 @@ from service.http.problems import (
 )
 from service.http.routes import (
     centers,
+    classify,
     collections,
     health,
     images,
@@ -43,6 +44,7 @@ from service.http.routes import (
     labels,
     models,
     search,
+    texts,
 )
 from service.resources import Resources
 
@@ -56,6 +58,8 @@ _ROUTES: Final = (
     metadata,
     infer,
     images,
+    texts,
+    classify,
     labels,
     centers,
     collections,
@@ -65,7 +69,7 @@ _ROUTES: Final = (
     page,
 )
 # The bodies of routes that read other media types beside JSON, and so validate by themselves.
-_REQUESTS: Final = (InferRequest, QueryRequest, SearchRequest, AddRequest)
+_REQUESTS: Final = (InferRequest, ClassifyRequest, QueryRequest, SearchRequest, AddRequest)
 
 
 def create_app(resources: Resources | None) -> FastAPI:
@@ -77,7 +81,7 @@ def create_app(resources: Resources | None) -> FastAPI:
     app = FastAPI(
         title="mlcd",
         version=__version__,
-        summary="Image embeddings, nearest-cluster labels and search.",
+        summary="Image and text embeddings, nearest-cluster labels and search.",
         # FastAPI's own pages load scripts from other hosts; fastapi-swagger ships them.
         docs_url=None,
         redoc_url=None,

@@ -22,7 +22,7 @@ def image_from_uri(value: Any) -> GivenImage:
         return ImageUrl(value)
     if not is_data_uri(value):
         return ImageRejected(
-            "unreadable", "this model embeds images, not texts", remedy=f"send {_REMEDY}"
+            "unreadable", "an image is a data-URI or a URL, not a text", remedy=f"send {_REMEDY}"
         )
     head, separator, payload = value.partition(",")
     if not separator or not head.lower().endswith(";base64"):
@@ -51,3 +51,8 @@ def is_data_uri(value: str) -> bool:
 
 def is_url(value: str) -> bool:
     return value[:8].lower().startswith(("http://", "https://"))
+
+
+def is_image(value: object) -> bool:
+    """Tells whether a value is the data-URI or the URL of an image."""
+    return isinstance(value, str) and (is_data_uri(value) or is_url(value))

@@ -14,7 +14,7 @@ from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch
 from service.fetch.urls import GivenImage, Url
 from service.inference.contract import refuse_when_down
-from service.inference.pipeline import Encoded, Timings
+from service.inference.encoded import Encoded, Timings
 from service.keys.rates import RequestAccount
 from service.resources import Resources
 from service.telemetry.request import count_images, stage_s
@@ -70,7 +70,7 @@ async def encode_pixels(
     deadline: float = request.state.deadline
     refuse_when_down(resources.engine, resources.metrics)
     with (
-        resources.admission.images(len(pixels), deadline=deadline),
+        resources.admission.images.reserved(len(pixels), deadline=deadline),
         resources.admission.pixels.reserved(
             pixels[:, 0].size, owner=request.state.key and request.state.key.id
         ),
@@ -105,8 +105,8 @@ async def _at_hand(
     """
     if any(isinstance(image, Url) for image in images):
         refuse_when_down(resources.engine, resources.metrics)
-        if resources.admission.full:
-            raise resources.admission.refusal()
+        if resources.admission.images.full:
+            raise resources.admission.images.refusal()
     async with resources.fetcher.fetched(images, deadline=request.state.deadline) as found:
         yield found
 

@@ -27,7 +27,8 @@ _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE: Final = 499  # nginx's status, used in metrics and logs only
 _IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
-# Bodies of these routes hold images and nothing else, JSON included.
+# Bodies of these routes hold images, JSON included; where the model has a tower of texts, JSON may
+# hold texts, which images must not keep out.
 _IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/embed", "/v2/models/")
 _SERVER_TIMING: Final = b"server-timing"
 _RETRY_AFTER: Final = b"retry-after"
@@ -141,7 +142,7 @@ class _Exchange:
         status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)
-        if self._record.num_images is not None:
+        if self._record.counts:
             self._resources.metrics.inference_request(status, seconds, self._record.stages)
         tracer = self._resources.tracer
         if tracer is not None and self._span is not None:
@@ -159,9 +160,8 @@ class _Exchange:
             "route": route,
             "status": status,
             "ms": round(1000 * seconds, 1),
+            **self._record.counts,
         }
-        if self._record.num_images is not None:
-            fields["images"] = self._record.num_images
         _log.log(
             logging.DEBUG if self._probe else logging.INFO, "request", extra={"fields": fields}
         )
@@ -225,7 +225,9 @@ class _Body:
         headers = dict(scope["headers"])
         self._stated = headers.get(b"content-length", b"0")
         kind = headers.get(b"content-type", b"").lower()
-        self._of_images = kind.startswith(_IMAGE_TYPES) or scope["path"].startswith(_IMAGE_ROUTES)
+        self._of_images = kind.startswith(_IMAGE_TYPES) or (
+            scope["path"].startswith(_IMAGE_ROUTES) and self._resources.texts is None
+        )
         self._deadline: float = scope["state"]["deadline"]
         self._checked = self._complete = False
         self._key: str | None = None
@@ -274,7 +276,7 @@ class _Body:
         if self._of_images:
             refuse_when_down(self._resources.engine, self._resources.metrics)
             if not self._has_room():
-                raise self._resources.admission.refusal()
+                raise self._resources.admission.images.refusal()
         key = self._scope["state"].get("key")  # the route has identified it before it reads
         self._key = None if key is None else key.id
         # The stated length is only checked; bytes are reserved when they come.
@@ -285,8 +287,8 @@ class _Body:
         admission = self._resources.admission
         # Cached images need no capacity, and only the body shows which images they are.
         if isinstance(self._resources.pipeline, CachedPipeline):
-            return not admission.full
-        return admission.has_room(1, deadline=self._deadline)
+            return not admission.images.full
+        return admission.images.has_room(1, deadline=self._deadline)
 
     def _reserve(self, num: int) -> None:
         if num > self._reserved:

@@ -40,6 +40,7 @@ STATUS: Final[dict[str, int]] = {
     "unsupported-format": 415,
     "misdirected-request": 421,
     "cannot-be-processed": 422,
+    "no-text-tower": 422,
     "too-many-requests": 429,
     "unavailable": 503,
     "deadline-exceeded": 504,
@@ -48,7 +49,7 @@ STATUS: Final[dict[str, int]] = {
     "job-damaged": 500,
 }
 _COLLECTION: Final = re.compile(rb"/v1/collections/([^/]+)")
-_IMAGE_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
+_ITEM_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
 _SERVER_FAULT: Final = 500
 COMES_BACK: Final = (429, 503)  # a client should try again; the answer has Retry-After
 TITLES: Final = {
@@ -143,7 +144,7 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     param, limit = getattr(error, "param", None), getattr(error, "limit", None)
     refusal = replace(_refusal(request, status, detail), name=error.name, param=param, limit=limit)
     if isinstance(error, StrictBatch):
-        refusal = replace(refusal, index=error.index, limit=_IMAGE_LIMIT.get(error.name))
+        refusal = replace(refusal, index=error.index, limit=_ITEM_LIMIT.get(error.name))
     return _respond(request, refusal, getattr(error, "headers", None))
 
 

@@ -1,13 +1,13 @@
-"""The unit embeddings to look up, which are encoded from images or sent by the client."""
+"""The unit embeddings to look up, encoded from images or texts, or sent by the client."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request
 
-from mlcd.errors import ImageRejected
+from mlcd.errors import Rejection
 from mlcd.types import Embeddings
 from service.errors import BadRequest, TooLarge
 from service.fetch.urls import GivenImage
@@ -20,8 +20,12 @@ from service.http.bodies import (
 )
 from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
-from service.inference.pipeline import Encoded
+from service.http.text_encoding import encode_texts
+from service.inference.encoded import Encoded
 from service.resources import Resources
+
+KINDS: Final = ("images", "texts", "embeddings")
+_NAMED: Final = "`images`, `texts` and `embeddings`"
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,15 @@ class Queries:
     """The embeddings of one request to look up.
 
     embeddings: unit rows [M, D]. rows: their indexes in the request. errors: by the other indexes.
-    encoded: the encoding behind them; None where the client sent embeddings.
+    encoded: the encoding behind them; None where the client sent embeddings. name: the field that
+    they came in.
     """
 
     embeddings: Embeddings
     rows: list[int]
-    errors: dict[int, ImageRejected]
+    errors: dict[int, Rejection]
     encoded: Encoded | None = None
+    name: str = "images"
 
     @classmethod
     def given(cls, embeddings: Embeddings) -> "Queries":
@@ -43,7 +49,7 @@ class Queries:
 
 
 async def read_queries(request: Request, resources: Resources) -> Queries:
-    """Reads queries from a multipart form, a raw image, or JSON with `images` or `embeddings`."""
+    """Reads queries from a multipart form, a raw image, or JSON with one of `KINDS`."""
     if media_type(request) == "application/json":
         return await queries_from_json(request, await read_json(request, resources), resources)
     with resources.dispatcher.announced():
@@ -56,10 +62,10 @@ async def queries_from_json(
 ) -> Queries:
     limits = resources.settings.limits
     content = given_fields(content)
-    if unknown := content.keys() - {"images", "embeddings"}:
-        raise BadRequest(f"{len(unknown)} unknown fields", remedy="give `images` or `embeddings`")
-    if ("images" in content) == ("embeddings" in content):
-        raise BadRequest("give either `images` or `embeddings`")
+    if unknown := content.keys() - {*KINDS}:
+        raise BadRequest(f"{len(unknown)} unknown fields", remedy=f"give {_NAMED}")
+    if len(content) != 1:
+        raise BadRequest(f"give exactly one of {_NAMED}")
     loop = asyncio.get_running_loop()
     if "embeddings" in content:
         given = content["embeddings"]
@@ -68,6 +74,12 @@ async def queries_from_json(
         )
         await resources.rate_limiter.take(request.state.key, len(rows))
         return Queries.given(rows)
+    if "texts" in content:
+        texts = content["texts"]
+        if not isinstance(texts, list) or not texts:
+            raise BadRequest("texts must be a list of strings", param="texts")
+        encoded = (await encode_texts(request, resources, texts)).encoded
+        return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded, "texts")
     images = content["images"]
     if not isinstance(images, list) or not images:
         raise BadRequest("images must be a list of data-URIs or URLs", param="images")

@@ -1,4 +1,4 @@
-"""Bounds on what the server takes on at a time: images, their pixels, the bytes of bodies.
+"""Bounds on what the server takes on at a time: images, their pixels, texts, bytes of bodies.
 
 More is refused at once.
 """
@@ -9,9 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from mlcd.errors import Overloaded
+from service.settings import Limits
 from service.telemetry.metrics import Metrics
 from service.timings import BURST_S, MAX_RETRY_S, MIN_RETRY_S, RATE_MEMORY_S
 
@@ -77,11 +79,11 @@ class Capacity:
 
 
 class DrainRate:
-    """The number of images finished lately per second of work. Times are seconds of one clock."""
+    """The number of items finished lately per second of work. Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._images = self._busy_s = 0.0
-        self._burst_images = self._burst_s = 0.0
+        self._items = self._busy_s = 0.0
+        self._burst_items = self._burst_s = 0.0
         self._burst_began = -math.inf
         self._since: float | None = None
 
@@ -90,103 +92,131 @@ class DrainRate:
         self._since = now if self._since is None else self._since
 
     def finished(self, num: int, now: float, *, idle: bool) -> None:
-        """Counts `num` finished images. idle: no more work is left."""
+        """Counts `num` finished items. idle: no more work is left."""
         elapsed = now - (self._since if self._since is not None else now)
         if now - self._burst_began > BURST_S:
             self._end_burst()
             self._burst_began = now
-        self._burst_images += num
+        self._burst_items += num
         self._burst_s += elapsed
         self._since = None if idle else now
         if idle:
             self._end_burst()
 
     def seconds_for(self, num: int, now: float) -> float:
-        """Returns how long `num` images take; 0 before anything was measured."""
+        """Returns how long `num` items take; 0 before anything was measured."""
         under_way = now - self._burst_began <= BURST_S
-        images, busy_s = (self._images, self._busy_s) if under_way else self._with_burst()
-        return num * busy_s / images if images else 0.0
+        items, busy_s = (self._items, self._busy_s) if under_way else self._with_burst()
+        return num * busy_s / items if items else 0.0
 
     def _end_burst(self) -> None:
-        self._images, self._busy_s = self._with_burst()
-        self._burst_images = self._burst_s = 0.0
+        self._items, self._busy_s = self._with_burst()
+        self._burst_items = self._burst_s = 0.0
         self._burst_began = -math.inf
 
     def _with_burst(self) -> tuple[float, float]:
         decay = math.exp(-self._burst_s / RATE_MEMORY_S)
-        return self._images * decay + self._burst_images, self._busy_s * decay + self._burst_s
+        return self._items * decay + self._burst_items, self._busy_s * decay + self._burst_s
 
 
-class Admission:
-    """The limits that all requests of a server share. Use from one event loop."""
+class Places:
+    """The places of items of one kind, images or texts, which all requests share.
 
-    def __init__(
-        self,
-        *,
-        max_images: int,
-        pixels: Capacity,
-        bytes_: Capacity,
-        streams: Capacity,
-        metrics: Metrics,
-    ) -> None:
-        """Takes the capacities that requests reserve.
+    Use from one event loop.
+    """
 
-        pixels: pixels of images, by their headers. bytes_: bytes of bodies. streams: event streams.
-        """
-        self.pixels, self.bytes, self.streams = pixels, bytes_, streams
-        self._max_images = max_images
-        self._images = 0
+    def __init__(self, of: str, most: int, *, metrics: Metrics) -> None:
+        """Prepares `most` places. of: the name of the items."""
+        self._of, self._most = of, most
+        self._num = 0
         self._rate = DrainRate()
         self._metrics = metrics
 
     @property
     def full(self) -> bool:
-        """Tells whether no further image would be admitted."""
-        return self._images >= self._max_images
+        """Tells whether no further item would be admitted."""
+        return self._num >= self._most
 
     def has_room(self, num: int, *, deadline: float) -> bool:
-        """Tells whether `num` images would be admitted now.
+        """Tells whether `num` items would be admitted now.
 
         The limit must leave capacity for them, and by the measured rate they must be in time.
         """
-        if self._images + num > self._max_images:
+        if self._num + num > self._most:
             return False
         now = asyncio.get_running_loop().time()
-        return not self._images or self._rate.seconds_for(self._images + num, now) <= _MARGIN * (
+        return not self._num or self._rate.seconds_for(self._num + num, now) <= _MARGIN * (
             deadline - now
         )
 
     @property
     def retry_after_s(self) -> int:
-        """The time until about half of the images are done, by the measured rate.
+        """The time until about half of the items are done, by the measured rate.
 
         It is a whole number of seconds, from 1 to 30.
         """
         return bounded_retry_s(
-            self._rate.seconds_for(self._images, asyncio.get_running_loop().time()) / 2
+            self._rate.seconds_for(self._num, asyncio.get_running_loop().time()) / 2
         )
 
     @contextlib.contextmanager
-    def images(self, num: int, *, deadline: float) -> Iterator[None]:
-        """Reserves capacity for `num` images within the context.
+    def reserved(self, num: int, *, deadline: float) -> Iterator[None]:
+        """Reserves places for `num` items within the context.
 
-        Raises Overloaded where there is none, or where they would not be done in time.
+        Raises Overloaded where there are none, or where the items would not be done in time.
         """
         if not self.has_room(num, deadline=deadline):
             raise self.refusal()
         self._rate.working(asyncio.get_running_loop().time())
-        self._images += num
-        self._metrics.reserved("images", self._images)
+        self._num += num
+        self._metrics.reserved(self._of, self._num)
         try:
             yield
         finally:
-            self._images -= num
-            self._metrics.reserved("images", self._images)
-            self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._images)
+            self._num -= num
+            self._metrics.reserved(self._of, self._num)
+            self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._num)
 
     def refusal(self) -> Overloaded:
         self._metrics.rejected("overloaded")
-        return Overloaded("the server is at its limit of images", remedy="try again in a moment")
+        return Overloaded(
+            f"the server is at its limit of {self._of}", remedy="try again in a moment"
+        )
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The limits that all requests of a server share. Use from one event loop.
+
+    pixels: pixels of images, by their headers. bytes: bytes of bodies. streams: event streams.
+    """
+
+    images: Places
+    texts: Places
+    pixels: Capacity
+    bytes: Capacity
+    streams: Capacity
+
+    @classmethod
+    def of(cls, limits: Limits, metrics: Metrics) -> "Admission":
+        return cls(
+            images=Places("images", limits.max_queued_images, metrics=metrics),
+            texts=Places("texts", limits.max_queued_texts, metrics=metrics),
+            pixels=Capacity(
+                "pixels", limits.max_queued_pixels, always=limits.max_pixels, metrics=metrics
+            ),
+            bytes=Capacity(
+                "bytes", limits.max_queued_bytes, always=limits.max_body_bytes, metrics=metrics
+            ),
+            streams=Capacity(
+                "streams", limits.max_streams, always=limits.max_streams, metrics=metrics
+            ),
+        )
+
+    @property
+    def retry_after_s(self) -> int:
+        """The seconds after which a refused client should come back, whatever it sends."""
+        return max(self.images.retry_after_s, self.texts.retry_after_s)
 
 
 def bounded_retry_s(seconds: float) -> int:

@@ -2,7 +2,7 @@
 
 The next batch fills while the engine works on one, so batches grow with load. A full batch goes
 ahead and waits at the engine, which is then never idle. An idle engine waits at most two
-milliseconds, and only for images that are known to be on their way: a lone request never waits.
+milliseconds, and only for items that are known to be on their way: a lone request never waits.
 Requests take turns. When the engine fails, every waiter of the batch gets the error; those still
 queued go to the next engine.
 """
@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,27 +23,34 @@ from service.inference.engine.process import Inference
 from service.inference.engine.slots import NUM_SLOTS
 from service.inference.engine.supervised import BatchEngine
 from service.inference.fair import FairQueue
-from service.telemetry.metrics import Metrics
+from service.telemetry.text_metrics import TowerMetrics
 from service.timings import MAX_BATCH_DELAY_S
 
 
 @dataclass(frozen=True)
 class _Waiter:
-    pixels: NDArray[np.uint8]
+    item: NDArray[Any]
     future: "asyncio.Future[Row]"
     deadline: float
     enqueued: float
 
 
 class MicroBatcher:
-    """A `Dispatcher`. Use as an async context manager."""
+    """A `Dispatcher` of images or of texts. Use as an async context manager."""
 
     def __init__(
-        self, engine: BatchEngine, *, max_batch: int, max_queued: int, metrics: Metrics
+        self,
+        engine: BatchEngine,
+        *,
+        max_batch: int,
+        max_queued: int,
+        metrics: TowerMetrics,
+        of: str = "images",
     ) -> None:
+        """Takes the engine and the limits. of: the name of the items."""
         self._engine = engine
         self._max_batch, self._max_queued = max_batch, max_queued
-        self._metrics = metrics
+        self._metrics, self._of = metrics, of
         self._waiting: FairQueue[_Waiter] = FairQueue()
         self._changed = asyncio.Event()
         self._at_engine: set[asyncio.Task[None]] = set()
@@ -64,7 +71,7 @@ class MicroBatcher:
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
-        """Announces an image, for which its batch may wait a moment."""
+        """Announces an item, for which its batch may wait a moment."""
         self._coming += 1
         try:
             yield
@@ -72,17 +79,17 @@ class MicroBatcher:
             self._coming -= 1
 
     async def encode(
-        self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
+        self, item: NDArray[Any], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """Encodes one prepared image; see `Dispatcher.encode`."""
+        """Encodes one item; see `Dispatcher.encode`."""
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(
-                "the server is at its limit of queued images", remedy="try again in a moment"
+                f"the server is at its limit of queued {self._of}", remedy="try again in a moment"
             )
         future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._waiting.put(
             future if request is None else request,
-            _Waiter(pixels, future, deadline, time.perf_counter()),
+            _Waiter(item, future, deadline, time.perf_counter()),
         )
         self._changed.set()
         return await future
@@ -112,7 +119,7 @@ class MicroBatcher:
             await self._changed.wait()
 
     async def _gather(self) -> None:
-        """Waits a moment for announced images, so that they join the batch."""
+        """Waits a moment for announced items, so that they join the batch."""
         deadline = time.perf_counter() + MAX_BATCH_DELAY_S
         await asyncio.sleep(0)
         while (
@@ -140,7 +147,7 @@ class MicroBatcher:
     async def _infer(self, batch: list[_Waiter]) -> None:
         sent = time.perf_counter()
         try:
-            inference = await self._engine.encode([waiter.pixels for waiter in batch])
+            inference = await self._engine.encode([waiter.item for waiter in batch])
         except asyncio.CancelledError:
             _fail(batch, Unavailable("the server is stopping"))
             raise

@@ -2,25 +2,28 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import Unavailable
-from service.inference.served import ServedEncoder
-from service.telemetry.metrics import Metrics
+from service.inference.served import ServedTower
 from service.telemetry.request import took
+from service.telemetry.text_metrics import TowerMetrics
 
 
 class Engine(Protocol):
     """A part that computes embeddings, and its health."""
 
-    served: ServedEncoder
+    @property
+    def served(self) -> ServedTower:
+        """The opened encoder."""
+        ...
 
     @property
     def up(self) -> bool:
-        """Tells whether the engine takes images now."""
+        """Tells whether the engine takes items now."""
         ...
 
     @property
@@ -48,14 +51,14 @@ class Engine(Protocol):
         """The approximate seconds until an engine that is down is up again."""
         ...
 
-    def observe(self, metrics: Metrics) -> None:
+    def observe(self, metrics: TowerMetrics) -> None:
         """Connects the engine's health to `metrics`, which are labeled with the opened model."""
         ...
 
 
 @dataclass(frozen=True)
 class Row:
-    """The embedding of one image with its times.
+    """The embedding of one item with its times.
 
     embedding: [D]. queue_s: the wait for the engine. inference_s: that of its batch. started: the
     start of that batch's inference, by time.perf_counter.
@@ -73,25 +76,25 @@ class Row:
 
 
 class Dispatcher(Protocol):
-    """The way of one prepared image to an engine. Use from any task of one loop."""
+    """The way of one prepared image or text to an engine. Use from any task of one loop."""
 
     def announced(self) -> AbstractContextManager[None]:
-        """Announces, within the context, that an image is being prepared and will come soon."""
+        """Announces, within the context, that an item is being prepared and will come soon."""
         ...
 
     async def encode(
-        self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
+        self, item: NDArray[Any], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """Encodes one prepared image, uint8 [3, S, S], to its unit embedding.
+        """Encodes one item, an image uint8 [3, S, S] or a text int64 [T], to its unit embedding.
 
-        deadline: by the loop's clock. request: images of the same request share its turns.
+        deadline: by the loop's clock. request: items of the same request share its turns.
         Raises Overloaded when the queue is full, Unavailable when the engine fails, and
-        DeadlineExceeded when the image is late.
+        DeadlineExceeded when the item is late.
         """
         ...
 
 
-def refuse_when_down(engine: Engine, metrics: Metrics) -> None:
+def refuse_when_down(engine: Engine, metrics: TowerMetrics) -> None:
     """Raises and counts Unavailable while the engine is down, before work that needs it begins."""
     if not engine.up:
         metrics.rejected("unavailable")

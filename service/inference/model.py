@@ -5,27 +5,35 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
 
 from mlcd.collections.store import Collections
 from mlcd.images.decode import DecodeLimits
+from mlcd.models.tokenizer import Tokenizer
 from service.inference.admission import Admission
 from service.inference.batcher import MicroBatcher
-from service.inference.cache.cached import CachedPipeline, open_cached
+from service.inference.cache.cached import open_cache
+from service.inference.cache.keyspace import KeySpace
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
+from service.inference.encoded import Encoding
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import Direct, TritonEngine
 from service.inference.model_data import ModelData
 from service.inference.pipeline import Pipeline
-from service.inference.readiness import Readiness
+from service.inference.readiness import Probe, Readiness
 from service.inference.served import ServedEncoder
+from service.inference.text_tower import TextTower, new_text_tower
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
+from service.telemetry.text_metrics import TowerMetrics
 
 # The share of the deadline that a batch may take: an image may wait for the batch that runs and for
 # the one that is ready before its own is taken.
 _BATCH_SHARE: Final = 0.25
+AnyEngine: TypeAlias = SupervisedEngine | TritonEngine
 
 
 class InFlight:
@@ -54,15 +62,16 @@ class InFlight:
 class SharedResources:
     """The resources that every model of a process uses.
 
-    large: threads for images that take seconds, apart from `decoders`. memory: the cache of
-    embeddings; models have different keys in it. collections: those of all models; None without a
-    state directory.
+    large: threads for images that take seconds, apart from `decoders`. tokenizing: the one thread
+    that makes tokens of texts. memory: the cache of embeddings; models have different keys in it.
+    collections: those of all models; None without a state directory.
     """
 
     settings: Settings
     headers: ThreadPoolExecutor
     decoders: ThreadPoolExecutor
     large: ThreadPoolExecutor
+    tokenizing: ThreadPoolExecutor
     num_decoders: int
     admission: Admission
     metrics: Metrics
@@ -77,30 +86,42 @@ class SharedResources:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """An engine, the way to it, and the data of its model. requests: those it answers now."""
+    """An engine, the way to it, and the data of its model.
+
+    texts: the model's tower of texts, None where it embeds images only. requests: those it answers
+    now.
+    """
 
     engine: Engine
+    encoder: ServedEncoder
     dispatcher: Dispatcher
     readiness: Readiness
-    pipeline: Pipeline | CachedPipeline
+    pipeline: Encoding
+    texts: TextTower | None
     data: ModelData
     requests: InFlight = field(default_factory=InFlight)
 
-    @property
-    def encoder(self) -> ServedEncoder:
-        return self.engine.served
+
+@dataclass(frozen=True)
+class OpenedTexts:
+    """The open engine of a model's texts, and their tokenizer."""
+
+    engine: AnyEngine
+    tokenizer: Tokenizer
 
 
 @asynccontextmanager
 async def open_model(
-    engine: SupervisedEngine | TritonEngine, shared: SharedResources, data: ModelData
+    engine: AnyEngine, texts: OpenedTexts | None, shared: SharedResources, data: ModelData
 ) -> AsyncIterator[ServedModel]:
-    """Opens a model on an open engine, and warms it up."""
+    """Opens a model on its open engines, and warms it up."""
+    encoder, settings, metrics = engine.served, shared.settings, shared.metrics
+    assert isinstance(encoder, ServedEncoder)
     async with AsyncExitStack() as stack:
         dispatcher = await stack.enter_async_context(
-            _dispatching(engine, shared.settings, shared.metrics)
+            _dispatching(engine, settings, metrics, "images", settings.limits.max_queued_images)
         )
-        pipeline = Pipeline(
+        images = Pipeline(
             engine,
             dispatcher,
             shared.admission,
@@ -108,40 +129,63 @@ async def open_model(
             decoders=shared.decoders,
             large=shared.large,
             num_decoders=shared.num_decoders,
-            preprocess=engine.served.preprocess,
-            dimension=engine.served.dimension,
+            preprocess=encoder.preprocess,
+            dimension=encoder.dimension,
             limits=shared.decode_limits,
-            max_pixels=shared.settings.limits.pixels_of_one,
-            metrics=shared.metrics,
+            max_pixels=settings.limits.pixels_of_one,
+            metrics=metrics,
         )
-        await pipeline.warm_up()
-        cached = await stack.enter_async_context(
-            open_cached(
-                pipeline,
-                shared.settings,
-                engine.served,
-                shared.decode_limits,
-                shared.metrics,
-                shared.memory,
+        await images.warm_up()
+        cache = await stack.enter_async_context(
+            open_cache(settings, encoder, metrics, shared.memory)
+        )
+        if cache is None:
+            pipeline: Encoding = images
+        else:
+            space = KeySpace.of_images(encoder, cache.vectors, shared.decode_limits)
+            pipeline = cache.before(images, space)
+        tower = None
+        if texts is not None:
+            tower = new_text_tower(
+                texts.engine,
+                await stack.enter_async_context(
+                    _dispatching(
+                        texts.engine,
+                        settings,
+                        metrics.of_texts,
+                        "texts",
+                        settings.limits.max_queued_texts,
+                    )
+                ),
+                texts.tokenizer,
+                places=shared.admission.texts,
+                cache=cache,
+                thread=shared.tokenizing,
+                limits=settings.limits,
+                metrics=metrics.of_texts,
             )
-        )
-        yield ServedModel(engine, dispatcher, Readiness(engine, dispatcher), cached, data)
+        probe = Probe(engine, dispatcher, np.zeros(encoder.item.shape, encoder.item.dtype))
+        readiness = Readiness(probe) if tower is None else Readiness(probe, tower.probe)
+        yield ServedModel(engine, encoder, dispatcher, readiness, pipeline, tower, data)
 
 
 @asynccontextmanager
 async def _dispatching(
-    engine: SupervisedEngine | TritonEngine, settings: Settings, metrics: Metrics
+    engine: AnyEngine, settings: Settings, metrics: TowerMetrics, of: str, max_queued: int
 ) -> AsyncIterator[Dispatcher]:
-    """Opens the way to an engine: Triton batches by itself, others have a micro-batcher."""
+    """Opens the way to an engine: Triton batches by itself, others have a micro-batcher.
+
+    of: the name of the items. max_queued: how many of them may wait.
+    """
     if isinstance(engine, TritonEngine):
         yield Direct(engine, timeout_s=settings.triton.timeout_s, metrics=metrics)
         return
-    limits = settings.limits
     batcher = MicroBatcher(
         engine,
-        max_batch=engine.served.batch_within(limits.deadline_s * _BATCH_SHARE),
-        max_queued=limits.max_queued_images,
+        max_batch=engine.served.batch_within(settings.limits.deadline_s * _BATCH_SHARE),
+        max_queued=max_queued,
         metrics=metrics,
+        of=of,
     )
     async with batcher:
         yield batcher

@@ -7,103 +7,40 @@ while they work.
 import asyncio
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mlcd.errors import DeadlineExceeded, ImageRejected
+from mlcd.errors import DeadlineExceeded, ImageRejected, Rejection
 from mlcd.images.decode import DecodeLimits, format_of, num_pixels
 from mlcd.images.transform import PreprocessSpec
-from mlcd.types import Embeddings
 from service.errors import TooLarge
 from service.inference.admission import Admission
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
 from service.inference.decoding_threads import DecodingThreads
+from service.inference.encoded import (
+    Account,
+    Anybody,
+    Each,
+    Encoded,
+    EncodedItem,
+    Timings,
+    joined,
+    report,
+)
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import took
 
 _LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
 
 
-@dataclass(frozen=True)
-class Timings:
-    """The seconds that the slowest image of a request spent in each stage."""
-
-    decode_s: float = 0.0  # with the wait for a free decoder
-    queue_s: float = 0.0
-    inference_s: float = 0.0  # of the image's batch
-    cache_s: float = 0.0  # look-ups of the whole request, and waits for encodings of other requests
-    fetch_s: float | None = None  # of all images at URLs together; None where there are none
-
-    def server_timing(self) -> str:
-        """Returns the value of a Server-Timing header, in milliseconds."""
-        stages = {
-            **({} if self.fetch_s is None else {"fetch": self.fetch_s}),
-            "cache": self.cache_s,
-            "decode": self.decode_s,
-            "queue": self.queue_s,
-            "inference": self.inference_s,
-        }
-        return ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in stages.items())
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The embeddings of a request.
-
-    embeddings: [M, D] of the images that succeeded. rows: their M indexes in the request. errors:
-    those of the other images. rounded: the type that the cache rounds vectors to, None where they
-    are exact.
-    """
-
-    embeddings: Embeddings
-    rows: list[int]
-    errors: dict[int, ImageRejected]
-    timings: Timings = Timings()
-    rounded: str | None = None
-
-
-@dataclass(frozen=True)
-class _One:
-    embedding: NDArray[np.float32]
-    timings: Timings
-
-
 # An image and the number of its pixels.
-_Sized: TypeAlias = tuple[bytes | ImageRejected, int]
-# A callback for every image as soon as it is done: its index in the request, its embedding [D] or
-# its rejection.
-Each: TypeAlias = Callable[[int, NDArray[np.float32] | ImageRejected], None]
-
-
-class Account(Protocol):
-    """The client of a request: its images are charged to it and decoded in turn with others'."""
-
-    @property
-    def owner(self) -> object: ...
-
-    async def charge(self, pixels: Sequence[int]) -> None:
-        """Charges images with these numbers of pixels.
-
-        Raises RateExceeded or InvalidInput where they are too much.
-        """
-        ...
-
-
-class Anybody:
-    """The account of a request without a client, whose images cost nothing."""
-
-    @property
-    def owner(self) -> object:
-        return self
-
-    async def charge(self, pixels: Sequence[int]) -> None: ...
+_Sized: TypeAlias = tuple[bytes | Rejection, int]
 
 
 class Pipeline:
@@ -148,7 +85,8 @@ class Pipeline:
 
     async def encode(
         self,
-        images: Sequence[bytes | ImageRejected],
+        images: Sequence[bytes | Rejection],
+        /,
         *,
         deadline: float,
         each: Each | None = None,
@@ -168,7 +106,7 @@ class Pipeline:
                 "the time for a request has passed", remedy="send fewer images at once"
             )
         refuse_when_down(self._engine, self._metrics)
-        with self._admission.images(len(images), deadline=deadline):
+        with self._admission.images.reserved(len(images), deadline=deadline):
             images, pixels = await loop.run_in_executor(
                 self._headers, _read_headers, images, self._limits
             )
@@ -183,11 +121,14 @@ class Pipeline:
                 outcomes = await self._encode_all(
                     list(zip(images, pixels, strict=True)), deadline, each, account.owner
                 )
-        return self._joined(outcomes)
+        for outcome in outcomes:
+            if isinstance(outcome, Rejection):
+                self._metrics.rejected(outcome.reason)
+        return joined(outcomes, dimension=self._dimension)
 
     async def _encode_all(
         self, images: Sequence[_Sized], deadline: float, each: Each | None, owner: object
-    ) -> list[_One | ImageRejected]:
+    ) -> list[EncodedItem | Rejection]:
         # A request gives only a few images to the decoders at a time, so others come in between.
         turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
         tasks = [
@@ -196,7 +137,7 @@ class Pipeline:
         ]
         if each is not None:
             for index, task in enumerate(tasks):
-                task.add_done_callback(partial(_report, each, index))
+                task.add_done_callback(partial(report, each, index))
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -210,9 +151,9 @@ class Pipeline:
         deadline: float,
         request: object,
         owner: object,
-    ) -> _One | ImageRejected:
+    ) -> EncodedItem | Rejection:
         image, num_pixels = sized
-        if isinstance(image, ImageRejected):
+        if isinstance(image, Rejection):
             return image
         started = time.perf_counter()
         try:
@@ -231,7 +172,7 @@ class Pipeline:
             return ImageRejected(
                 "no-embedding", "the model finds nothing in this image to describe"
             )
-        return _One(row.embedding, Timings(decoded - started, row.queue_s, row.inference_s))
+        return EncodedItem(row.embedding, Timings(decoded - started, row.queue_s, row.inference_s))
 
     async def _decode(
         self, image: bytes, num_pixels: int, turn: asyncio.Semaphore, owner: object
@@ -248,47 +189,19 @@ class Pipeline:
                 self._num_decoding -= 1
                 self._metrics.decoded(format_of(image), time.perf_counter() - started)
 
-    def _joined(self, outcomes: list[_One | ImageRejected]) -> Encoded:
-        errors = {
-            index: outcome
-            for index, outcome in enumerate(outcomes)
-            if isinstance(outcome, ImageRejected)
-        }
-        for error in errors.values():
-            self._metrics.rejected(error.reason)
-        found = [outcome for outcome in outcomes if isinstance(outcome, _One)]
-        rows = [index for index in range(len(outcomes)) if index not in errors]
-        embeddings = (
-            np.stack([one.embedding for one in found])
-            if found
-            else np.zeros((0, self._dimension), np.float32)
-        )
-        return Encoded(
-            np.ascontiguousarray(embeddings), rows, errors, slowest([one.timings for one in found])
-        )
-
-
-def _report(each: Each, index: int, task: "asyncio.Task[_One | ImageRejected]") -> None:
-    if task.cancelled() or task.exception() is not None:
-        return
-    outcome = task.result()
-    each(index, outcome.embedding if isinstance(outcome, _One) else outcome)
-
 
 def _read_headers(
-    images: Sequence[bytes | ImageRejected], limits: DecodeLimits
-) -> tuple[list[bytes | ImageRejected], list[int]]:
+    images: Sequence[bytes | Rejection], limits: DecodeLimits
+) -> tuple[list[bytes | Rejection], list[int]]:
     """Returns the images and the number of pixels of each.
 
     An image whose header shows that it must be rejected is replaced by its rejection, of 0 pixels.
     """
-    checked: list[bytes | ImageRejected] = []
+    checked: list[bytes | Rejection] = []
     pixels: list[int] = []
     for image in images:
         try:
-            pixels.append(
-                0 if isinstance(image, ImageRejected) else num_pixels(image, limits=limits)
-            )
+            pixels.append(0 if isinstance(image, Rejection) else num_pixels(image, limits=limits))
             checked.append(image)
         except ImageRejected as rejection:
             pixels.append(0)
@@ -309,12 +222,3 @@ def _blank_jpeg() -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (64, 64)).save(buffer, "JPEG")
     return buffer.getvalue()
-
-
-def slowest(timings: list[Timings]) -> Timings:
-    return Timings(
-        max((one.decode_s for one in timings), default=0.0),
-        max((one.queue_s for one in timings), default=0.0),
-        max((one.inference_s for one in timings), default=0.0),
-        max((one.cache_s for one in timings), default=0.0),
-    )

@@ -1,31 +1,29 @@
-"""The readiness of a server: it is not stopping, its engine is up, an inference succeeded."""
+"""The readiness of a server: it is not stopping, its engines are up, inferences succeed."""
 
 import asyncio
 import contextlib
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlcd.errors import MlcdError
 from service.inference.contract import Dispatcher, Engine
 from service.timings import READY_FRESH_S
 
 
-class Readiness:
-    """The answer to probes: however many come, one inference is tried at a time, two a second."""
+class Probe:
+    """The probe of one engine: one inference is tried at a time, two a second."""
 
-    def __init__(self, engine: Engine, dispatcher: Dispatcher) -> None:
-        self._engine, self._dispatcher = engine, dispatcher
+    def __init__(self, engine: Engine, dispatcher: Dispatcher, trial: NDArray[Any]) -> None:
+        """Takes the engine and the way to it. trial: an item that it can encode."""
+        self._engine, self._dispatcher, self._item = engine, dispatcher, trial
         self._trial: asyncio.Task[None] | None = None
         self._tried = -np.inf
-        self.draining = False
 
     async def check(self) -> bool:
-        """Tells whether the server is ready.
-
-        It answers within the time after which an inference is in doubt: 0.8 s, or three times the
-        largest batch.
-        """
-        if self.draining or not self._engine.up or self._engine.overdue:
+        """Tells whether the engine is up and an inference succeeded lately."""
+        if not self._engine.up or self._engine.overdue:
             return False
         if self._age > READY_FRESH_S or self._engine.failing:
             await self._try()
@@ -49,6 +47,24 @@ class Readiness:
         await asyncio.wait([self._trial], timeout=self._engine.overdue_s)
 
     async def _infer(self) -> None:
-        crop = self._engine.served.preprocess.crop
         with contextlib.suppress(MlcdError):
-            await self._dispatcher.encode(np.zeros((3, crop, crop), np.uint8))
+            await self._dispatcher.encode(self._item)
+
+
+class Readiness:
+    """The answer to probes of the server, however many come."""
+
+    def __init__(self, *probes: Probe) -> None:
+        """Takes the probe of each engine: the server is ready when all of them are."""
+        self._probes = probes
+        self.draining = False
+
+    async def check(self) -> bool:
+        """Tells whether the server is ready.
+
+        It answers within the time after which an inference is in doubt: 0.8 s, or three times the
+        largest batch.
+        """
+        if self.draining:
+            return False
+        return all(await asyncio.gather(*(probe.check() for probe in self._probes)))

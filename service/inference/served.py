@@ -1,10 +1,13 @@
-"""The served encoder as its process opened it, and how to open it again."""
+"""The served towers as their processes opened them, and how to open them again."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
 
 from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
+from mlcd.encoders.text_encoder import Calibration, TextEncoder
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Fingerprint
 from service.settings import Log
@@ -12,15 +15,29 @@ from service.settings import Log
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.triton import TritonEncoder
 
+Tower = Literal["images", "texts"]
+
+
+@dataclass(frozen=True)
+class ItemLayout:
+    """The array that stands for one item: uint8 [3, S, S] of an image, int64 [T] of a text."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
 
 @dataclass(frozen=True)
 class Opening:
-    """The arguments of `mlcd.encoders.open_encoder` for the engine's process, and how to log."""
+    """What an engine's process opens, and how to log.
+
+    tower: that of images, or that of texts of the same model.
+    """
 
     spec: str
     max_batch: int
     encoder: EncoderOptions = DEFAULTS
     log: Log = Log()  # noqa: RUF009 - frozen
+    tower: Tower = "images"
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "log": self.log.model_dump()}
@@ -31,12 +48,12 @@ class Opening:
         return cls(**{**fields, **options})
 
 
-@dataclass(frozen=True)
-class ServedEncoder:
-    """The encoder that the engine's process has opened, without its weights.
+@dataclass(frozen=True, kw_only=True)
+class ServedTower:
+    """An encoder that an engine's process has opened, without its weights.
 
-    shortest_s: seconds of one image on a warm engine. longest_s: seconds of the first batch of
-    `max_batch` images.
+    shortest_s: seconds of one item on a warm engine. longest_s: seconds of the first batch of
+    `max_batch` items.
     """
 
     name: str
@@ -44,10 +61,34 @@ class ServedEncoder:
     dimension: int
     engine: str
     precision: str
-    preprocess: PreprocessSpec
     max_batch: int
     shortest_s: float
     longest_s: float
+
+    @property
+    def item(self) -> ItemLayout:
+        raise NotImplementedError
+
+    def batch_within(self, seconds: float) -> int:
+        """Returns the largest batch that takes at most `seconds`, or twice as long as one item.
+
+        It is computed from the times measured at start.
+        """
+        allowed_s = max(seconds, 2 * self.shortest_s)
+        if self.longest_s <= allowed_s:
+            return self.max_batch
+        each_s = (self.longest_s - self.shortest_s) / (self.max_batch - 1)
+        return 1 + int((allowed_s - self.shortest_s) / each_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEncoder(ServedTower):
+    """The tower of images."""
+
+    preprocess: PreprocessSpec
 
     @classmethod
     def of(
@@ -71,6 +112,11 @@ class ServedEncoder:
         )
 
     @property
+    def item(self) -> ItemLayout:
+        side = self.preprocess.crop
+        return ItemLayout((3, side, side), np.dtype(np.uint8))
+
+    @property
     def labels(self) -> dict[str, str]:
         """The labels of metrics about the model."""
         return {
@@ -81,20 +127,48 @@ class ServedEncoder:
             "preprocess": str(self.preprocess.version),
         }
 
-    def batch_within(self, seconds: float) -> int:
-        """Returns the largest batch that takes at most `seconds`, or twice as long as one image.
-
-        It is computed from the times measured at start.
-        """
-        allowed_s = max(seconds, 2 * self.shortest_s)
-        if self.longest_s <= allowed_s:
-            return self.max_batch
-        each_s = (self.longest_s - self.shortest_s) / (self.max_batch - 1)
-        return 1 + int((allowed_s - self.shortest_s) / each_s)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "ServedEncoder":
         return cls(**{**fields, "preprocess": PreprocessSpec.from_dict(fields["preprocess"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedTextEncoder(ServedTower):
+    """The tower of texts.
+
+    context_length: token ids of one text, with its padding.
+    """
+
+    context_length: int
+    calibration: Calibration
+
+    @classmethod
+    def of(
+        cls, encoder: TextEncoder, *, max_batch: int, shortest_s: float, longest_s: float
+    ) -> "ServedTextEncoder":
+        return cls(
+            name=encoder.name,
+            fingerprint=encoder.fingerprint,
+            dimension=encoder.dimension,
+            engine=encoder.engine,
+            precision=encoder.precision,
+            max_batch=max_batch,
+            shortest_s=shortest_s,
+            longest_s=longest_s,
+            context_length=encoder.tokenizer.context_length,
+            calibration=encoder.calibration,
+        )
+
+    @property
+    def item(self) -> ItemLayout:
+        return ItemLayout((self.context_length,), np.dtype(np.int64))
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "ServedTextEncoder":
+        return cls(**{**fields, "calibration": Calibration(**fields["calibration"])})
+
+
+TOWERS: Final[dict[Tower, type[ServedEncoder] | type[ServedTextEncoder]]] = {
+    "images": ServedEncoder,
+    "texts": ServedTextEncoder,
+}

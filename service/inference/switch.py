@@ -21,7 +21,7 @@ from service.host.allocator import keep_what_is_open
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.model import ServedModel, SharedResources, open_model
 from service.inference.model_data import open_model_data
-from service.inference.served import ServedEncoder
+from service.inference.served import ServedTower
 from service.timings import RETIREMENT_S
 
 _log = logging.getLogger("mlcd.service")
@@ -84,6 +84,11 @@ class ModelSwitch:
                 f"the engine {self._model.encoder.engine} serves what it was started with",
                 remedy="start the server with the other model, or with MLCD_ENGINE=triton",
             )
+        if self._model.texts is not None:
+            raise Conflict(
+                "a server with texts serves the version that it was started with",
+                remedy="restart it with MLCD_TRITON__VERSION and MLCD_TRITON__TEXT",
+            )
         if self._shared.settings.processes > 1:
             raise Conflict(
                 "several processes cannot change their model at one moment",
@@ -129,7 +134,7 @@ class ModelSwitch:
                     open_model_data, shared.settings, self._folder, shared.collections, strict=False
                 )
                 data = await asyncio.to_thread(opening, later.served.fingerprint)
-                model = await stack.enter_async_context(open_model(later, self._shared, data))
+                model = await stack.enter_async_context(open_model(later, None, self._shared, data))
                 if self._model.readiness.draining:
                     raise Unavailable("the server is stopping")
                 self._flip(model, stack.pop_all(), publish, unload=unload)
@@ -174,8 +179,8 @@ class ModelSwitch:
                 _log.warning("Triton keeps the version before loaded: %s", error)
 
 
-def _check_shape(former: ServedEncoder, later: ServedEncoder) -> None:
-    shapes = [(served.dimension, served.preprocess.crop) for served in (former, later)]
+def _check_shape(former: ServedTower, later: ServedTower) -> None:
+    shapes = [(served.dimension, served.item.shape[-1]) for served in (former, later)]
     if shapes[0] != shapes[1]:
         (dimension, side), (other_dimension, other_side) = shapes
         raise Conflict(

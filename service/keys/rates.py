@@ -1,4 +1,4 @@
-"""The limit on images a minute of each key, counted in this process or shared through Redis."""
+"""The limit on images and texts a minute of each key, counted here or shared through Redis."""
 
 import asyncio
 import logging
@@ -147,6 +147,20 @@ class RequestAccount:
         """Counts large images several times: each was counted once already."""
         more = sum(max(0, num - 1) // self._pixels_per_image for num in pixels)
         await self._limiter.take(self._key, more, taken=self._taken)
+
+
+class ComputedAccount:
+    """The account of texts that cost nothing where they are cached: one that is computed is one."""
+
+    def __init__(self, limiter: RateLimiter, key: Key | None) -> None:
+        self._limiter, self._key = limiter, key
+
+    @property
+    def owner(self) -> object:
+        return self if self._key is None else self._key.id
+
+    async def charge(self, pixels: Sequence[int]) -> None:
+        await self._limiter.take(self._key, len(pixels))
 
 
 @asynccontextmanager

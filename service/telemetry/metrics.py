@@ -8,16 +8,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Summary,
     disable_created_metrics,
     generate_latest,
     values,
@@ -26,28 +23,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from service.telemetry.instruments import Instruments
+from service.telemetry.text_metrics import TextMetrics
 from service.timings import METRICS_POLL_S
 
 if TYPE_CHECKING:  # it imports faiss
     from mlcd.collections.collection import Collection, Description
 
-_SECOND_BUCKETS: Final = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-)
-_IMAGE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
 
 disable_created_metrics()  # they would double the series, and exist only in one process alone
@@ -94,102 +76,103 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         self._multiprocess_dir = multiprocess_dir
-        self._asked: dict[Gauge, Callable[[], float]] = {}
-        self._requests = self._counter(
+        self._instruments = made = Instruments(self._registry)
+        self._requests = made.counter(
             "mlcd_requests_total", "Requests answered.", "route", "status"
         )
-        self._durations = self._seconds("mlcd_request_duration_seconds", "Time to answer.", "route")
-        self._answers = self._summary(
-            "mlcd_inference_request_seconds", "Time to answer a request with images.", "outcome"
+        self._durations = made.seconds("mlcd_request_duration_seconds", "Time to answer.", "route")
+        self._answers = made.summary(
+            "mlcd_inference_request_seconds",
+            "Time to answer a request with images or texts.",
+            "outcome",
         )
-        self._stages = self._summary(
-            "mlcd_inference_stage_seconds", "Time of a request with images in one stage.", "stage"
+        self._stages = made.summary(
+            "mlcd_inference_stage_seconds",
+            "Time of a request with images or texts in one stage.",
+            "stage",
         )
-        self._latest = self._gauge(
+        self._latest = made.gauge(
             "mlcd_last_inference_timestamp_seconds", "When the latest inference ended.", mode="max"
         )
-        self._images = self._counter(
+        self._images = made.counter(
             "mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome"
         )
-        self._decodes = self._seconds(
+        self._decodes = made.seconds(
             "mlcd_decode_duration_seconds", "Time to decode one image, queueing included.", "format"
         )
-        self._fetches = self._seconds(
+        self._fetches = made.seconds(
             "mlcd_fetch_duration_seconds",
             "Time to fetch one image by its URL, waiting and redirects included.",
             "outcome",
         )
-        self._waits = self._seconds(
+        self._waits = made.seconds(
             "mlcd_queue_wait_seconds", "Wait of a batch's first image for the engine."
         )
-        self._depths = self._gauge(
-            "mlcd_queue_depth", "Images that wait for a decoder, or for the engine.", "stage"
+        self._depths = made.gauge(
+            "mlcd_queue_depth", "Images or texts that wait for a thread or an engine.", "stage"
         )
-        self._cache = self._counter(
-            "mlcd_cache_requests_total", "Images looked up in a cache.", "tier", "result"
+        self._cache = made.counter(
+            "mlcd_cache_requests_total", "Images and texts looked up in a cache.", "tier", "result"
         )
-        self._cache_writes = self._counter(
+        self._cache_writes = made.counter(
             "mlcd_cache_writes_total", "Vectors to be written to Redis.", "result"
         )
-        self._cache_bytes = self._gauge(
+        self._cache_bytes = made.gauge(
             "mlcd_cache_bytes", "What vectors kept in server processes take."
         )
-        self._cache_up = self._gauge(
+        self._cache_up = made.gauge(
             "mlcd_cache_up", "Server processes that use the cache in Redis."
         )
-        self._batches = Histogram(
-            "mlcd_batch_size",
-            "Images per inference.",
-            buckets=_IMAGE_BUCKETS,
-            registry=self._registry,
-        )
-        self._inferences = self._seconds(
+        self._batches = made.batches("mlcd_batch_size", "Images per inference.")
+        self._inferences = made.seconds(
             "mlcd_inference_duration_seconds", "Time of one inference.", "model", "backend"
         ).labels(model, engine)
-        self._lookups = self._seconds(
+        self._lookups = made.seconds(
             "mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode"
         )
-        self._searches = self._seconds(
+        self._searches = made.seconds(
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
         self._collections: Callable[[], Mapping[str, Collection]] = dict
         # Every process looks at the one queue, so its numbers count once.
-        self._jobs = self._gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
-        self._job_depth = self._gauge(
+        self._jobs = made.gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
+        self._job_depth = made.gauge(
             "mlcd_job_depth", "Tasks of jobs that wait for a worker.", mode="livemax"
         )
-        self._job_wait = self._gauge(
+        self._job_wait = made.gauge(
             "mlcd_job_oldest_wait_seconds",
             "How long the oldest queued job has waited.",
             mode="livemax",
         )
-        self._job_queue_up = self._gauge(
+        self._job_queue_up = made.gauge(
             "mlcd_job_queue_up", "Server processes that reach the queue of batch jobs."
         )
-        self._job_workers = self._gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
-        self._rejections = self._counter(
-            "mlcd_rejected_total", "Images or requests refused.", "reason"
+        self._job_workers = made.gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
+        self._rejections = made.counter(
+            "mlcd_rejected_total", "Images, texts or requests refused.", "reason"
         )
-        self._drops = self._counter("mlcd_dropped_total", "Admitted images not encoded.", "reason")
-        self._held = self._gauge(
+        self._drops = made.counter(
+            "mlcd_dropped_total", "Admitted images and texts not encoded.", "reason"
+        )
+        self._held = made.gauge(
             "mlcd_held",
-            "What the server holds: connections, and the images, pixels and bytes of requests.",
+            "What the server holds: connections; images, texts, pixels and bytes of requests.",
             "of",
         )
-        self._engines_up = self._gauge(
+        self._engines_up = made.gauge(
             "mlcd_engine_up", "Engines that can take batches, one per server process."
         )
-        self._restarts = self._counter(
+        self._restarts = made.counter(
             "mlcd_engine_restarts_total", "Times the engine's process was replaced."
         )
-        self._threads = self._gauge("mlcd_threads", "Threads that may compute at one time.", "of")
-        self._lags = self._seconds(
+        self._threads = made.gauge("mlcd_threads", "Threads that may compute at one time.", "of")
+        self._lags = made.seconds(
             "mlcd_event_loop_lag_seconds", "How late the event loop wakes a timer."
         )
-        self._processes = self._gauge("mlcd_processes", "Server processes that are up.")
+        self._processes = made.gauge("mlcd_processes", "Server processes that are up.")
         self._processes.set(1)
         labels = ("model", "fingerprint", "preprocess", "engine", "precision")
-        self._info = self._gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
+        self._info = made.gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
     def serve(
@@ -199,6 +182,11 @@ class Metrics:
         self._info.clear()
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
+    @cached_property
+    def of_texts(self) -> TextMetrics:
+        """The metrics of the tower of texts, registered at the first use."""
+        return TextMetrics(self._instruments, self._depths, self)
+
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._durations.labels(route).observe(seconds)
@@ -206,7 +194,10 @@ class Metrics:
     def inference_request(
         self, status: int, seconds: float, stages: Mapping[str, tuple[float, float]]
     ) -> None:
-        """Counts a request with images. stages: start and end of each stage that it passed."""
+        """Counts a request with images or texts.
+
+        stages: start and end of each stage that it passed.
+        """
         self._answers.labels("success" if status < _FIRST_ERROR else "fail").observe(seconds)
         for stage, (started, ended) in stages.items():
             self._stages.labels(stage).observe(ended - started)
@@ -232,7 +223,7 @@ class Metrics:
         self._latest.set_to_current_time()
 
     def cache_looked_up(self, tier: str, result: str, num: int) -> None:
-        """Counts look-ups of images in a cache.
+        """Counts look-ups of images and texts in a cache.
 
         tier: memory, redis, in_flight. result: hit, miss, damaged (Redis holds something else),
         error.
@@ -300,11 +291,11 @@ class Metrics:
         up: called when the metrics of this process are read, and ten times a second for readers in
         other processes.
         """
-        self._asked[self._engines_up] = up
+        self._instruments.ask(self._engines_up, up)
 
     def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
         """Connects the depth of a queue. depth: called when `up` of `engine_up` is called."""
-        self._asked[self._depths.labels(stage)] = depth
+        self._instruments.ask(self._depths.labels(stage), depth)
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
@@ -315,14 +306,14 @@ class Metrics:
             due = time.perf_counter() + METRICS_POLL_S
             await asyncio.sleep(METRICS_POLL_S)
             self._lags.observe(max(0.0, time.perf_counter() - due))
-            self._ask()
+            self._instruments.read()
 
     def exposition(self, *, names: bool = False) -> bytes:
         """Returns the metrics of all server processes, which have the same collections.
 
         names: names of collections may be written.
         """
-        self._ask()
+        self._instruments.read()
         of_collections = CollectionMetrics(self._collections(), names=names)
         return generate_latest(self.counted()) + generate_latest(of_collections)
 
@@ -333,29 +324,6 @@ class Metrics:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=str(self._multiprocess_dir))
         return registry
-
-    def _ask(self) -> None:
-        for gauge, ask in self._asked.items():
-            gauge.set(ask())
-
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(name, meaning, labels, registry=self._registry)
-
-    def _seconds(self, name: str, meaning: str, *labels: str) -> Histogram:
-        return Histogram(name, meaning, labels, buckets=_SECOND_BUCKETS, registry=self._registry)
-
-    def _summary(self, name: str, meaning: str, *labels: str) -> Summary:
-        return Summary(name, meaning, labels, registry=self._registry)
-
-    def _gauge(self, name: str, meaning: str, *labels: str, mode: str = "livesum") -> Gauge:
-        """Returns a new gauge. mode: how the values of several processes become one."""
-        return Gauge(
-            name,
-            meaning,
-            labels,
-            registry=self._registry,
-            multiprocess_mode=mode,  # type: ignore[arg-type]
-        )
 
 
 class CollectionMetrics(Collector):

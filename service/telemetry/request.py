@@ -18,15 +18,22 @@ _MAX_TRACESTATE: Final = 512  # characters; W3C Trace Context asks to pass on at
 class RequestRecord:
     """The record of one request.
 
-    trace_headers: `traceparent` and `tracestate`, for calls to other services. num_images: None
-    where the request has none. stages: name to its start and end by time.perf_counter, from the
-    first image's start to the last one's end.
+    trace_headers: `traceparent` and `tracestate`, for calls to other services. num_images,
+    num_texts: None where the request has none. stages: name to its start and end by
+    time.perf_counter, from the first item's start to the last one's end.
     """
 
     request_id: str
     trace_headers: dict[str, str] = field(default_factory=dict)
     num_images: int | None = None
+    num_texts: int | None = None
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of images and of texts, where the request has any."""
+        given = {"images": self.num_images, "texts": self.num_texts}
+        return {name: num for name, num in given.items() if num is not None}
 
     @property
     def trace_ids(self) -> tuple[str, str] | None:
@@ -55,6 +62,11 @@ def current_request() -> RequestRecord | None:
 def count_images(num: int) -> None:
     if (record := _current.get()) is not None:
         record.num_images = num
+
+
+def count_texts(num: int) -> None:
+    if (record := _current.get()) is not None:
+        record.num_texts = num
 
 
 def took(stage: str, started: float, ended: float) -> None:

@@ -77,7 +77,7 @@ class RequestTracer:
                     "http.response.status_code": status,
                     "mlcd.request_id": record.request_id,
                     "mlcd.fingerprint": fingerprint,
-                    **({} if record.num_images is None else {"mlcd.images": record.num_images}),
+                    **{f"mlcd.{name}": num for name, num in record.counts.items()},
                 }
             )
             if status >= _SERVER_FAULT:

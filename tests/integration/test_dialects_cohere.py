@@ -47,14 +47,18 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({}, 400, "give either"),
-        ({"texts": ["a text"]}, 400, "embeds images, not texts"),
-        ({"images": ["URI"], "texts": ["a text"]}, 400, "embeds images, not texts"),
-        ({"images": ["URI"], "inputs": [{}]}, 400, "give either"),
+        ({}, 400, "give exactly one"),
+        ({"texts": ["a text"]}, 422, "mlcd export MODEL OUT --text"),
+        ({"images": ["URI"], "texts": ["a text"]}, 400, "give exactly one"),
+        ({"images": ["URI"], "inputs": [{}]}, 400, "give exactly one"),
         ({"images": ["URI", "a text"]}, 422, "image 1"),
         ({"images": ["https://example.com/x.png"]}, 422, "fetching URLs is off"),
         ({"images": ["data:image/png;base64,AAAA"]}, 400, "image 0"),
-        ({"inputs": [{"content": [{"type": "text", "text": "a text"}]}]}, 422, "image 0"),
+        (
+            {"inputs": [{"content": [{"type": "text", "text": "a text"}]}]},
+            422,
+            "embeds images and no texts",
+        ),
         ({"inputs": [{"content": []}]}, 422, "image 0"),
         ({"inputs": ["URI"]}, 422, "image 0"),
         ({"images": ["URI"], "embedding_types": ["int4"]}, 400, "embedding_types"),

@@ -11,16 +11,22 @@ from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
 from mlcd.wire import EXAMPLE_IMAGE, exactly_one
 from service.errors import BadRequest
-from service.fetch.urls import GivenImage
 from service.http.access import Opened, check_model
-from service.http.answers import headers, json_answer
+from service.http.answers import headers, json_answer, json_list
 from service.http.auth import needs
 from service.http.bodies import check_count
 from service.http.data_uris import image_from_uri
 from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
-from service.http.encoding import encode_strictly, shortened
+from service.http.encoding import shortened
 from service.http.json_route import JsonRoute
+from service.http.text_encoding import (
+    GivenItem,
+    GivenText,
+    check_num_texts,
+    encode_items_strictly,
+    takes_whole,
+)
 from service.settings import Limits
 
 Floats: TypeAlias = list[list[float]]
@@ -29,9 +35,10 @@ CohereType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 class EmbedRequest(BaseModel):
-    """A request with images as data-URIs or URLs: `images`, or `inputs` with one `image_url` each.
+    """A request with `texts`, with `images` as data-URIs or URLs, or with `inputs`.
 
-    `texts` are refused.
+    An entry of `inputs` has one part, of type `text` or `image_url`. Texts need a model that takes
+    them.
     """
 
     model_config = ConfigDict(
@@ -43,29 +50,31 @@ class EmbedRequest(BaseModel):
                     "input_type": "image",
                     "images": [EXAMPLE_IMAGE],
                     "embedding_types": ["float", "int8"],
-                }
+                },
+                {"model": "clip", "input_type": "search_query", "texts": ["a red car"]},
             ],
-            **exactly_one(images="array", inputs="array"),
+            **exactly_one(images="array", texts="array", inputs="array"),
         },
     )
 
     model: str
     input_type: (
         Literal["image", "search_document", "search_query", "classification", "clustering"] | None
-    ) = None  # about texts; images are embedded in one way
+    ) = None  # not used: texts and images are embedded in one way
     images: list[Any] | None = None
     inputs: list[Any] | None = None
     texts: list[Any] | None = None
     embedding_types: Annotated[list[CohereType], Field(min_length=1, max_length=64)] = ["float"]
     # The number of first components to return, normalized again.
     output_dimension: Annotated[int, Field(ge=1, strict=True)] | None = None
-    truncate: Literal["NONE", "START", "END"] | None = None  # about texts
-    max_tokens: StrictInt | None = None  # about texts
+    # With NONE, a text of more tokens than the model reads is refused; else its end is cut.
+    truncate: Literal["NONE", "START", "END"] | None = None
+    max_tokens: StrictInt | None = None  # not used: the model's context is fixed
     priority: StrictInt | None = None  # not used: requests are served in the order of their arrival
 
 
 class EmbedTypes(BaseModel):
-    """The embeddings in each type that was asked for, one row per image.
+    """The embeddings in each type that was asked for, one row per image or text.
 
     int8: 127 times the row over its largest component, rounded; uint8: that plus 128.
     binary, ubinary: 8 components in one byte, most significant bit first, bit = value >= 0; binary
@@ -87,9 +96,10 @@ class ApiVersion(BaseModel):
 
 
 class BilledUnits(BaseModel):
-    """The number of images; nobody is billed, but clients show it."""
+    """The number of images and of the texts' tokens; nobody is billed, but clients show it."""
 
-    images: int
+    images: int | None = None
+    input_tokens: int | None = None
 
 
 class Meta(BaseModel):
@@ -133,50 +143,71 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse
     responses=_ANSWERS,
 )
 async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Response:
-    """Embeds images in Cohere's format; one bad image refuses the request, naming its index."""
+    """Embeds images and texts in Cohere's format.
+
+    One bad image or text refuses the request, naming its index. A model without a tower of texts
+    answers 422 to a text.
+    """
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
-    images = await loop.run_in_executor(resources.compute, _images, body, resources.settings.limits)
-    encoded = await encode_strictly(request, resources, images)
-    rows = shortened(encoded.embeddings, body.output_dimension, param="output_dimension")
+    items = await loop.run_in_executor(resources.compute, _items, body, resources.settings.limits)
+    whole = takes_whole(body.truncate)
+    found = await encode_items_strictly(request, resources, items, whole=whole)
+    rows = shortened(found.encoded.embeddings, body.output_dimension, param="output_dimension")
+    num_images = sum(not isinstance(item, GivenText) for item in items)
+    billed = {"images": num_images, "input_tokens": found.num_tokens}
+    embeddings = {
+        kind: await json_list(_as_type(rows, kind), resources) for kind in body.embedding_types
+    }
     return json_answer(
         {
             "id": request.state.request_id,
-            "embeddings": {kind: _as_type(rows, kind) for kind in body.embedding_types},
-            "texts": [],
+            "embeddings": embeddings,
+            "texts": body.texts or [],
             "images": [],
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"images": len(images)}},
+            "meta": {
+                "api_version": {"version": "2"},
+                "billed_units": {name: num for name, num in billed.items() if num},
+            },
         },
-        headers(resources, encoded),
+        headers(resources, found.encoded),
     )
 
 
-def _images(body: EmbedRequest, limits: Limits) -> list[GivenImage]:
+def _items(body: EmbedRequest, limits: Limits) -> list[GivenItem]:
+    given = [items for items in (body.images, body.texts, body.inputs) if items]
+    if len(given) != 1:
+        raise BadRequest("give exactly one of `images`, `texts` and `inputs`", param="images")
     if body.texts:
-        raise BadRequest(
-            "this model embeds images, not texts", remedy="send `images` or `inputs`", param="texts"
-        )
-    if bool(body.images) == bool(body.inputs):
-        raise BadRequest("give either `images` or `inputs`", param="images")
-    items = body.images or body.inputs or []
-    check_count(len(items), limits)
-    return [image_from_uri(item) if body.images else _of_input(item) for item in items]
+        items: list[GivenItem] = [GivenText(text) for text in body.texts]
+    elif body.images:
+        items = [image_from_uri(image) for image in body.images]
+    else:
+        items = [_of_input(item) for item in given[0]]
+    num_texts = sum(isinstance(item, GivenText) for item in items)
+    check_num_texts(num_texts, limits)
+    check_count(len(items) - num_texts, limits)
+    return items
 
 
-def _of_input(item: Any) -> GivenImage:
+def _of_input(item: Any) -> GivenItem:
     """Reads one entry of `inputs`, which must have one part.
 
-    Cohere fuses several parts into one embedding, which an image model cannot do.
+    Cohere fuses several parts into one embedding, which this model cannot do.
     """
     content = item.get("content") if isinstance(item, dict) else None
     part = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if isinstance(part, dict) and part.get("type") == "text":
+        return GivenText(part.get("text"))
     address = (
         part.get("image_url")
         if isinstance(part, dict) and part.get("type") == "image_url"
         else None
     )
     if not isinstance(address, dict):
-        return ImageRejected("unreadable", "an input must have one content part, of type image_url")
+        return ImageRejected(
+            "unreadable", "an input must have one content part, of type text or image_url"
+        )
     return image_from_uri(address.get("url"))
 
 

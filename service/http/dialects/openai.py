@@ -5,6 +5,7 @@ The pydantic models of answers are documentation: vectors are written without pa
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -16,26 +17,36 @@ from mlcd.wire import EXAMPLE_IMAGE, exactly_one
 from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened, check_model
-from service.http.answers import headers, json_answer
+from service.http.answers import headers, listed_answer
 from service.http.auth import needs
 from service.http.bodies import check_count
-from service.http.data_uris import image_from_field, image_from_uri
+from service.http.data_uris import image_from_field, image_from_uri, is_image
 from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_ubinary
-from service.http.encoding import encode_strictly, shortened
+from service.http.embedding_answers import NUMBER_BYTES
+from service.http.encoding import shortened
 from service.http.json_route import JsonRoute
+from service.http.text_encoding import (
+    GivenItem,
+    GivenText,
+    check_num_texts,
+    encode_items_strictly,
+    takes_whole,
+)
 from service.resources import Resources
 from service.settings import Limits
 
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+Modality = Literal["image", "text"]
 
 
 class EmbeddingsRequest(BaseModel):
-    """Images in one of four ways; give `input` or `messages`.
+    """Images and texts in one of four ways; give `input` or `messages`.
 
-    `input`: a data-URI or URL, a list of them, or a list of objects with `image` (base64, a
-    data-URI or URL), `image_url`, `url` or `bytes` (base64). `messages`: one message with one
-    `image_url`; one embedding comes back.
+    `input`: a string, a list of strings, or a list of objects with `image` (base64, a data-URI or
+    URL), `image_url`, `url`, `bytes` (base64) or `text`. A string is an image where it is a
+    data-URI or a URL, else a text, for a model that takes texts; `modality` says otherwise.
+    `messages`: one message with one `image_url` or text; one embedding comes back.
     """
 
     model_config = ConfigDict(
@@ -44,6 +55,7 @@ class EmbeddingsRequest(BaseModel):
             "examples": [
                 {"model": "mlcd-vit", "input": [EXAMPLE_IMAGE], "encoding_format": "float"},
                 {"model": "mlcd-vit", "input": [{"image": EXAMPLE_IMAGE}], "dimensions": 8},
+                {"model": "clip", "input": ["a red car", EXAMPLE_IMAGE]},
                 {
                     "model": "mlcd-vit",
                     "messages": [
@@ -61,10 +73,8 @@ class EmbeddingsRequest(BaseModel):
     model: str
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
-    # Infinity, NIM: this model embeds images only.
-    modality: (
-        Literal["image"] | Annotated[list[Literal["image"]], Field(max_length=1024)] | None
-    ) = None
+    # Infinity, NIM: what the strings of `input` are, all of them or one by one.
+    modality: Modality | Annotated[list[Modality], Field(max_length=2048)] | None = None
     # With base64, a row is little-endian float32; openai-python asks for it and decodes it.
     encoding_format: Literal["float", "base64"] | None = None
     # Jina's field, which goes before `encoding_format`. With binary, 8 components are in an int8,
@@ -75,9 +85,10 @@ class EmbeddingsRequest(BaseModel):
     dimensions: Annotated[int, Field(ge=1, strict=True)] | None = None
     normalized: Literal[True] | None = None  # Jina: rows always have unit length here
     user: str | None = None  # OpenAI: the end user; not used
-    task: str | None = None  # Jina: about texts; images are embedded in one way
-    input_type: str | None = None  # NIM: about texts, like `task`
-    truncate: str | None = None  # NIM: about texts
+    task: str | None = None  # Jina: not used; texts and images are embedded in one way
+    input_type: str | None = None  # NIM: not used, like `task`
+    # NIM: with NONE, a text of more tokens than the model reads is refused; else its end is cut.
+    truncate: str | None = None
 
 
 class Embedding(BaseModel):
@@ -89,14 +100,14 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """The number of tokens, always 0: images have none, but clients require the fields."""
+    """The number of tokens of the texts, as the model reads them; images have none."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(BaseModel):
-    """One embedding per image, in the order of the images."""
+    """One embedding per image or text, in the order of the request."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -182,23 +193,31 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsRes
 async def create_embeddings(
     body: EmbeddingsRequest, request: Request, resources: Opened
 ) -> Response:
-    """Embeds images in OpenAI's format; one bad image refuses the request, naming its index."""
+    """Embeds images and texts in OpenAI's format.
+
+    One bad image or text refuses the request, naming its index. A model without a tower of texts
+    answers 422 to a text.
+    """
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
-    images, param = await loop.run_in_executor(
-        resources.compute, _images, body, resources.settings.limits
+    items, param = await loop.run_in_executor(
+        resources.compute, _items, body, resources.settings.limits
     )
-    encoded = await encode_strictly(request, resources, images, param=param)
-    rows = shortened(encoded.embeddings, body.dimensions, param="dimensions")
-    data = [
-        {"object": "embedding", "index": index, "embedding": row}
-        for index, row in enumerate(_in_wire_format(rows, body))
-    ]
-    # Images have no tokens; clients require the field.
-    usage = {"prompt_tokens": 0, "total_tokens": 0}
-    return json_answer(
-        {"object": "list", "data": data, "model": resources.encoder.name, "usage": usage},
-        headers(resources, encoded),
+    whole = takes_whole(body.truncate)
+    found = await encode_items_strictly(request, resources, items, param=param, whole=whole)
+    rows = shortened(found.encoded.embeddings, body.dimensions, param="dimensions")
+    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+    return listed_answer(
+        {"object": "list", "model": resources.encoder.name, "usage": usage},
+        [
+            partial(dict, object="embedding", index=index, embedding=row)
+            for index, row in enumerate(_in_wire_format(rows, body))
+        ],
+        headers(resources, found.encoded),
+        resources,
+        num_items=len(rows),
+        num_bytes=NUMBER_BYTES * rows.size,
+        field="data",
     )
 
 
@@ -217,8 +236,8 @@ async def model(model: str, resources: Opened, response: Response) -> Model:
     return _described(resources)
 
 
-def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenImage], str]:
-    """Returns the images, and the client's name for one of them."""
+def _items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], str]:
+    """Returns the images and texts, and the client's name for one of them."""
     if (body.input is None) == (body.messages is None):
         raise BadRequest("give either `input` or `messages`", param="input")
     if body.messages is not None:
@@ -228,21 +247,38 @@ def _images(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenImage], 
         raise BadRequest("input is empty", param="input")
     if any(isinstance(item, int | list) for item in items):
         raise BadRequest(
-            "this model embeds images, not tokens",
-            remedy="send data-URIs; in LangChain set check_embedding_ctx_length=False",
+            "token ids are not taken",
+            remedy="send strings; in LangChain set check_embedding_ctx_length=False",
             param="input",
         )
-    check_count(len(items), limits)
-    return [_of_item(item) for item in items], "input[{index}]"
+    kinds = _modalities(body.modality, len(items))
+    given = [_of_item(item, kind) for item, kind in zip(items, kinds, strict=True)]
+    num_texts = sum(isinstance(item, GivenText) for item in given)
+    check_num_texts(num_texts, limits)
+    check_count(len(given) - num_texts, limits)
+    return given, "input[{index}]"
 
 
-def _of_item(item: Any) -> GivenImage:
+def _modalities(stated: Modality | list[Modality] | None, num: int) -> list[Modality | None]:
+    """Returns what is stated of each item."""
+    if not isinstance(stated, list):
+        return [stated] * num
+    if len(stated) != num:
+        raise BadRequest("modality must have an entry for each input", param="modality")
+    return [*stated]
+
+
+def _of_item(item: Any, modality: Modality | None) -> GivenItem:
+    if isinstance(item, str) and (modality or ("image" if is_image(item) else "text")) == "text":
+        return GivenText(item)
     if not isinstance(item, dict):
         return image_from_uri(item)
+    if item.keys() == {"text"}:
+        return GivenText(item["text"])
     given = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
     if len(given) != 1 or len(item) != 1:
         return ImageRejected(
-            "unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}"
+            "unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}, text"
         )
     value = item[given[0]]
     if given[0] == "image_url":
@@ -255,10 +291,10 @@ def _of_image_url(value: Any) -> GivenImage:
     return image_from_uri(value.get("url") if isinstance(value, dict) else value)
 
 
-def _of_messages(messages: list[Any]) -> GivenImage:
-    """Reads the one image of a conversation.
+def _of_messages(messages: list[Any]) -> GivenItem:
+    """Reads the one image or text of a conversation.
 
-    vLLM embeds a whole conversation at once; an image model takes one image and nothing else.
+    vLLM embeds a whole conversation at once; this model takes one image or one text.
     """
     contents = [
         message.get("content") if isinstance(message, dict) else None for message in messages
@@ -269,9 +305,13 @@ def _of_messages(messages: list[Any]) -> GivenImage:
         for part in (content if isinstance(content, list) else [content])
     ]
     part = parts[0] if len(parts) == 1 else None
+    if isinstance(part, str):
+        return GivenText(part)
+    if isinstance(part, dict) and part.get("type") == "text":
+        return GivenText(part.get("text"))
     if not isinstance(part, dict) or part.get("type") != "image_url":
         raise BadRequest(
-            "messages must hold exactly one image and no text",
+            "messages must hold exactly one image or one text",
             remedy="send one message whose content is"
             ' [{"type": "image_url", "image_url": {"url": "data:…"}}]',
             param="messages",

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Response
 
 from mlcd.images.decode import FORMATS
 from mlcd.version import __version__
-from mlcd.wire import Audit, CenterSet, Info
+from mlcd.wire import Audit, CenterSet, DescribedTexts, Info, PairCalibration
 from service.http.access import Opened
 from service.http.answers import headers, provenance
 from service.http.auth import needs
 from service.inference.lookup import Lookup
+from service.inference.text_tower import TextTower
 
 router = APIRouter(tags=["info"])
 
@@ -28,9 +29,20 @@ async def info(resources: Opened, response: Response) -> Info:
         precision=encoder.precision,
         preprocess=asdict(encoder.preprocess),
         image_formats=[*FORMATS],
+        texts=None if resources.texts is None else _described_texts(resources.texts),
         centers=None if resources.lookup is None else _center_set(resources.lookup),
         collections=sorted(resources.collections),
         limits=resources.settings.limits.model_dump(),
+    )
+
+
+def _described_texts(texts: TextTower) -> DescribedTexts:
+    encoder = texts.encoder
+    return DescribedTexts(
+        context_length=encoder.context_length,
+        engine=encoder.engine,
+        precision=encoder.precision,
+        calibration=PairCalibration(**asdict(encoder.calibration)),
     )
 
 

@@ -1,4 +1,4 @@
-"""The route that finds the nearest centers of images: multi-label look-up."""
+"""The route that finds the nearest centers of images or texts: multi-label look-up."""
 
 import asyncio
 from functools import partial
@@ -61,12 +61,12 @@ async def label(
     mode: LookupMode = "exact",
     examples: Annotated[int, Query(ge=0, le=NUM_EXAMPLES)] = 0,
 ) -> Response:
-    """Finds the `top` nearest centers of each image, best first.
+    """Finds the `top` nearest centers of each image or text, best first.
 
     With `threshold`, less similar centers are left out. With `examples`, JSON answers have that
     many members of each center, where the centers shipped with them.
 
-    JSON answers per image. The binary formats have no partial answer: one bad image refuses the
+    JSON answers per item. The binary formats have no partial answer: one bad item refuses the
     request. Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l is in
     X-Mlcd-Top. npy: n records of ids (l int32) and scores (l float32). Where a threshold leaves
     fewer than l: id -1, score -inf.
@@ -81,7 +81,7 @@ async def label(
     check_top(top, resources)
     queries = await read_queries(request, resources)
     if chosen != JSON and queries.errors:
-        raise StrictBatch.first_of(queries.errors, param="images[{index}]")
+        raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
     loop = asyncio.get_running_loop()
     search = partial(lookup.nearest, queries.embeddings, top, threshold, mode=mode)
     with resources.metrics.looking_up(mode), timed("labels"):

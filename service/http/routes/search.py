@@ -70,7 +70,7 @@ async def search(
     exact: Annotated[bool | None, Query()] = None,
     metadata: Annotated[bool | None, Query()] = None,
 ) -> Response:
-    """Finds the items most similar to each image, embedding or item (JSON `ids`), best first.
+    """Finds the items most similar to each image, text, embedding or item (JSON `ids`).
 
     It finds `top` items (10) that fulfill `filter` and are at least as similar as `threshold`. The
     options go into the query string or into a JSON body. `exact` compares with all items, whatever
@@ -179,7 +179,7 @@ async def _queries_of_items(
 ) -> Queries:
     """Returns the embeddings of stored items; an id that is not stored refuses the request."""
     if len(content) > 1:
-        raise BadRequest("give one of `images`, `embeddings`, `id` and `ids`")
+        raise BadRequest("give one of `images`, `texts`, `embeddings`, `id` and `ids`")
     ids = content.get("ids", [content.get("id")])
     if not isinstance(ids, list) or not ids or not all(isinstance(item_id, str) for item_id in ids):
         raise BadRequest(

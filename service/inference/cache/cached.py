@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.errors import ConfigInvalid, ImageRejected
-from mlcd.images.decode import DecodeLimits
-from service.inference.cache.keyspace import KeySpace
+from mlcd.errors import ConfigInvalid, Rejection
+from service.inference.cache.keyspace import KeySpace, redis_prefix
 from service.inference.cache.memory import MemoryCache
 from service.inference.cache.vectors import VectorFormat
-from service.inference.pipeline import Account, Encoded, Pipeline, Timings, slowest
-from service.inference.served import ServedEncoder
+from service.inference.encoded import Account, Encoded, Pipelined, Timings, slowest
+from service.inference.served import ServedTower
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.request import timed
@@ -26,23 +25,24 @@ from service.telemetry.request import timed
 if TYPE_CHECKING:
     from service.inference.cache.redis import RedisCache
 
-# Up to this size images are hashed at once (0.15 ms): a thread would take longer to wake. Hashing
+# Up to this size items are hashed at once (0.15 ms): a thread would take longer to wake. Hashing
 # more would block the event loop.
 _INLINE_BYTES: Final = 256 * 1024
+_LOOKED_UP_TOGETHER: Final = 256  # keys; a request for many must not look like a slow Redis
 
 # A packed vector, or why there is none.
-_Outcome: TypeAlias = bytes | ImageRejected
+_Outcome: TypeAlias = bytes | Rejection
 
 
 @dataclass
 class _Request:
     """One request, and what it has so far.
 
-    keys: those of all images, by index in the request. computed: the indexes of images that this
+    keys: those of all items, by index in the request. computed: the indexes of items that this
     request had computed itself.
     """
 
-    images: Sequence[bytes | ImageRejected]
+    items: Sequence[bytes | Rejection]
     keys: dict[int, bytes]
     deadline: float
     account: Account | None
@@ -55,22 +55,23 @@ class _Request:
         """Returns the keys without an outcome, in order, with an index of each."""
         return {key: index for index, key in self.keys.items() if key not in self.outcomes}
 
-    def image(self, index: int) -> bytes:
-        image = self.images[index]
-        assert not isinstance(image, ImageRejected)
-        return image
+    def item(self, index: int) -> bytes:
+        item = self.items[index]
+        assert not isinstance(item, Rejection)
+        return item
 
 
 class CachedPipeline:
-    """A pipeline that encodes only images that are in no cache and not being encoded already.
+    """A pipeline that encodes only items that are in no cache and not being encoded already.
 
-    Hits need no admission: they cost no decoding and no inference. Every vector goes through the
-    format of the cache, so that a miss has the bytes that later hits have.
+    An item is an image's bytes, or the token ids of a text. Hits need no admission: they cost no
+    decoding and no inference. Every vector goes through the format of the cache, so that a miss has
+    the bytes that later hits have.
     """
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Pipelined,
         *,
         space: KeySpace,
         vectors: VectorFormat,
@@ -86,15 +87,16 @@ class CachedPipeline:
 
     async def encode(
         self,
-        images: Sequence[bytes | ImageRejected],
+        items: Sequence[bytes | Rejection],
+        /,
         *,
         deadline: float,
         account: Account | None = None,
     ) -> Encoded:
-        """Encodes every image on its own; see `Pipeline.encode`."""
+        """Encodes every item on its own; see `Encoding.encode`."""
         started = time.perf_counter()
         with timed("cache"):
-            request = _Request(images, await self._keys(images), deadline, account)
+            request = _Request(items, await self._keys(items), deadline, account)
             num_remembered = self._remembered(request)
         led: set[bytes] = set()
         while missing := request.missing():
@@ -111,12 +113,8 @@ class CachedPipeline:
         )
         return self._joined(request)
 
-    async def _keys(self, images: Sequence[bytes | ImageRejected]) -> dict[int, bytes]:
-        given = {
-            index: image
-            for index, image in enumerate(images)
-            if not isinstance(image, ImageRejected)
-        }
+    async def _keys(self, items: Sequence[bytes | Rejection]) -> dict[int, bytes]:
+        given = {index: item for index, item in enumerate(items) if not isinstance(item, Rejection)}
         hashing = partial(self._space.keys, list(given.values()))
         if sum(map(len, given.values())) <= _INLINE_BYTES:
             keys = hashing()
@@ -125,7 +123,7 @@ class CachedPipeline:
         return dict(zip(given, keys, strict=True))
 
     def _remembered(self, request: _Request) -> int:
-        """Takes what this process has into the request's outcomes, and returns how many images."""
+        """Takes what this process has into the request's outcomes, and returns how many items."""
         if self._memory is None:
             return 0
         for key in request.keys.values():
@@ -146,9 +144,7 @@ class CachedPipeline:
         try:
             if self._redis is not None:
                 with timed("cache"):
-                    found = await self._redis.find(list(mine))
-                for key, packed in found.items():
-                    self._settle(key, packed)
+                    await self._find(self._redis, list(mine))
             if rest := {key: index for key, index in mine.items() if not futures[key].done()}:
                 await self._compute(rest, request)
         finally:
@@ -158,11 +154,17 @@ class CachedPipeline:
                     future.set_result(None)  # this request has failed; its waiters go on alone
         await _join(futures, request)
 
+    async def _find(self, redis: "RedisCache", keys: list[bytes]) -> None:
+        for start in range(0, len(keys), _LOOKED_UP_TOGETHER):
+            found = await redis.find(keys[start : start + _LOOKED_UP_TOGETHER])
+            for key, packed in found.items():
+                self._settle(key, packed)
+
     async def _compute(self, rest: dict[bytes, int], request: _Request) -> None:
-        keys, images = list(rest), [request.image(index) for index in rest.values()]
+        keys, items = list(rest), [request.item(index) for index in rest.values()]
         started = time.perf_counter()
         encoded = await self._pipeline.encode(
-            images,
+            items,
             deadline=request.deadline,
             each=lambda index, outcome: self._computed(keys[index], outcome),
             account=request.account,
@@ -171,8 +173,8 @@ class CachedPipeline:
         request.timings = slowest([request.timings, encoded.timings])
         request.computed |= set(rest.values())
 
-    def _computed(self, key: bytes, outcome: NDArray[np.float32] | ImageRejected) -> None:
-        if isinstance(outcome, ImageRejected):
+    def _computed(self, key: bytes, outcome: NDArray[np.float32] | Rejection) -> None:
+        if isinstance(outcome, Rejection):
             self._settle(key, outcome)
             return
         packed = self._vectors.pack(outcome)
@@ -193,13 +195,13 @@ class CachedPipeline:
 
     def _joined(self, request: _Request) -> Encoded:
         outcomes = [
-            request.outcomes[request.keys[index]] if index in request.keys else image
-            for index, image in enumerate(request.images)
+            request.outcomes[request.keys[index]] if index in request.keys else item
+            for index, item in enumerate(request.items)
         ]
         errors = {
             index: outcome
             for index, outcome in enumerate(outcomes)
-            if isinstance(outcome, ImageRejected)
+            if isinstance(outcome, Rejection)
         }
         for index in errors.keys() - request.computed:  # the pipeline has counted what it computed
             self._metrics.rejected(errors[index].reason)
@@ -226,16 +228,33 @@ async def _join(
             request.outcomes[key] = outcome
 
 
+@dataclass(frozen=True)
+class Cache:
+    """The open caches of one model, which its towers share: each has keys of its own."""
+
+    vectors: VectorFormat
+    memory: MemoryCache | None
+    redis: "RedisCache | None"
+    hasher: Executor
+    metrics: Metrics
+
+    def before(self, pipeline: Pipelined, space: KeySpace) -> CachedPipeline:
+        return CachedPipeline(
+            pipeline,
+            space=space,
+            vectors=self.vectors,
+            memory=self.memory,
+            redis=self.redis,
+            hasher=self.hasher,
+            metrics=self.metrics,
+        )
+
+
 @asynccontextmanager
-async def open_cached(
-    pipeline: Pipeline,
-    settings: Settings,
-    encoder: ServedEncoder,
-    limits: DecodeLimits,
-    metrics: Metrics,
-    memory: MemoryCache | None,
-) -> AsyncIterator[Pipeline | CachedPipeline]:
-    """Opens the pipeline behind `memory` and the Redis of `settings`; without both, the pipeline.
+async def open_cache(
+    settings: Settings, encoder: ServedTower, metrics: Metrics, memory: MemoryCache | None
+) -> AsyncIterator[Cache | None]:
+    """Opens `memory` and the Redis of `settings`; None without both.
 
     Raises ConfigInvalid where the package for Redis is missing or its URL is malformed. A Redis
     that does not answer raises nothing.
@@ -243,31 +262,22 @@ async def open_cached(
     cache = settings.cache
     use_redis = settings.redis_url is not None and cache.ttl_s > 0
     if not use_redis and memory is None:
-        yield pipeline
+        yield None
         return
     vectors = VectorFormat(encoder.dimension, cache.dtype)
-    space = KeySpace(encoder, vectors, limits)
     async with AsyncExitStack() as stack:
         hasher = ThreadPoolExecutor(1, thread_name_prefix="hash")
         stack.callback(hasher.shutdown, wait=False, cancel_futures=True)
         redis = (
-            await stack.enter_async_context(_open_redis(settings, space, vectors, metrics))
+            await stack.enter_async_context(_open_redis(settings, encoder, vectors, metrics))
             if use_redis
             else None
         )
-        yield CachedPipeline(
-            pipeline,
-            space=space,
-            vectors=vectors,
-            memory=memory,
-            redis=redis,
-            hasher=hasher,
-            metrics=metrics,
-        )
+        yield Cache(vectors, memory, redis, hasher, metrics)
 
 
 def _open_redis(
-    settings: Settings, space: KeySpace, vectors: VectorFormat, metrics: Metrics
+    settings: Settings, encoder: ServedTower, vectors: VectorFormat, metrics: Metrics
 ) -> "RedisCache":
     try:
         from service.inference.cache.redis import RedisCache
@@ -278,7 +288,7 @@ def _open_redis(
     assert settings.redis_url is not None
     return RedisCache(
         settings.redis_url.get_secret_value(),
-        space,
+        redis_prefix(encoder.fingerprint),
         vectors,
         timeout_s=settings.cache.timeout_s,
         ttl_s=settings.cache.ttl_s,

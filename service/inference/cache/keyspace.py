@@ -2,53 +2,75 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from mlcd.images.decode import DecodeLimits
+from mlcd.types import Fingerprint
 from service.inference.cache.vectors import VectorFormat
-from service.inference.served import ServedEncoder
+from service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
 
 _DECODERS: Final = ("mlcd", "pillow", "simplejpeg")
 _NAME: Final = "mlcd:vector:1"  # the prefix of our keys in Redis, with the version of the layout
 
 
 class KeySpace:
-    """The keys of one served model.
+    """The keys of one tower of a served model.
 
-    They depend on the fingerprint, preprocessing (with EXIF and decode mode), engine, precision,
-    format of the vectors, limits of images, and the versions of the packages that decode and
-    compute. Two models that differ in any of these share no key.
+    They depend on everything that an embedding depends on. Two towers or models that differ in any
+    of it share no key.
     """
 
-    def __init__(self, encoder: ServedEncoder, vectors: VectorFormat, limits: DecodeLimits) -> None:
-        described = {
-            "fingerprint": encoder.fingerprint,
-            "preprocess": asdict(encoder.preprocess),
-            "engine": encoder.engine,
-            "precision": encoder.precision,
-            "vectors": asdict(vectors),
-            "limits": asdict(limits),
-            "versions": {name: _version(name) for name in (*_DECODERS, encoder.engine)},
-        }
+    def __init__(self, described: Mapping[str, object]) -> None:
         self._digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()
-        self._prefix = f"{_NAME}:{encoder.fingerprint[:12]}:"
 
-    def keys(self, images: Iterable[bytes]) -> list[bytes]:
-        """Returns the SHA-256 over the key space and each image's bytes, 32 bytes each."""
+    @classmethod
+    def of_images(
+        cls, encoder: ServedEncoder, vectors: VectorFormat, limits: DecodeLimits
+    ) -> "KeySpace":
+        """Returns the keys of images.
+
+        They depend on the fingerprint, preprocessing (with EXIF and decode mode), engine,
+        precision, format of the vectors, limits of images, and the versions of the packages that
+        decode and compute.
+        """
+        return cls(
+            {
+                **_described(encoder, vectors, _DECODERS),
+                "preprocess": asdict(encoder.preprocess),
+                "limits": asdict(limits),
+            }
+        )
+
+    @classmethod
+    def of_texts(cls, encoder: ServedTextEncoder, vectors: VectorFormat) -> "KeySpace":
+        """Returns the keys of token ids: two texts with the same ids have one key."""
+        return cls({**_described(encoder, vectors, ("mlcd",)), "tower": "texts"})
+
+    def keys(self, items: Iterable[bytes]) -> list[bytes]:
+        """Returns the SHA-256 over the key space and each item's bytes, 32 bytes each."""
         return [
-            hashlib.sha256(self._digest + hashlib.sha256(image).digest()).digest()
-            for image in images
+            hashlib.sha256(self._digest + hashlib.sha256(item).digest()).digest() for item in items
         ]
 
-    def name(self, key: bytes) -> str:
-        """Returns the key's name in Redis.
 
-        Names of one model share a prefix, so that an operator can find them.
-        """
-        return self._prefix + key.hex()
+def redis_prefix(fingerprint: Fingerprint) -> str:
+    """Returns the prefix that all names of one model share, so that an operator can find them."""
+    return f"{_NAME}:{fingerprint[:12]}:"
+
+
+def _described(
+    encoder: ServedTower, vectors: VectorFormat, packages: Sequence[str]
+) -> dict[str, object]:
+    return {
+        "fingerprint": encoder.fingerprint,
+        "engine": encoder.engine,
+        "precision": encoder.precision,
+        "vectors": asdict(vectors),
+        "versions": {name: _version(name) for name in (*packages, encoder.engine)},
+    }
 
 
 def _version(package: str) -> str | None:

@@ -17,7 +17,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 
 from mlcd.errors import ConfigInvalid
-from service.inference.cache.keyspace import KeySpace
 from service.inference.cache.redis_circuit import RedisCircuit
 from service.inference.cache.vectors import VectorFormat
 from service.telemetry.metrics import Metrics
@@ -39,7 +38,7 @@ class RedisCache:
     def __init__(
         self,
         url: str,
-        space: KeySpace,
+        prefix: str,
         vectors: VectorFormat,
         *,
         timeout_s: float,
@@ -49,10 +48,10 @@ class RedisCache:
     ) -> None:
         """Makes a client; entering the context connects it.
 
-        timeout_s: that of a look-up. max_bytes: while Redis uses more, nothing is written. Raises
-        ConfigInvalid for a malformed URL.
+        prefix: that of our keys' names. timeout_s: that of a look-up. max_bytes: while Redis uses
+        more, nothing is written. Raises ConfigInvalid for a malformed URL.
         """
-        self._space, self._vectors = space, vectors
+        self._prefix, self._vectors = prefix, vectors
         self._timeout_s, self._ttl_s = timeout_s, ttl_s
         self._metrics = metrics
         try:
@@ -122,6 +121,9 @@ class RedisCache:
         except asyncio.QueueFull:
             self._metrics.cache_written("dropped", 1)
 
+    def _name(self, key: bytes) -> str:
+        return self._prefix + key.hex()
+
     async def _values(self, keys: Sequence[bytes]) -> dict[bytes, object] | None:
         if self._gathering is None or len(self._gathered) >= _LOOKED_UP_TOGETHER:
             self._gathered = []
@@ -143,7 +145,7 @@ class RedisCache:
                 return None
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    values = await self._client.mget([self._space.name(key) for key in keys])
+                    values = await self._client.mget([self._name(key) for key in keys])
                 found: dict[bytes, object] = dict(zip(keys, values, strict=True))
             except Exception:  # noqa: BLE001 - the server at that address may answer anything
                 self._circuit.failed()
@@ -163,7 +165,7 @@ class RedisCache:
     async def _write_together(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
         pipeline = self._client.pipeline(transaction=False)
         for key, packed in entries:
-            pipeline.set(self._space.name(key), self._vectors.seal(key, packed), ex=self._ttl_s)
+            pipeline.set(self._name(key), self._vectors.seal(key, packed), ex=self._ttl_s)
         try:
             async with asyncio.timeout(_PATIENCE * self._timeout_s):
                 if not await self._memory_limit.allows_writing():

@@ -1,22 +1,42 @@
-"""An encoder of fixed latency for load tests of the queue in front of it. It computes nothing.
+"""Encoders of fixed latency for load tests of the queues in front of them. They compute nothing.
 
-It is opened only by engine `fake` together with a model `fake:…`: no single mistake in a setting
-opens it. Every answer and /v1/info carry its name and engine.
+They are opened only by engine `fake` together with a model `fake:…`: no single mistake in a setting
+opens them. Every answer and /v1/info carry their name and engine. With the option text=true the
+model has a tower of texts, which knows the names of some colors.
 """
 
 import hashlib
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
-from mlcd.errors import ConfigInvalid
+from mlcd.encoders.text_encoder import Calibration
+from mlcd.errors import ConfigInvalid, NoTextTower
 from mlcd.images.transform import PreprocessSpec
-from mlcd.types import Embeddings, ImageBatch, unit_rows
+from mlcd.models.tokenizer import Tokenizer
+from mlcd.types import Embeddings, ImageBatch, TokenBatch, unit_rows
 
-PREFIX = "fake:"
-_WHITE = 250
+PREFIX: Final = "fake:"
+_WHITE: Final = 250
+_CONTEXT_LENGTH: Final = 32  # tokens; a token is a byte or the name of a color
+_PADDING: Final = "<pad>"
+_COLORS: Final = {
+    "black": (0, 0, 0),
+    "blue": (0, 0, 255),
+    "gray": (128, 128, 128),
+    "green": (0, 255, 0),
+    "red": (255, 0, 0),
+    "white": (255, 255, 255),
+    "yellow": (255, 255, 0),
+}
+_SCALE: Final = 100.0  # of the calibration; CLIP's models have learned this number
 
 
 class _Behavior(BaseModel):
@@ -26,6 +46,9 @@ class _Behavior(BaseModel):
     crop: int = Field(default=32, ge=1)
     dimension: int = Field(default=8, ge=3)
     sick_s: float = Field(default=0.0, ge=0)  # how long inferences fail after a white image
+    text: bool = False
+    text_latency_ms: float | None = Field(default=None, ge=0)  # that of images, where it is unset
+    bias: float | None = None  # of the calibration: one judges each pair alone, as SigLIP does
 
 
 class FakeEncoder:
@@ -49,11 +72,65 @@ class FakeEncoder:
             self._sick_until = time.monotonic() + self._behavior.sick_s
         if time.monotonic() < self._sick_until:
             raise RuntimeError("the fake engine is told to fail")
-        rows = np.ones((len(images), self.dimension), np.float32)
-        rows[:, :3] += colors
-        return unit_rows(rows)
+        return _rows(colors, self.dimension)
 
     def close(self) -> None: ...
+
+
+class FakeTextEncoder:
+    """A `TextEncoder` that puts a text beside the images of the colors that it names.
+
+    A text without the name of a color has a color of its own.
+    """
+
+    engine, precision = "fake", "fp32"
+
+    def __init__(self, spec: str) -> None:
+        """Reads what `FakeEncoder` reads. Raises NoTextTower without the option text=true."""
+        images = FakeEncoder(spec)
+        tokenizer = fake_tokenizer(spec)
+        if tokenizer is None:
+            raise NoTextTower(spec)
+        behavior = _read(spec)
+        latency_ms = behavior.text_latency_ms
+        self.name, self.fingerprint, self.dimension = spec, images.fingerprint, images.dimension
+        self.tokenizer = tokenizer
+        self.calibration = Calibration(_SCALE, behavior.bias)
+        self._latency_s = (behavior.latency_ms if latency_ms is None else latency_ms) / 1000
+
+    def encode(self, ids: TokenBatch) -> Embeddings:
+        time.sleep(self._latency_s)
+        return _rows(np.stack([_color_of(row) for row in ids]), self.dimension)
+
+    def close(self) -> None: ...
+
+
+def fake_tokenizer(spec: str) -> Tokenizer | None:
+    """Returns the tokenizer of a fake model; None where it has no tower of texts."""
+    if not _read(spec).text:
+        return None
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()), 1)}
+    backend = Backend(BPE(vocab={_PADDING: 0, **letters}, merges=[]))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    backend.add_tokens([AddedToken(name, single_word=True) for name in _COLORS])
+    backend.enable_padding(length=_CONTEXT_LENGTH, pad_id=0, pad_token=_PADDING)
+    backend.enable_truncation(_CONTEXT_LENGTH)
+    return Tokenizer(backend, {}, _CONTEXT_LENGTH)
+
+
+def _color_of(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    first = 1 + len(ByteLevel.alphabet())
+    colors = list(_COLORS.values())
+    named = [colors[number - first] for number in ids if number >= first]
+    own = [*hashlib.sha256(ids.tobytes()).digest()[:3]]
+    color: NDArray[np.float32] = np.asarray(named or [own], np.float32).mean(axis=0)
+    return color
+
+
+def _rows(colors: NDArray[np.float32], dimension: int) -> Embeddings:
+    rows = np.ones((len(colors), dimension), np.float32)
+    rows[:, :3] += colors
+    return unit_rows(rows)
 
 
 def _read(spec: str) -> _Behavior:

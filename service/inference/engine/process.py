@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from mlcd.child import Child, Message
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.types import Embeddings
 from service.inference.engine.slots import NUM_SLOTS, Slots
-from service.inference.served import Opening, ServedEncoder
+from service.inference.served import TOWERS, Opening, ServedTower
 from service.timings import ENGINE_END_S
 
 
@@ -36,10 +36,10 @@ class EngineProcess:
     Batches are encoded in the order of their calls, at most NUM_SLOTS at a time.
     """
 
-    def __init__(self, process: Child, served: ServedEncoder, slots: Slots) -> None:
+    def __init__(self, process: Child, served: ServedTower, slots: Slots) -> None:
         self.served = served
         self.pid = process.pid
-        # Called before any waiter hears of the end: queued images must not go to a dead process.
+        # Called before any waiter hears of the end: queued items must not go to a dead process.
         self.on_end: Callable[[], None] = lambda: None
         self._process, self._slots = process, slots
         self._free: asyncio.Queue[int] = asyncio.Queue()
@@ -63,11 +63,11 @@ class EngineProcess:
             )
             try:
                 process.send({"descriptor": descriptor, "opening": opening.to_dict()})
-                served = await _opened(process)
+                served = await _opened(process, opening)
                 slots = Slots(
                     descriptor,
                     max_batch=opening.max_batch,
-                    crop=served.preprocess.crop,
+                    item=served.item,
                     dimension=served.dimension,
                 )
             except BaseException:
@@ -82,8 +82,8 @@ class EngineProcess:
         """The seconds that the current batch has been running; 0 while the engine is idle."""
         return 0.0 if self._started is None else asyncio.get_running_loop().time() - self._started
 
-    async def encode(self, images: Sequence[NDArray[np.uint8]], *, limit_s: float) -> Inference:
-        """Encodes a batch of at most max_batch images, uint8 [3, crop, crop].
+    async def encode(self, items: Sequence[NDArray[Any]], *, limit_s: float) -> Inference:
+        """Encodes a batch of at most max_batch items, each of the layout that is served.
 
         limit_s: from the start of the batch; the process is killed when a batch takes longer.
         Raises EngineFailed where the engine raised, Unavailable where the process ended.
@@ -92,18 +92,18 @@ class EngineProcess:
         if self._reader.done():
             self._free.put_nowait(slot)
             raise _gone()
-        np.stack(images, out=self._slots.pixels[slot, : len(images)])
+        np.stack(items, out=self._slots.items[slot, : len(items)])
         loop = asyncio.get_running_loop()
         before, done = self._latest, loop.create_future()
         self._running[slot] = self._latest = done
         self._started = self._started or loop.time()
-        self._process.send({"slot": slot, "num": len(images)})
+        self._process.send({"slot": slot, "num": len(items)})
         try:
             if before is not None:
                 await asyncio.wait([before])
             async with asyncio.timeout(limit_s):
                 seconds = await done
-            return Inference(self._slots.rows[slot, : len(images)].copy(), seconds)
+            return Inference(self._slots.rows[slot, : len(items)].copy(), seconds)
         except TimeoutError:
             self.kill()
             raise Unavailable(
@@ -145,13 +145,13 @@ class EngineProcess:
             done.set_result(message["seconds"])
 
 
-async def _opened(process: Child) -> ServedEncoder:
+async def _opened(process: Child, opening: Opening) -> ServedTower:
     message = await process.receive()
     if message is None:
         raise Unavailable(
             "the engine's process ended while it opened the model", remedy="its log says why"
         )
-    return ServedEncoder.from_dict(message["served"])
+    return TOWERS[opening.tower].from_dict(message["served"])
 
 
 def _gone() -> Unavailable:

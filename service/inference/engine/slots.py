@@ -1,41 +1,44 @@
-"""Batches in memory that two processes share: pixels go one way, embeddings the other.
+"""Batches in memory that two processes share: items go one way, embeddings the other.
 
 Nothing is copied through a pipe.
 """
 
 import mmap
 import os
-from typing import Final
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.inference.served import ItemLayout
+
 NUM_SLOTS: Final = 2  # one batch runs while the next one is ready
+_ALIGNED: Final = 8  # bytes; the widest type of an item
 
 
 class Slots:
     """The shared arrays.
 
-    pixels: uint8 [NUM_SLOTS, max_batch, 3, crop, crop].
-    rows: float32 [NUM_SLOTS, max_batch, dimension].
+    items: [NUM_SLOTS, max_batch, *shape of one item]. rows: float32 [NUM_SLOTS, max_batch,
+    dimension].
     """
 
-    pixels: NDArray[np.uint8]
+    items: NDArray[Any]
     rows: NDArray[np.float32]
 
-    def __init__(self, descriptor: int, *, max_batch: int, crop: int, dimension: int) -> None:
+    def __init__(
+        self, descriptor: int, *, max_batch: int, item: ItemLayout, dimension: int
+    ) -> None:
         """Maps the file of a descriptor that both processes have; the first one sets its size."""
-        row_shape, pixel_shape = (
-            (NUM_SLOTS, max_batch, dimension),
-            (NUM_SLOTS, max_batch, 3, crop, crop),
-        )
-        row_bytes = 4 * int(np.prod(row_shape))
-        size = row_bytes + int(np.prod(pixel_shape))
+        row_shape = (NUM_SLOTS, max_batch, dimension)
+        item_shape = (NUM_SLOTS, max_batch, *item.shape)
+        # Rows come first, so that both are aligned whatever the size of an item.
+        offset = -(-4 * prod(row_shape) // _ALIGNED) * _ALIGNED
+        size = offset + item.dtype.itemsize * prod(item_shape)
         if os.fstat(descriptor).st_size != size:
             os.ftruncate(descriptor, size)
         memory = mmap.mmap(descriptor, size)
-        # Rows come first, so that they are aligned whatever the size of an image.
-        self.rows = np.frombuffer(memory, np.float32, count=int(np.prod(row_shape))).reshape(
-            row_shape
-        )
-        self.pixels = np.frombuffer(memory, np.uint8, offset=row_bytes).reshape(pixel_shape)
+        rows = np.frombuffer(memory, np.float32, count=prod(row_shape))
+        self.rows = rows.reshape(row_shape)
+        self.items = np.frombuffer(memory, item.dtype, offset=offset).reshape(item_shape)

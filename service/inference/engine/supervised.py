@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from mlcd.backoff import Backoff
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
 from service.inference.contract import down
 from service.inference.engine.process import EngineFailed, EngineProcess, Inference
-from service.inference.served import Opening, ServedEncoder
-from service.telemetry.metrics import Metrics
+from service.inference.served import Opening, ServedTower
+from service.telemetry.text_metrics import TowerMetrics
 from service.timings import (
     ENGINE_BACKOFF_S,
     ENGINE_MAX_BACKOFF_S,
@@ -37,8 +37,8 @@ class BatchEngine(Protocol):
 
     async def wait_up(self) -> None: ...
 
-    async def encode(self, images: Sequence[NDArray[np.uint8]]) -> Inference:
-        """Encodes at most max_batch images, uint8 [3, crop, crop] each.
+    async def encode(self, items: Sequence[NDArray[Any]]) -> Inference:
+        """Encodes at most max_batch items, each of the layout that is served.
 
         Raises Unavailable at once where the engine fails or ends.
         """
@@ -51,7 +51,7 @@ class SupervisedEngine:
     Use it as an async context manager, which opens the first process.
     """
 
-    served: ServedEncoder
+    served: ServedTower
 
     def __init__(self, opening: Opening, *, batch_timeout_s: float) -> None:
         """Takes how to open the engine.
@@ -65,7 +65,7 @@ class SupervisedEngine:
         self._open_s = 0.0
         self._failures = 0
         self._back_at = 0.0
-        self._metrics: Metrics | None = None
+        self._metrics: TowerMetrics | None = None
         self.last_success = -np.inf  # by the loop's clock
 
     async def __aenter__(self) -> Self:
@@ -87,7 +87,7 @@ class SupervisedEngine:
         if self._process is not None:
             await self._process.close()
 
-    def observe(self, metrics: Metrics) -> None:
+    def observe(self, metrics: TowerMetrics) -> None:
         """Connects the engine's health to `metrics`, which also count restarts."""
         self._metrics = metrics
         metrics.engine_up(lambda: self.up)
@@ -122,13 +122,13 @@ class SupervisedEngine:
     async def wait_up(self) -> None:
         await self._up.wait()
 
-    async def encode(self, images: Sequence[NDArray[np.uint8]]) -> Inference:
+    async def encode(self, items: Sequence[NDArray[Any]]) -> Inference:
         process = self._process
         if process is None or not self.up:
             raise down()
         limit_s = max(self._batch_timeout_s, _PATIENCE * self.served.longest_s)
         try:
-            inference = await process.encode(images, limit_s=limit_s)
+            inference = await process.encode(items, limit_s=limit_s)
         except EngineFailed:
             self._failures += 1
             if self._failures % _MAX_FAILURES == 0:

@@ -16,8 +16,8 @@ from mlcd.errors import ConfigInvalid
 from service.inference.contract import Row
 from service.inference.served import ServedEncoder
 from service.settings import Settings
-from service.telemetry.metrics import Metrics
 from service.telemetry.request import current_request
+from service.telemetry.text_metrics import TowerMetrics
 from service.timings import TRITON_BACK_S, TRITON_LOAD_S
 
 if TYPE_CHECKING:  # an extra
@@ -50,7 +50,7 @@ class TritonEngine:
         """
         return asyncio.get_running_loop().time() if self.up else float(self.encoder.last_success)
 
-    def observe(self, metrics: Metrics) -> None:
+    def observe(self, metrics: TowerMetrics) -> None:
         metrics.engine_up(lambda: self.up)
 
     async def load_beside(self, version: int | None) -> int:
@@ -77,7 +77,7 @@ class TritonEngine:
 class Direct:
     """A `Dispatcher` (see `service.inference.contract`) that sends every image as one request."""
 
-    def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: Metrics) -> None:
+    def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: TowerMetrics) -> None:
         """Takes the engine. timeout_s: the time limit of an image without a deadline."""
         self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
 

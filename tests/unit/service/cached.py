@@ -18,12 +18,14 @@ import pytest
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
 from service.inference.cache.cached import CachedPipeline
-from service.inference.cache.keyspace import KeySpace
+from service.inference.cache.keyspace import KeySpace, redis_prefix
 from service.inference.cache.memory import MemoryCache
 from service.inference.cache.redis import RedisCache
 from service.inference.cache.vectors import VectorFormat
 from service.inference.served import ServedEncoder
 from tests.conftest import free_port
+
+PREFIX = redis_prefix("f" * 64)
 
 
 def served(**changes):
@@ -45,7 +47,9 @@ def served(**changes):
 
 def space(vectors=None, limits=None, **changes):
     encoder = served(**changes)
-    return KeySpace(encoder, vectors or VectorFormat(encoder.dimension), limits or DecodeLimits())
+    return KeySpace.of_images(
+        encoder, vectors or VectorFormat(encoder.dimension), limits or DecodeLimits()
+    )
 
 
 def cached(pipeline, metrics, *, dtype="float32", memory_bytes=10**6, redis=None):
@@ -65,7 +69,7 @@ def redis_cache(server, metrics, *, dtype="float32", timeout_s=0.5, ttl_s=60, ma
     vectors = VectorFormat(3, dtype)
     return RedisCache(
         server.url,
-        space(vectors),
+        PREFIX,
         vectors,
         timeout_s=timeout_s,
         ttl_s=ttl_s,

@@ -9,7 +9,7 @@ import numpy as np
 from mlcd.errors import Unavailable
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.inference.admission import Admission, Capacity
+from service.inference.admission import Admission, Capacity, Places
 from service.inference.batcher import MicroBatcher
 from service.inference.engine.process import EngineFailed, Inference
 from service.inference.pipeline import Pipeline
@@ -79,13 +79,14 @@ def new_batcher(engine, metrics=None, **options):
     )
 
 
-def new_admission(metrics=None, *, max_images=100, **most):
+def new_admission(metrics=None, *, max_images=100, max_texts=100, **most):
     """most: of pixels, bytes and streams, each of which one owner may hold all of."""
     metrics = metrics or new_metrics()
     units = {"pixels": 10**9, "bytes": 10**6, "streams": 10} | most
     capacities = {of: Capacity(of, num, always=num, metrics=metrics) for of, num in units.items()}
-    capacities["bytes_"] = capacities.pop("bytes")
-    return Admission(max_images=max_images, **capacities, metrics=metrics)
+    images = Places("images", max_images, metrics=metrics)
+    texts = Places("texts", max_texts, metrics=metrics)
+    return Admission(images=images, texts=texts, **capacities)
 
 
 def new_pipeline(

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from mlcd.types import ImageBatch
 from service.deadline import within_deadline
 from service.errors import BadRequest
-from service.fetch.urls import GivenImage
 from service.http.access import Opened
 from service.http.answers import JSON, RAW, headers
 from service.http.auth import needs
@@ -27,15 +26,23 @@ from service.http.dialects.kserve.tensors import (
     LABEL_SCORES,
     LENGTH_HEADER,
     PIXELS,
+    TEXT,
     pixels_from_json,
     read_bytes_elements,
     read_pixels,
     split,
     write,
 )
-from service.http.encoding import encode_pixels, encode_strictly
+from service.http.encoding import encode_pixels
 from service.http.openapi import BINARY, json_body
 from service.http.queries import check_top
+from service.http.text_encoding import (
+    GivenItem,
+    GivenText,
+    check_num_texts,
+    encode_items_strictly,
+    opened_texts,
+)
 from service.resources import Resources
 from service.telemetry.request import timed
 
@@ -80,7 +87,7 @@ async def infer(
 ) -> Response:
     """Returns embeddings, and labels where there are centers.
 
-    One bad image refuses the request, naming its index.
+    One bad image or text refuses the request, naming its index.
     """
     check_version(model, version, resources)
     body = await read_body(request)
@@ -91,7 +98,8 @@ async def infer(
     check_top(asked.parameters.top, resources)
     _bound_wait(request, asked.parameters.timeout)
     if isinstance(given, list):
-        encoded = await encode_strictly(request, resources, given, param="inputs")
+        items = encode_items_strictly(request, resources, given, param="inputs")
+        encoded = (await items).encoded
     else:
         encoded = await encode_pixels(request, resources, given, param="inputs")
     outputs: dict[str, NDArray[Any]] = {EMBEDDING: encoded.embeddings}
@@ -108,7 +116,11 @@ async def infer(
         "model_version": version,
         **({} if asked.id is None else {"id": asked.id}),
     }
-    answer, head_bytes = write(content, outputs, _binary(asked, wanted))
+    writing = partial(write, content, outputs, _binary(asked, wanted))
+    if len(encoded.rows) > resources.settings.limits.max_images:  # many texts take long to write
+        answer, head_bytes = await loop.run_in_executor(resources.compute, writing)
+    else:
+        answer, head_bytes = writing()
     stamp = headers(resources, encoded)
     if head_bytes == len(answer):
         return Response(answer, 200, stamp, JSON)
@@ -124,31 +136,40 @@ def _bound_wait(request: Request, timeout_us: int) -> None:
 
 def _read(
     body: bytes, stated: str | None, resources: Resources
-) -> tuple[InferRequest, list[GivenImage] | ImageBatch]:
-    """Returns the request, and its encoded images or prepared pixels."""
+) -> tuple[InferRequest, list[GivenItem] | ImageBatch]:
+    """Returns the request, and its encoded images, prepared pixels or texts."""
     head, tensors = split(body, stated)
     if stated is not None and not head:  # one raw tensor: a single image, without its length
         return validated(InferRequest, _RAW_REQUEST), [bytes(tensors)]
     asked = validated(InferRequest, checked_object(parsed_json(head, resources.settings.limits)))
     tensor = asked.inputs[0]
     _check(tensor, len(tensors), resources)
+    if tensor.name == TEXT:
+        return asked, _texts(tensor, tensors)
     return asked, _images(tensor, tensors) if tensor.name == IMAGE else _pixels(tensor, tensors)
 
 
 def _check(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
     """Raises BadRequest unless the model takes this tensor and all of its data came with it."""
     size = resources.encoder.preprocess.crop
-    shapes = {IMAGE: ("BYTES", ([], [1])), PIXELS: ("UINT8", ([3, size, size],))}
+    if tensor.name == TEXT:
+        opened_texts(resources, param="inputs")
+    shapes = {
+        IMAGE: ("BYTES", ([], [1])),
+        TEXT: ("BYTES", ([], [1])),
+        PIXELS: ("UINT8", ([3, size, size],)),
+    }
     datatype, row_shapes = shapes.get(tensor.name, ("", ()))
     if tensor.datatype != datatype or not tensor.shape or tensor.shape[1:] not in row_shapes:
         raise BadRequest(
-            f"the input is {IMAGE}, BYTES of shape [n],"
+            f"the input is {IMAGE} or {TEXT}, BYTES of shape [n],"
             f" or {PIXELS}, UINT8 of shape [n, 3, {size}, {size}]",
             param="inputs",
         )
     if tensor.shape[0] == 0:
-        raise BadRequest("the input holds no image", param="inputs")
-    check_count(tensor.shape[0], resources.settings.limits)
+        raise BadRequest("the input is empty", param="inputs")
+    check = check_num_texts if tensor.name == TEXT else check_count
+    check(tensor.shape[0], resources.settings.limits)
     stated = tensor.parameters.binary_data_size
     if (stated is None) == (tensor.data is None):
         raise BadRequest("the input carries either `data` or `binary_data_size`", param="inputs")
@@ -156,7 +177,20 @@ def _check(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
         raise BadRequest("binary_data_size is not what follows the JSON part", param="inputs")
 
 
-def _images(tensor: InputTensor, binary: memoryview) -> list[GivenImage]:
+def _texts(tensor: InputTensor, binary: memoryview) -> list[GivenItem]:
+    if tensor.data is None:
+        return [_text(element) for element in read_bytes_elements(binary, tensor.shape[0])]
+    if not isinstance(tensor.data, list) or len(tensor.data) != tensor.shape[0]:
+        raise BadRequest("data must be a list of as many strings", param="inputs")
+    return [GivenText(item) for item in tensor.data]
+
+
+def _text(element: bytes) -> GivenItem:
+    # What is no UTF-8 becomes halves of surrogate pairs, which are refused as a text is.
+    return GivenText(element.decode(errors="surrogateescape"))
+
+
+def _images(tensor: InputTensor, binary: memoryview) -> list[GivenItem]:
     if tensor.data is None:
         return list(read_bytes_elements(binary, tensor.shape[0]))
     if not isinstance(tensor.data, list) or len(tensor.data) != tensor.shape[0]:

@@ -154,7 +154,7 @@ class InputTensor(BaseModel):
     """An input tensor.
 
     `image`: BYTES [n], encoded images, in JSON base64 or URLs. `image_u8`: UINT8 [n, 3, S, S],
-    prepared pixels.
+    prepared pixels. `text`: BYTES [n], texts in UTF-8, in JSON strings, for models that take texts.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -26,7 +26,14 @@ from service.http.dialects.kserve.messages import (
     TensorMetadata,
     VersionStatistics,
 )
-from service.http.dialects.kserve.tensors import EMBEDDING, IMAGE, LABEL_IDS, LABEL_SCORES, PIXELS
+from service.http.dialects.kserve.tensors import (
+    EMBEDDING,
+    IMAGE,
+    LABEL_IDS,
+    LABEL_SCORES,
+    PIXELS,
+    TEXT,
+)
 from service.http.json_route import JsonRoute
 from service.resources import Resources
 from service.telemetry.statistics import inference_statistics
@@ -86,6 +93,11 @@ async def describe_config(
             ConfiguredTensor(
                 name=PIXELS, data_type="TYPE_UINT8", dims=[3, size, size], optional=True
             ),
+            *(
+                []
+                if resources.texts is None
+                else [ConfiguredTensor(name=TEXT, data_type="TYPE_STRING", dims=[1], optional=True)]
+            ),
         ],
         output=outputs,
         dynamic_batching={
@@ -126,7 +138,7 @@ async def all_statistics(resources: Opened) -> ModelStatistics:
     "/v2/models/{model}/versions/{version}/stats", dependencies=[needs()], responses=_MISSING
 )
 async def statistics(model: str, resources: Opened, version: str = VERSION) -> ModelStatistics:
-    """Counts requests with images in every dialect since the server started, in all processes."""
+    """Counts requests with images or texts in every dialect since the server's start."""
     check_version(model, version, resources)
     return _statistics(resources)
 
@@ -178,6 +190,11 @@ async def describe_model(
         inputs=[
             TensorMetadata(name=IMAGE, datatype="BYTES", shape=[-1]),
             TensorMetadata(name=PIXELS, datatype="UINT8", shape=[-1, 3, size, size]),
+            *(
+                []
+                if resources.texts is None
+                else [TensorMetadata(name=TEXT, datatype="BYTES", shape=[-1])]
+            ),
         ],
         outputs=outputs,
         parameters={

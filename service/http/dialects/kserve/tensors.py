@@ -20,6 +20,7 @@ from service.http.answers import to_json
 
 IMAGE: Final = "image"
 PIXELS: Final = "image_u8"
+TEXT: Final = "text"
 EMBEDDING: Final = "embedding"
 LABEL_IDS: Final = "label_ids"
 LABEL_SCORES: Final = "label_scores"

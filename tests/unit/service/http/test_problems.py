@@ -48,6 +48,9 @@ NAMES = {
     "MlcdError": ("internal-error", 500),
     "InvalidInput": ("cannot-be-processed", 422),
     "ImageRejected": ("cannot-be-processed", 422),
+    "TextRejected": ("cannot-be-processed", 422),
+    "NoTextTower": ("no-text-tower", 422),
+    "TextGiven": ("no-text-tower", 422),
     "NotFound": ("not-found", 404),
     "Conflict": ("conflict", 409),
     "Unavailable": ("unavailable", 503),
@@ -86,7 +89,14 @@ def test_every_error_has_a_stable_name_and_that_a_status():
 
 def test_the_name_of_an_answer_is_that_of_its_error():
     for name, (of_error, status) in NAMES.items():
-        if name not in ("RecordDamaged", "ImageRejected", "StrictBatch"):
+        if name not in (
+            "RecordDamaged",
+            "ImageRejected",
+            "TextRejected",
+            "NoTextTower",
+            "TextGiven",
+            "StrictBatch",
+        ):
             assert problems.name_of(status) == of_error
 
 

@@ -13,17 +13,19 @@ def test_images_that_would_be_late_are_refused_and_the_first_ones_never_are():
     async def scenario():
         admission = new_admission()
         now = asyncio.get_running_loop().time()
-        with admission.images(
+        with admission.images.reserved(
             10, deadline=now + 10
         ):  # ten images in a twentieth of a second and more
             await asyncio.sleep(0.05)
-        with admission.images(50, deadline=now + 0.001):  # nobody is ahead: it is tried
+        with admission.images.reserved(50, deadline=now + 0.001):  # nobody is ahead: it is tried
             with pytest.raises(Overloaded):
-                admission.images(40, deadline=asyncio.get_running_loop().time() + 0.1).__enter__()
-            with admission.images(1, deadline=math.inf):
-                assert not admission.full
-        with admission.images(100, deadline=math.inf):
-            assert admission.full
+                admission.images.reserved(
+                    40, deadline=asyncio.get_running_loop().time() + 0.1
+                ).__enter__()
+            with admission.images.reserved(1, deadline=math.inf):
+                assert not admission.images.full
+        with admission.images.reserved(100, deadline=math.inf):
+            assert admission.images.full
 
     run(scenario())
 
@@ -32,9 +34,9 @@ def test_a_client_is_told_to_come_back_when_half_is_done():
     async def scenario():
         admission = new_admission()
         assert admission.retry_after_s == 1
-        with admission.images(1, deadline=math.inf):
+        with admission.images.reserved(1, deadline=math.inf):
             await asyncio.sleep(0.1)
-        with admission.images(100, deadline=math.inf):  # ten seconds' worth
+        with admission.images.reserved(100, deadline=math.inf):  # ten seconds' worth
             assert 4 <= admission.retry_after_s <= 8
 
     run(scenario())
@@ -85,18 +87,18 @@ def test_room_is_told_as_admission_gives_it():
     async def scenario():
         admission = new_admission()
         now = asyncio.get_running_loop().time()
-        assert admission.has_room(100, deadline=now - 1)  # nobody is ahead
-        assert not admission.has_room(101, deadline=math.inf)
-        with admission.images(10, deadline=now + 10):
+        assert admission.images.has_room(100, deadline=now - 1)  # nobody is ahead
+        assert not admission.images.has_room(101, deadline=math.inf)
+        with admission.images.reserved(10, deadline=now + 10):
             await asyncio.sleep(0.05)
-        with admission.images(50, deadline=math.inf):
+        with admission.images.reserved(50, deadline=math.inf):
             seen = set()
             for num in (1, 30, 51):
                 for time_left in (0.01, 0.3, 5.0):
                     deadline = asyncio.get_running_loop().time() + time_left
-                    room = admission.has_room(num, deadline=deadline)
+                    room = admission.images.has_room(num, deadline=deadline)
                     try:
-                        with admission.images(num, deadline=deadline):
+                        with admission.images.reserved(num, deadline=deadline):
                             assert room
                     except Overloaded:
                         assert not room

@@ -10,6 +10,7 @@ import pytest
 from mlcd.errors import ConfigInvalid
 from service.inference.cache.vectors import VectorFormat
 from tests.unit.service.cached import (
+    PREFIX,
     RedisServer,
     answering,
     delayed,
@@ -68,14 +69,14 @@ def test_what_one_server_writes_another_finds_until_it_expires(server):
             assert await reading.find(KEYS) == {KEYS[0]: PACKED, KEYS[1]: PACKED}
             assert counts(metrics) == [2, 4, 0, 0]
             assert sample(metrics, "mlcd_cache_up") == 1
-        assert 0 < int(server.ask("TTL", space().name(KEYS[0])).strip(b":\r\n")) <= 100
+        assert 0 < int(server.ask("TTL", PREFIX + KEYS[0].hex()).strip(b":\r\n")) <= 100
 
     run(scenario())
 
 
 def test_foreign_and_damaged_values_are_misses(server):
     async def scenario():
-        metrics, names = new_metrics(), [space().name(key) for key in KEYS]
+        metrics, names = new_metrics(), [PREFIX + key.hex() for key in KEYS]
         async with redis_cache(server, metrics) as cache:
             await written_by(cache, metrics)
             server.ask("COPY", names[0], names[1], "REPLACE")  # the vector of another image
@@ -326,7 +327,7 @@ def test_a_connection_that_is_out_of_step_is_made_anew(server):
             await written_by(cache, metrics)
             connection = await cache._client.connection_pool.get_connection()
             await connection.send_command(
-                "GET", space().name(KEYS[0])
+                "GET", PREFIX + KEYS[0].hex()
             )  # whose answer the next look-up finds
             await cache._client.connection_pool.release(connection)
             for _ in range(4):

@@ -1,0 +1,83 @@
+"""Answers with the embeddings of a request: JSON, raw float32, npy or Arrow."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from starlette.responses import Response
+
+from service.errors import StrictBatch
+from service.http.answers import ARROW, JSON, NPY, RAW, headers, listed_answer, provenance, to_npy
+from service.http.openapi import BINARY
+from service.http.problems import item_error
+from service.inference.encoded import Encoded
+from service.resources import Resources
+
+OFFERED: Final = (JSON, RAW, NPY, ARROW)
+BINARY_CONTENT: Final = {RAW: BINARY, NPY: BINARY, ARROW: BINARY}
+NUMBER_BYTES: Final = 13  # of a float32 in JSON, with its comma
+
+
+def embedding_answer(
+    chosen: str, encoded: Encoded, resources: Resources, *, param: str, **fields: Any
+) -> Response:
+    """Answers in the media type `chosen`.
+
+    JSON and Arrow answer per item. The two binary matrices have no partial answer. fields: more
+    fields of a JSON answer. Raises StrictBatch naming `param` for the first item without an
+    embedding.
+    """
+    stamp = headers(resources, encoded)
+    if chosen == JSON:
+        return _as_json(encoded, resources, stamp, fields)
+    if chosen == ARROW:
+        return Response(_as_arrow(encoded), 200, stamp, ARROW)
+    if encoded.errors:
+        raise StrictBatch.first_of(encoded.errors, param=param)
+    content = (
+        encoded.embeddings.astype("<f4").tobytes() if chosen == RAW else to_npy(encoded.embeddings)
+    )
+    return Response(content, 200, stamp, chosen)
+
+
+def _as_json(
+    encoded: Encoded, resources: Resources, stamp: dict[str, str], fields: dict[str, Any]
+) -> Response:
+    content = {
+        **provenance(resources),
+        "dimension": resources.encoder.dimension,
+        **fields,
+        "errors": [item_error(index, error) for index, error in encoded.errors.items()],
+    }
+    results: list[Callable[[], Any]] = [
+        partial(dict, index=index, embedding=row)
+        for index, row in zip(encoded.rows, encoded.embeddings, strict=True)
+    ]
+    return listed_answer(
+        content,
+        results,
+        stamp,
+        resources,
+        num_items=len(results),
+        num_bytes=NUMBER_BYTES * encoded.embeddings.size,
+    )
+
+
+def _as_arrow(encoded: Encoded) -> bytes:
+    """Returns the columns index, embedding (null if it failed), error (null if it did not)."""
+    num = len(encoded.rows) + len(encoded.errors)
+    row_of = {index: row for row, index in enumerate(encoded.rows)}
+    embeddings = [encoded.embeddings[row_of[i]] if i in row_of else None for i in range(num)]
+    errors = [encoded.errors[i].reason if i in encoded.errors else None for i in range(num)]
+    table = pa.table(
+        {
+            "index": pa.array(range(num), pa.int32()),
+            "embedding": pa.array(embeddings, pa.list_(pa.float32(), encoded.embeddings.shape[1])),
+            "error": pa.array(errors, pa.string()),
+        }
+    )
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(buffer.getvalue())

@@ -1,0 +1,215 @@
+"""The route that classifies images by names: zero-shot classification."""
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from mlcd.encoders.text_encoder import Calibration
+from mlcd.errors import InvalidInput, TextRejected
+from mlcd.models.prompts import class_rows, prompt, templates
+from mlcd.types import Embeddings
+from mlcd.wire import ClassifiedImages, ClassifyOptions, ClassifyRequest
+from service.deadline import within_deadline
+from service.errors import BadRequest, StrictBatch, TooLarge
+from service.http.access import Opened
+from service.http.answers import headers, listed_answer, provenance
+from service.http.auth import needs
+from service.http.bodies import media_type, read_form, read_json, validated
+from service.http.encoding import encode
+from service.http.json_route import JsonRoute
+from service.http.openapi import BINARY, json_body
+from service.http.problems import item_error
+from service.http.queries import Queries, check_top, given_fields, queries_from_json
+from service.http.text_encoding import both, check_num_texts, encode_on, opened_texts
+from service.inference.text_pipeline import checked_text
+from service.inference.text_tower import TextTower
+from service.keys.rates import ComputedAccount
+from service.resources import Resources
+from service.settings import Limits
+from service.telemetry.request import count_texts, timed
+
+router = APIRouter(tags=["texts"], route_class=JsonRoute)
+
+_OPTIONS: Final = tuple(ClassifyOptions.model_fields)
+_AS_GIVEN: Final = ("{}",)
+_FORM: Final[dict[str, Any]] = {
+    "schema": {
+        "type": "object",
+        "required": ["files", "names"],
+        "properties": {
+            "files": {"type": "array", "minItems": 1, "items": BINARY["schema"]},
+            "names": {"type": "string", "description": 'JSON: ["a dog", "a cat"]'},
+            "templates": {"type": "string", "description": "simple, clip, or JSON, a list"},
+            "top": {"type": "string", "pattern": "^[0-9]+$"},
+        },
+    }
+}
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ClassifiedImages}}
+
+
+@router.post(
+    "/v1/classify",
+    dependencies=[needs("embed")],
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=json_body(ClassifyRequest, **{"multipart/form-data": _FORM}),
+)
+async def classify(request: Request, resources: Opened) -> Response:
+    """Finds the names that fit each image best, with their probabilities.
+
+    Where the model judges each pair alone, the probabilities of an image do not add up to 1. With
+    `templates`, a name stands for the mean of its prompts; without, it is a text as it is given.
+    A model without a tower of texts answers 422.
+    """
+    tower = opened_texts(resources, param="names")
+    if media_type(request) == "application/json":
+        content = given_fields(await read_json(request, resources))
+        options = _options(content, resources.settings.limits)
+        asking = queries_from_json(request, content, resources)
+    else:
+        files, fields = await read_form(request, resources.settings.limits)
+        options = _options(_parsed(fields), resources.settings.limits)
+        asking = _queries(request, files, resources)
+    check_top(options.top, resources)
+    rows, queries = await both(_rows_of(request, options, tower, resources), asking)
+    loop = asyncio.get_running_loop()
+    work = partial(_found, queries.embeddings, rows, tower.encoder.calibration, options.top)
+    with timed("classify"):
+        found = await within_deadline(
+            loop.run_in_executor(resources.compute, work), request.state.deadline
+        )
+    calibration = tower.encoder.calibration
+    return listed_answer(
+        {
+            **provenance(resources),
+            "calibration": {"scale": calibration.scale, "bias": calibration.bias},
+            "errors": [item_error(index, error) for index, error in queries.errors.items()],
+        },
+        [
+            partial(_result, index, options.names, *one)
+            for index, one in zip(queries.rows, zip(*found, strict=True), strict=True)
+        ],
+        headers(resources, queries.encoded),
+        resources,
+        num_items=found[0].size,
+    )
+
+
+def _options(content: dict[str, Any], limits: Limits) -> ClassifyOptions:
+    """Takes the options out of `content`, and checks them."""
+    given = {name: content.pop(name) for name in _OPTIONS if name in content}
+    options = validated(ClassifyOptions, given)
+    check_num_texts(len(options.names), limits)
+    num = len(options.names) * len(_templates(options))
+    if num > limits.max_prompts:
+        raise TooLarge(f"{num} prompts, more than {limits.max_prompts}", limit="max_prompts")
+    return options
+
+
+def _parsed(fields: dict[str, str]) -> dict[str, Any]:
+    """Returns the options in a form's fields; a list is JSON there."""
+    content: dict[str, Any] = {}
+    for name, text in fields.items():
+        is_json = name in ("names", "top") or text.startswith("[")
+        try:
+            content[name] = orjson.loads(text) if is_json else text
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"{name} is not JSON", param=name) from error
+    return content
+
+
+async def _queries(request: Request, images: list[bytes], resources: Resources) -> Queries:
+    encoded = await encode(request, resources, images)
+    return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded)
+
+
+def _templates(options: ClassifyOptions) -> tuple[str, ...]:
+    match options.templates:
+        case None:
+            return _AS_GIVEN
+        case "simple" | "clip" as name:
+            return templates(name)
+        case _:
+            return tuple(options.templates)
+
+
+async def _rows_of(
+    request: Request, options: ClassifyOptions, tower: TextTower, resources: Resources
+) -> Embeddings:
+    """Returns the row of each name, [C, D]. Raises StrictBatch for a name that has none.
+
+    Prompts that are in no cache are counted for the client's key. Those that are computed before
+    the deadline are in the cache when the request comes again.
+    """
+    limits = resources.settings.limits
+    loop = asyncio.get_running_loop()
+    prompts = await loop.run_in_executor(resources.compute, _prompts, options, limits)
+    count_texts(len(prompts))
+    account = ComputedAccount(resources.rate_limiter, request.state.key)
+    num_templates = len(prompts) // len(options.names)
+    rows = []
+    for start in range(0, len(prompts), limits.max_texts):
+        some = prompts[start : start + limits.max_texts]
+        encoding = encode_on(tower, some, deadline=request.state.deadline, account=account)
+        encoded = (await encoding).encoded
+        if encoded.errors:
+            index, error = min(encoded.errors.items())
+            raise _bad_name((start + index) // num_templates, error)
+        rows.append(encoded.embeddings)
+    tower.metrics.texts(embedded=len(prompts), rejected=0)
+    shape = (len(options.names), num_templates, -1)
+    return await loop.run_in_executor(
+        resources.compute, lambda: class_rows(np.concatenate(rows).reshape(shape))
+    )
+
+
+def _prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
+    """Returns the prompts of each name, name by name."""
+    found = []
+    chosen = _templates(options)
+    for index, name in enumerate(options.names):
+        if isinstance(bad := checked_text(name, max_chars=limits.max_text_chars), TextRejected):
+            raise _bad_name(index, bad)
+        try:
+            found += [prompt(template, name) for template in chosen]
+        except InvalidInput as error:
+            raise BadRequest(error.message, param="templates") from error
+    return found
+
+
+def _bad_name(index: int, error: Any) -> StrictBatch:
+    return StrictBatch(index, error, param=f"names[{index}]")
+
+
+def _found(
+    images: Embeddings, names: Embeddings, calibration: Calibration, top: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Returns the `top` names of each image, best first: indexes, probabilities, cosines."""
+    cosines = images @ names.T
+    order = np.argsort(-cosines, axis=1, kind="stable")[:, :top]
+    probabilities = calibration.probabilities(cosines)
+    return (
+        order,
+        np.take_along_axis(probabilities, order, axis=1),
+        np.take_along_axis(cosines, order, axis=1),
+    )
+
+
+def _result(
+    index: int,
+    names: list[str],
+    order: NDArray[np.int64],
+    probabilities: NDArray[np.float32],
+    cosines: NDArray[np.float32],
+) -> dict[str, Any]:
+    found = [
+        {"name": names[place], "probability": float(probability), "similarity": float(cosine)}
+        for place, probability, cosine in zip(order, probabilities, cosines, strict=True)
+    ]
+    return {"index": index, "names": found}

@@ -1,0 +1,173 @@
+"""The way of a request's texts, alone or among images, to embeddings."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from fastapi import Request
+
+from mlcd.errors import Rejection
+from service.deadline import within_deadline
+from service.errors import BadRequest, StrictBatch, TextGiven, TooLarge
+from service.fetch.urls import GivenImage
+from service.http.encoding import encode, encode_strictly
+from service.inference.encoded import Account, Encoded, slowest
+from service.inference.text_tower import TextTower
+from service.resources import Resources
+from service.settings import Limits
+from service.telemetry.request import count_texts
+
+
+@dataclass(frozen=True)
+class GivenText:
+    """A text of a request, as it came: it may be no string."""
+
+    value: object
+
+
+GivenItem: TypeAlias = GivenImage | GivenText
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """The embeddings of texts, or of texts and images. num_tokens: those of the texts."""
+
+    encoded: Encoded
+    num_tokens: int
+
+
+def opened_texts(resources: Resources, *, param: str) -> TextTower:
+    """Returns the model's tower of texts. Raises TextGiven naming `param` where it has none."""
+    if resources.texts is None:
+        raise TextGiven(resources.encoder.name, param=param)
+    return resources.texts
+
+
+def takes_whole(truncate: str | None) -> bool:
+    """Tells whether a text that the model cannot read whole is to be refused.
+
+    truncate: as Cohere and NIM name it. Raises BadRequest for what no tokenizer here does.
+    """
+    if truncate == "START":
+        raise BadRequest(
+            "this model cuts a text at its end", remedy="use END or NONE", param="truncate"
+        )
+    return truncate == "NONE"
+
+
+def check_num_texts(num: int, limits: Limits) -> None:
+    if num > limits.max_texts:
+        raise TooLarge(
+            f"{num} texts in one request, more than {limits.max_texts}", limit="max_texts"
+        )
+
+
+async def encode_texts(
+    request: Request,
+    resources: Resources,
+    texts: Sequence[object],
+    *,
+    param: str = "texts",
+    whole: bool = False,
+) -> EncodedTexts:
+    """Encodes every text on its own. The texts are counted for the client's key, like images.
+
+    param: the name of the field in the client's dialect. whole: reject a text of more tokens than
+    the model reads; otherwise its end is cut off. Raises TextGiven where the model has no tower of
+    texts, and TooLarge for too many.
+    """
+    tower = opened_texts(resources, param=param)
+    check_num_texts(len(texts), resources.settings.limits)
+    count_texts(len(texts))
+    await resources.rate_limiter.take(request.state.key, len(texts))
+    found = await encode_on(tower, texts, deadline=request.state.deadline, whole=whole)
+    num_embedded = len(found.encoded.rows)
+    tower.metrics.texts(embedded=num_embedded, rejected=len(texts) - num_embedded)
+    return found
+
+
+async def encode_on(
+    tower: TextTower,
+    texts: Sequence[object],
+    *,
+    deadline: float,
+    whole: bool = False,
+    account: Account | None = None,
+) -> EncodedTexts:
+    """Encodes every text on its own. account: pays for the texts that are in no cache."""
+
+    async def work() -> EncodedTexts:
+        with tower.dispatcher.announced():
+            tokens = await tower.reader.read(texts, whole=whole)
+        encoded = await tower.pipeline.encode(tokens.ids, deadline=deadline, account=account)
+        timings = replace(encoded.timings, tokenize_s=tokens.seconds)
+        return EncodedTexts(replace(encoded, timings=timings), tokens.num)
+
+    return await within_deadline(work(), deadline)
+
+
+async def encode_items_strictly(
+    request: Request,
+    resources: Resources,
+    items: Sequence[GivenItem],
+    *,
+    param: str = "input[{index}]",
+    whole: bool = False,
+) -> EncodedTexts:
+    """Encodes all images and texts or raises StrictBatch for the first that failed.
+
+    param: the name of the field in the client's dialect. whole: see `encode_texts`.
+    """
+    texts = {index: item.value for index, item in enumerate(items) if isinstance(item, GivenText)}
+    images = {index: item for index, item in enumerate(items) if not isinstance(item, GivenText)}
+    if not texts:
+        encoded = await encode_strictly(request, resources, [*images.values()], param=param)
+        return EncodedTexts(encoded, 0)
+    opened_texts(resources, param=param.format(index=next(iter(texts))))
+    reading = encode_texts(request, resources, [*texts.values()], whole=whole)
+    if not images:
+        found = await reading
+        encoded = found.encoded
+    else:
+        found, seen = await both(reading, encode(request, resources, [*images.values()]))
+        encoded = _merged(found.encoded, [*texts], seen, [*images])
+    if encoded.errors:
+        raise StrictBatch.first_of(encoded.errors, param=param)
+    return EncodedTexts(encoded, found.num_tokens)
+
+
+async def both(
+    first: Coroutine[Any, Any, _First], second: Coroutine[Any, Any, _Second]
+) -> tuple[_First, _Second]:
+    """Returns both results; where one fails, the other is cancelled."""
+    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _merged(texts: Encoded, text_places: list[int], images: Encoded, places: list[int]) -> Encoded:
+    """Returns the embeddings of texts and images in the order of the request."""
+    errors: dict[int, Rejection] = {text_places[i]: error for i, error in texts.errors.items()}
+    errors |= {places[index]: error for index, error in images.errors.items()}
+    rows = [text_places[index] for index in texts.rows] + [places[index] for index in images.rows]
+    order = np.argsort(rows)
+    timings = replace(
+        slowest([texts.timings, images.timings]),
+        fetch_s=images.timings.fetch_s,
+        tokenize_s=texts.timings.tokenize_s,
+    )
+    return Encoded(
+        np.concatenate([texts.embeddings, images.embeddings])[order],
+        [rows[index] for index in order],
+        errors,
+        timings,
+        texts.rounded,
+    )

@@ -1,0 +1,152 @@
+"""The result of encoding a request, whatever its items are, and who pays for it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import Rejection
+from mlcd.types import Embeddings
+
+
+@dataclass(frozen=True)
+class Timings:
+    """The seconds that the slowest item of a request spent in each stage."""
+
+    decode_s: float = 0.0  # with the wait for a free decoder
+    queue_s: float = 0.0
+    inference_s: float = 0.0  # of the item's batch
+    cache_s: float = 0.0  # look-ups of the whole request, and waits for encodings of other requests
+    fetch_s: float | None = None  # of all images at URLs together; None where there are none
+    tokenize_s: float | None = None  # of all texts together; None where there are none
+
+    def server_timing(self) -> str:
+        """Returns the value of a Server-Timing header, in milliseconds."""
+        stages = {
+            **({} if self.fetch_s is None else {"fetch": self.fetch_s}),
+            **({} if self.tokenize_s is None else {"tokenize": self.tokenize_s}),
+            "cache": self.cache_s,
+            "decode": self.decode_s,
+            "queue": self.queue_s,
+            "inference": self.inference_s,
+        }
+        return ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in stages.items())
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The embeddings of a request.
+
+    embeddings: [M, D] of the items that succeeded. rows: their M indexes in the request. errors:
+    those of the other items. rounded: the type that the cache rounds vectors to, None where they
+    are exact.
+    """
+
+    embeddings: Embeddings
+    rows: list[int]
+    errors: dict[int, Rejection]
+    timings: Timings = Timings()
+    rounded: str | None = None
+
+
+@dataclass(frozen=True)
+class EncodedItem:
+    """The embedding [D] of one item, and its times."""
+
+    embedding: NDArray[np.float32]
+    timings: Timings
+
+
+# A callback for every item as soon as it is done: its index in the request, its embedding [D] or
+# its rejection.
+Each: TypeAlias = Callable[[int, NDArray[np.float32] | Rejection], None]
+
+
+class Account(Protocol):
+    """The client of a request: its items are charged to it and decoded in turn with others'."""
+
+    @property
+    def owner(self) -> object: ...
+
+    async def charge(self, pixels: Sequence[int]) -> None:
+        """Charges items that must be computed: images with these numbers of pixels, or texts of 1.
+
+        Raises RateExceeded or InvalidInput where they are too much.
+        """
+        ...
+
+
+class Anybody:
+    """The account of a request without a client, whose items cost nothing."""
+
+    @property
+    def owner(self) -> object:
+        return self
+
+    async def charge(self, pixels: Sequence[int]) -> None: ...
+
+
+class Encoding(Protocol):
+    """A way from the bytes of items to embeddings."""
+
+    async def encode(
+        self,
+        items: Sequence[bytes | Rejection],
+        /,
+        *,
+        deadline: float,
+        account: Account | None = None,
+    ) -> Encoded:
+        """Encodes every item on its own; a rejection in `items` is passed on to `errors`."""
+        ...
+
+
+class Pipelined(Protocol):
+    """An `Encoding` that tells of each item as soon as it is done."""
+
+    async def encode(
+        self,
+        items: Sequence[bytes | Rejection],
+        /,
+        *,
+        deadline: float,
+        each: Each | None = None,
+        account: Account | None = None,
+    ) -> Encoded: ...
+
+
+def joined(outcomes: Sequence[EncodedItem | Rejection], *, dimension: int) -> Encoded:
+    """Returns the result of a request from the outcomes of its items."""
+    errors = {
+        index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, Rejection)
+    }
+    found = [outcome for outcome in outcomes if isinstance(outcome, EncodedItem)]
+    rows = [index for index in range(len(outcomes)) if index not in errors]
+    embeddings = (
+        np.stack([one.embedding for one in found])
+        if found
+        else np.zeros((0, dimension), np.float32)
+    )
+    return Encoded(
+        np.ascontiguousarray(embeddings), rows, errors, slowest([one.timings for one in found])
+    )
+
+
+def report(each: Each, index: int, task: "asyncio.Task[EncodedItem | Rejection]") -> None:
+    """Calls `each` with the outcome of a task that has one."""
+    if task.cancelled() or task.exception() is not None:
+        return
+    outcome = task.result()
+    each(index, outcome.embedding if isinstance(outcome, EncodedItem) else outcome)
+
+
+def slowest(timings: Sequence[Timings]) -> Timings:
+    return Timings(
+        max((one.decode_s for one in timings), default=0.0),
+        max((one.queue_s for one in timings), default=0.0),
+        max((one.inference_s for one in timings), default=0.0),
+        max((one.cache_s for one in timings), default=0.0),
+    )

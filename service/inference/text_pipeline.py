@@ -1,0 +1,201 @@
+"""The pipeline from texts to embeddings: checks, tokens on a thread, admission, dispatch.
+
+A bad text fails alone. The `tokenizers` library releases the interpreter's lock while it works.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from mlcd.errors import DeadlineExceeded, Rejection, TextRejected
+from mlcd.models.tokenizer import Tokenizer
+from service.inference.admission import Places
+from service.inference.contract import Dispatcher, Engine, refuse_when_down
+from service.inference.encoded import (
+    Account,
+    Anybody,
+    Each,
+    Encoded,
+    EncodedItem,
+    Timings,
+    joined,
+    report,
+)
+from service.telemetry.request import took
+from service.telemetry.text_metrics import TextMetrics
+
+# Texts that a thread tokenizes, or that are queued, without a pause: other requests come between.
+_TOGETHER: Final = 128
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The texts of a request as the model reads them.
+
+    ids: of each text, int64 [T] as bytes, or why it cannot be used. num: tokens of all texts
+    together, without padding and at most the model's context of each.
+    """
+
+    ids: list[bytes | TextRejected]
+    num: int
+    seconds: float
+
+
+class TextReader:
+    """The tokenizer of the served model, on a thread of its own."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, thread: Executor, *, max_chars: int, metrics: TextMetrics
+    ) -> None:
+        self._tokenizer, self._thread = tokenizer, thread
+        self._max_chars, self._metrics = max_chars, metrics
+        self.context_length = tokenizer.context_length
+
+    async def read(self, texts: Sequence[object], *, whole: bool = False) -> Tokens:
+        """Checks and tokenizes texts.
+
+        whole: reject a text of more tokens than the model reads; otherwise its end is cut off.
+        """
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        ids: list[bytes | TextRejected] = []
+        num = 0
+        for start in range(0, len(texts), _TOGETHER):
+            some = texts[start : start + _TOGETHER]
+            reading = partial(_read, self._tokenizer, some, self._max_chars, whole=whole)
+            read, num_read = await loop.run_in_executor(self._thread, reading)
+            ids += read
+            num += num_read
+        ended = time.perf_counter()
+        took("tokenize", started, ended)
+        self._metrics.tokenized(ended - started)
+        return Tokens(ids, num, ended - started)
+
+
+def _read(
+    tokenizer: Tokenizer, texts: Sequence[object], max_chars: int, *, whole: bool
+) -> tuple[list[bytes | TextRejected], int]:
+    """Returns the ids of each text or its rejection, and the number of tokens."""
+    found: list[bytes | TextRejected] = []
+    usable: list[str] = []
+    for text in texts:
+        checked = checked_text(text, max_chars=max_chars)
+        if isinstance(checked, str):
+            usable.append(checked)
+            found.append(b"")
+        else:
+            found.append(checked)
+    if not usable:
+        return found, 0
+    tokenized = tokenizer.tokenize(usable, with_cut=whole)
+    places = [place for place, one in enumerate(found) if isinstance(one, bytes)]
+    for place, ids, cut in zip(places, tokenized.ids, tokenized.cut, strict=True):
+        found[place] = _too_long(tokenizer.context_length, "tokens") if cut else ids.tobytes()
+    return found, int(tokenized.num[~tokenized.cut].sum())
+
+
+def checked_text(text: object, *, max_chars: int) -> str | TextRejected:
+    if not isinstance(text, str):
+        return TextRejected("not-a-string", "a text must be a string")
+    if len(text) > max_chars:
+        return _too_long(max_chars, "characters")
+    if not text.strip():
+        return TextRejected("empty", "the text is empty")
+    if not _is_unicode(text):
+        return TextRejected("not-unicode", "the text is no valid Unicode")
+    return text
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def _too_long(most: int, units: str) -> TextRejected:
+    return TextRejected("too-long", f"the text has more than {most} {units}", remedy="shorten it")
+
+
+class TextPipeline:
+    """The way from token ids to embeddings, shared by all routes."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        dispatcher: Dispatcher,
+        places: Places,
+        *,
+        metrics: TextMetrics,
+    ) -> None:
+        self._engine, self._dispatcher, self._places = engine, dispatcher, places
+        self._dimension, self._metrics = engine.served.dimension, metrics
+
+    async def encode(
+        self,
+        texts: Sequence[bytes | Rejection],
+        /,
+        *,
+        deadline: float,
+        each: Each | None = None,
+        account: Account | None = None,
+    ) -> Encoded:
+        """Encodes every text on its own, given as the bytes of its ids, int64 [T].
+
+        deadline: by the running loop's clock. A cancelled call drops texts that are not encoded
+        yet. Raises Overloaded when the server is at a limit, Unavailable while the engine is down
+        or when it fails, DeadlineExceeded, and what `account` raises.
+        """
+        account = account or Anybody()
+        if asyncio.get_running_loop().time() > deadline:
+            raise DeadlineExceeded(
+                "the time for a request has passed", remedy="send fewer texts at once"
+            )
+        refuse_when_down(self._engine, self._metrics)
+        with self._places.reserved(len(texts), deadline=deadline):
+            await account.charge([1] * len(texts))
+            outcomes = await self._encode_all(texts, deadline, each)
+        for outcome in outcomes:
+            if isinstance(outcome, Rejection):
+                self._metrics.rejected(outcome.reason)
+        return joined(outcomes, dimension=self._dimension)
+
+    async def _encode_all(
+        self, texts: Sequence[bytes | Rejection], deadline: float, each: Each | None
+    ) -> list[EncodedItem | Rejection]:
+        request = object()
+        tasks: list[asyncio.Task[EncodedItem | Rejection]] = []
+        try:
+            for start in range(0, len(texts), _TOGETHER):
+                for index, ids in enumerate(texts[start : start + _TOGETHER], start):
+                    task = asyncio.create_task(self._encode_one(ids, deadline, request))
+                    if each is not None:
+                        task.add_done_callback(partial(report, each, index))
+                    tasks.append(task)
+                await asyncio.sleep(0)
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _encode_one(
+        self, ids: bytes | Rejection, deadline: float, request: object
+    ) -> EncodedItem | Rejection:
+        if isinstance(ids, Rejection):
+            return ids
+        row = await self._dispatcher.encode(
+            np.frombuffer(ids, np.int64), deadline=deadline, request=request
+        )
+        row.record_stages()
+        if not row.embedding.any():
+            return TextRejected("no-embedding", "the model finds nothing in this text to describe")
+        return EncodedItem(row.embedding, Timings(0.0, row.queue_s, row.inference_s))

@@ -1,0 +1,56 @@
+"""The tower of texts of the served model: an engine of its own, and the way to it."""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+from mlcd.models.tokenizer import Tokenizer
+from service.inference.admission import Places
+from service.inference.cache.cached import Cache
+from service.inference.cache.keyspace import KeySpace
+from service.inference.contract import Dispatcher, Engine
+from service.inference.encoded import Encoding
+from service.inference.readiness import Probe
+from service.inference.served import ServedTextEncoder
+from service.inference.text_pipeline import TextPipeline, TextReader
+from service.settings import Limits
+from service.telemetry.text_metrics import TextMetrics
+
+TRIAL: Final = "a photo"  # the text of trial inferences
+
+
+@dataclass(frozen=True)
+class TextTower:
+    """The tower of texts. reader: makes tokens of texts. pipeline: makes embeddings of tokens."""
+
+    engine: Engine
+    dispatcher: Dispatcher
+    encoder: ServedTextEncoder
+    reader: TextReader
+    pipeline: Encoding
+    metrics: TextMetrics
+    probe: Probe
+
+
+def new_text_tower(
+    engine: Engine,
+    dispatcher: Dispatcher,
+    tokenizer: Tokenizer,
+    *,
+    places: Places,
+    cache: Cache | None,
+    thread: Executor,
+    limits: Limits,
+    metrics: TextMetrics,
+) -> TextTower:
+    """Builds the tower on its engine. thread: that of the tokenizer."""
+    encoder = engine.served
+    assert isinstance(encoder, ServedTextEncoder)
+    texts = TextPipeline(engine, dispatcher, places, metrics=metrics)
+    if cache is None:
+        pipeline: Encoding = texts
+    else:
+        pipeline = cache.before(texts, KeySpace.of_texts(encoder, cache.vectors))
+    reader = TextReader(tokenizer, thread, max_chars=limits.max_text_chars, metrics=metrics)
+    probe = Probe(engine, dispatcher, tokenizer([TRIAL])[0])
+    return TextTower(engine, dispatcher, encoder, reader, pipeline, metrics, probe)
