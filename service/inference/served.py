@@ -28,7 +28,7 @@ class ItemLayout:
 
 @dataclass(frozen=True)
 class Opening:
-    """What an engine's process opens, and how to log.
+    """The model and tower that an engine's process opens, and how it logs.
 
     tower: that of images, or that of texts of the same model.
     """

@@ -92,17 +92,17 @@ def test_both_paths_and_the_headers(client, model, picture):
         ({"input": 7}, 400, "input"),
         ({"input": [1, 2, 3]}, 400, "input"),
         ({"input": [[1, 2], [3]]}, 400, "input"),
-        ({"input": "a text"}, 422, "input[0]"),
+        ({"input": "some words"}, 422, "input[0]"),
         ({"input": ["URI", None]}, 422, "input[1]"),
-        ({"input": ["URI", {"text": "a text"}]}, 422, "input[1]"),
-        ({"input": ["URI", {"image": "URI", "text": "a text"}]}, 422, "input[1]"),
+        ({"input": ["URI", {"text": "some words"}]}, 422, "input[1]"),
+        ({"input": ["URI", {"image": "URI", "text": "some words"}]}, 422, "input[1]"),
         ({"input": ["URI", {}]}, 422, "input[1]"),
         ({"input": ["URI", "https://example.com/x.png"]}, 422, "input[1]"),
         ({"input": "file:///etc/passwd"}, 422, "input[0]"),
         ({"input": "URI", "modality": "text"}, 422, "input[0]"),
         ({"input": ["URI", "URI"], "modality": ["image"]}, 400, "modality"),
         ({"input": "URI", "modality": "audio"}, 400, "modality"),
-        ({"input": "a text", "truncate": "START"}, 400, "truncate"),
+        ({"input": "some words", "truncate": "START"}, 400, "truncate"),
         ({"input": "URI", "normalized": False}, 400, "normalized"),
         ({"input": "URI", "embedding_type": "int4"}, 400, "embedding_type"),
         ({"input": "URI", "embedding_type": ["float"]}, 400, "embedding_type"),
@@ -116,8 +116,8 @@ def test_both_paths_and_the_headers(client, model, picture):
         ({"input": "URI", "model": None}, 400, "model"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [7]}, 400, "messages"),
-        ({"messages": message({"type": "text", "text": "a text"})}, 422, "messages"),
-        ({"messages": [{"role": "user", "content": "a text"}]}, 422, "messages"),
+        ({"messages": message({"type": "text", "text": "some words"})}, 422, "messages"),
+        ({"messages": [{"role": "user", "content": "some words"}]}, 422, "messages"),
         ({"messages": message({"type": "image_url"})}, 422, "messages"),
         ({"input": ["URI"] * 65}, 400, None),
         ({"input": ["URI", "data:image/png;base64,AAAA"]}, 400, "input[1]"),
@@ -135,7 +135,7 @@ def test_a_refusal_is_in_openais_shape_and_names_the_field(ask, picture, body, s
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert "passwd" not in error["message"]
-    assert "a text" not in error["message"]
+    assert "some words" not in error["message"]
 
 
 def test_two_images_in_a_conversation_are_refused(ask, picture):

@@ -70,13 +70,14 @@ async def classify(request: Request, resources: Opened) -> Response:
     tower = opened_texts(resources, param="names")
     if media_type(request) == "application/json":
         content = given_fields(await read_json(request, resources))
-        options = _options(content, resources.settings.limits)
+        options = _options(content, resources)
+        if "texts" in content:
+            raise BadRequest("texts are not classified", remedy="give `images` or `embeddings`")
         asking = queries_from_json(request, content, resources)
     else:
         files, fields = await read_form(request, resources.settings.limits)
-        options = _options(_parsed(fields), resources.settings.limits)
+        options = _options(_parsed(fields), resources)
         asking = _queries(request, files, resources)
-    check_top(options.top, resources)
     rows, queries = await both(_rows_of(request, options, tower, resources), asking)
     loop = asyncio.get_running_loop()
     work = partial(_found, queries.embeddings, rows, tower.encoder.calibration, options.top)
@@ -101,10 +102,12 @@ async def classify(request: Request, resources: Opened) -> Response:
     )
 
 
-def _options(content: dict[str, Any], limits: Limits) -> ClassifyOptions:
+def _options(content: dict[str, Any], resources: Resources) -> ClassifyOptions:
     """Takes the options out of `content`, and checks them."""
+    limits = resources.settings.limits
     given = {name: content.pop(name) for name in _OPTIONS if name in content}
     options = validated(ClassifyOptions, given)
+    check_top(options.top, resources)
     check_num_texts(len(options.names), limits)
     num = len(options.names) * len(_templates(options))
     if num > limits.max_prompts:

@@ -1,9 +1,11 @@
 """The towers of a model by its name, also of the fake one."""
 
-from mlcd.encoders import open_encoder
+from pathlib import Path
+
+from mlcd.encoders import has_text, open_encoder, open_text_encoder
 from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.text_encoder import TextEncoder
-from mlcd.errors import NoTextTower
+from mlcd.models.text_part import FOLDER
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.engine.fake import PREFIX, FakeEncoder, FakeTextEncoder, fake_tokenizer
 from service.inference.served import Opening
@@ -17,12 +19,17 @@ def open_images(opening: Opening) -> Encoder:
 
 
 def open_texts(opening: Opening) -> TextEncoder:
-    """Opens the tower of texts. Raises NoTextTower where the model has none."""
+    """Opens the tower of texts. Raises what `mlcd.encoders.open_text_encoder` raises."""
     if opening.spec.startswith(PREFIX):
         return FakeTextEncoder(opening.spec)
-    raise NoTextTower(opening.spec)
+    return open_text_encoder(opening.spec, opening.encoder)
 
 
 def find_tokenizer(spec: str) -> Tokenizer | None:
-    """Returns the tokenizer of a model's texts; None where the model embeds images only."""
-    return fake_tokenizer(spec) if spec.startswith(PREFIX) else None
+    """Returns the tokenizer of a model's texts; None where the model embeds images only.
+
+    Raises ArtifactInvalid for one that is damaged.
+    """
+    if spec.startswith(PREFIX):
+        return fake_tokenizer(spec)
+    return Tokenizer.open(Path(spec) / FOLDER) if has_text(spec) else None

@@ -40,6 +40,8 @@ def test_every_route_of_the_contract_is_in_it(operations):
         "/v2/models/{model}/infer",
         "/v2/models/{model}/versions/{version}/infer",
         "/v1/images/embed",
+        "/v1/texts/embed",
+        "/v1/classify",
         "/v1/labels",
         "/v1/collections/{name}/items",
         "/v1/collections/{name}/search",
