@@ -1,5 +1,5 @@
-"""The Python client of `mlcd serve`: images in, numpy arrays out, over the public REST contract
-alone.
+"""The Python client of `mlcd serve`: images and texts in, numpy arrays out, over the public REST
+contract alone.
 
 Needs httpx and httpx-sse (`pip install mlcd[client]`); neither torch nor faiss nor the server.
 """
@@ -19,11 +19,12 @@ from mlcd.client.refusals import (
     RefusedOverload,
     RefusedUnavailable,
 )
-from mlcd.client.results import Added, Center, Embedded, Found, Item, Labeled, Origin
+from mlcd.client.results import Added, Center, Classified, Embedded, Found, Item, Labeled, Origin
 from mlcd.client.synchronous import Client
 from mlcd.wire import (
     Audit,
     CenterSet,
+    DescribedTexts,
     Example,
     FailedShard,
     Info,
@@ -43,8 +44,10 @@ __all__ = [
     "Audit",
     "Center",
     "CenterSet",
+    "Classified",
     "Client",
     "Collection",
+    "DescribedTexts",
     "Embedded",
     "Example",
     "FailedShard",

@@ -22,12 +22,25 @@ from mlcd.client.batches import Adder, Additions, Batch, Images, answers_async, 
 from mlcd.client.call import Call
 from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.client.reading import origin_of
-from mlcd.client.results import Added, Center, Embedded, Found, Item, Labeled, Origin, Row
-from mlcd.errors import ImageRejected
+from mlcd.client.results import (
+    Added,
+    Center,
+    Classified,
+    Embedded,
+    Found,
+    Item,
+    Labeled,
+    Origin,
+    Row,
+)
+from mlcd.client.texts import Texts, check_texts
+from mlcd.errors import Rejection
 from mlcd.wire import DescribedCollection, Info, Label, LabelMode
 
 ImageSeries = Iterable[ImageInput] | AsyncIterable[ImageInput]
+TextSeries = Iterable[str] | AsyncIterable[str]
 _Batch = TypeVar("_Batch")
+_Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
 
@@ -43,14 +56,45 @@ class AsyncClient(BaseClient):
 
     def embed_each(
         self, images: ImageSeries, *, strict: bool = False
-    ) -> AsyncGenerator[Row | ImageRejected, None]:
+    ) -> AsyncGenerator[Row | Rejection, None]:
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
+
+    async def embed_texts(self, texts: TextSeries, *, strict: bool = False) -> Embedded:
+        check_texts(texts)
+        items, origin = await self._gathered(
+            self._cut_texts(texts), self._server.embed_texts, strict=strict
+        )
+        return Embedded.of(items, origin, dimension=(await self._server.known_info()).dimension)
+
+    def embed_texts_each(
+        self, texts: TextSeries, *, strict: bool = False
+    ) -> AsyncGenerator[Row | Rejection, None]:
+        check_texts(texts)
+        return self._each(
+            self._call(strict=strict), self._cut_texts(texts), self._server.embed_texts
+        )
+
+    async def classify(
+        self,
+        images: ImageSeries | None = None,
+        *,
+        names: Sequence[str],
+        embeddings: ArrayLike | None = None,
+        templates: str | Sequence[str] | None = None,
+        top: int = 10,
+        strict: bool = False,
+    ) -> Classified:
+        check_texts(names)
+        ask = partial(self._server.classify, names=names, templates=templates, top=top)
+        batches = self._batches(images, embeddings)
+        return Classified.of(*await self._gathered(batches, ask, strict=strict))
 
     async def labels(
         self,
         images: ImageSeries | None = None,
         *,
+        texts: TextSeries | None = None,
         embeddings: ArrayLike | None = None,
         top: int = 8,
         threshold: float | None = None,
@@ -61,9 +105,8 @@ class AsyncClient(BaseClient):
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
-        return Labeled.of(
-            *await self._gathered(self._batches(images, embeddings), ask, strict=strict)
-        )
+        batches = self._batches(images, embeddings, texts=texts)
+        return Labeled.of(*await self._gathered(batches, ask, strict=strict))
 
     def labels_each(
         self,
@@ -74,7 +117,7 @@ class AsyncClient(BaseClient):
         mode: LabelMode = "exact",
         examples: int = 0,
         strict: bool = False,
-    ) -> AsyncGenerator[list[Label] | ImageRejected, None]:
+    ) -> AsyncGenerator[list[Label] | Rejection, None]:
         check_images(images)
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
@@ -86,6 +129,8 @@ class AsyncClient(BaseClient):
         collection: str,
         images: ImageSeries | None = None,
         *,
+        text: str | None = None,
+        texts: TextSeries | None = None,
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
@@ -105,9 +150,8 @@ class AsyncClient(BaseClient):
             exact=exact,
             metadata=metadata,
         )
-        return Found.of(
-            *await self._gathered(self._batches(images, embeddings, key), ask, strict=strict)
-        )
+        batches = self._batches(images, embeddings, key, text=text, texts=texts)
+        return Found.of(*await self._gathered(batches, ask, strict=strict))
 
     async def collections(self) -> list[DescribedCollection]:
         return await self._server.collections()
@@ -178,25 +222,38 @@ class AsyncClient(BaseClient):
 
     async def _gathered(
         self, batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value], *, strict: bool
-    ) -> tuple[list[_Value | ImageRejected], Origin]:
+    ) -> tuple[list[_Value | Rejection], Origin]:
         call: Call[_Value] = self._call(strict=strict)
         items = [item async for item in self._each(call, batches, ask)]
         return items, call.origin or origin_of(await self._server.known_info())
 
     async def _each(
         self, call: Call[_Value], batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value]
-    ) -> AsyncGenerator[_Value | ImageRejected, None]:
+    ) -> AsyncGenerator[_Value | Rejection, None]:
         async with aclosing(answers_async(batches, ask, in_flight=self.in_flight)) as answers:
             async for answer in answers:
                 for item in call.items(answer):
                     yield item
 
     async def _batches(
-        self, images: ImageSeries | None, embeddings: ArrayLike | None, key: str | None = None
+        self,
+        images: ImageSeries | None,
+        embeddings: ArrayLike | None,
+        key: str | None = None,
+        *,
+        text: str | None = None,
+        texts: TextSeries | None = None,
     ) -> AsyncIterator[Batch]:
-        check_one_given(images=images, embeddings=embeddings, key=key)
+        check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         if key is not None:
             yield key
+        elif text is not None:
+            async for some in self._cut_texts([text]):
+                yield some
+        elif texts is not None:
+            check_texts(texts)
+            async for some in self._cut_texts(texts):
+                yield some
         elif images is not None:
             check_images(images)
             async for batch in self._cut(images):
@@ -210,9 +267,17 @@ class AsyncClient(BaseClient):
         self, adder: Adder, images: ImageSeries | None, embeddings: ArrayLike | None
     ) -> AsyncIterator[Additions]:
         async for batch in self._batches(images, embeddings):
-            assert not isinstance(batch, str)
+            assert not isinstance(batch, str | Texts)
             yield adder.push(batch)
         adder.end()
+
+    async def _cut_texts(self, texts: TextSeries) -> AsyncIterator[Texts]:
+        cutter = self._text_cutter(await self._server.bounds())
+        async for text in _series(texts):
+            if batch := cutter.push(text):
+                yield batch
+        if batch := cutter.rest():
+            yield batch
 
     async def _cut(self, images: ImageSeries) -> AsyncIterator[Images]:
         bounds = await self._server.bounds()
@@ -227,10 +292,10 @@ class AsyncClient(BaseClient):
             yield batch
 
 
-async def _series(images: ImageSeries) -> AsyncIterator[ImageInput]:
-    if isinstance(images, AsyncIterable):
-        async for image in images:
-            yield image
+async def _series(items: Iterable[_Item] | AsyncIterable[_Item]) -> AsyncIterator[_Item]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
     else:
-        for image in images:
-            yield image
+        for item in items:
+            yield item

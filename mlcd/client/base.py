@@ -14,6 +14,7 @@ from mlcd.client.call import Call
 from mlcd.client.connection import Connection
 from mlcd.client.requests import RequestBounds, Server
 from mlcd.client.results import Answer
+from mlcd.client.texts import TIMES_BATCH, TextCutter
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
@@ -80,6 +81,10 @@ class BaseClient:
 
     def _num_items(self, bounds: RequestBounds) -> int:
         return min(self.batch_size, bounds.max_items)
+
+    def _text_cutter(self, bounds: RequestBounds) -> TextCutter:
+        num = min(TIMES_BATCH * self.batch_size, bounds.max_texts)
+        return TextCutter(num=num, max_chars=bounds.max_text_chars)
 
     def _cutter(self, bounds: RequestBounds) -> Cutter:
         return Cutter(max_images=self._num_items(bounds), max_body_bytes=bounds.max_body_bytes)

@@ -17,13 +17,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from mlcd.client.texts import Texts
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 
 # the bytes that can be sent, and the errors of the others
 Images = list[bytes | ImageRejected]
-# images, rows [n, D], or the key of an indexed item
-Batch = Images | Embeddings | str
+# images, texts, rows [n, D], or the key of an indexed item
+Batch = Images | Texts | Embeddings | str
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Generic, TypeVar
 
 from mlcd.client.results import Answer, Origin
-from mlcd.errors import Conflict, ImageRejected
+from mlcd.errors import Conflict, ImageRejected, Rejection, TextRejected
 from mlcd.types import Fingerprint
 
 _Value = TypeVar("_Value")
@@ -12,7 +12,7 @@ _Value = TypeVar("_Value")
 class Call(Generic[_Value]):
     """The state of one call.
 
-    strict: the first image that fails ends the call. fingerprint: the only one that answers may
+    strict: the first item that fails ends the call. fingerprint: the only one that answers may
     have; None: any.
     """
 
@@ -21,19 +21,17 @@ class Call(Generic[_Value]):
         self._num = 0
         self.origin: Origin | None = None
 
-    def items(self, answer: Answer[_Value]) -> list[_Value | ImageRejected]:
+    def items(self, answer: Answer[_Value]) -> list[_Value | Rejection]:
         """Returns the items of the next batch.
 
-        Raises Conflict where another model answered it than the batches before, ImageRejected where
-        strict.
+        Raises Conflict where another model answered it than the batches before, ImageRejected or
+        TextRejected where strict.
         """
         self._check(answer.origin)
         if self._strict:
             for place, item in enumerate(answer.items, self._num):
-                if isinstance(item, ImageRejected):
-                    raise ImageRejected(
-                        item.reason, f"image {place}: {item.message}", remedy=item.remedy
-                    )
+                if isinstance(item, Rejection):
+                    raise _placed(item, place)
         self._num += len(answer.items)
         return answer.items
 
@@ -53,3 +51,10 @@ class Call(Generic[_Value]):
                 remedy="make the call again",
             )
         self.origin = origin
+
+
+def _placed(item: Rejection, place: int) -> Rejection:
+    """Returns the rejection with the item's place in the series."""
+    if isinstance(item, TextRejected):
+        return TextRejected(item.reason, f"text {place}: {item.message}", remedy=item.remedy)
+    return ImageRejected(item.reason, f"image {place}: {item.message}", remedy=item.remedy)

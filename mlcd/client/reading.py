@@ -9,17 +9,20 @@ import numpy as np
 
 from mlcd.client.refusals import not_our_api
 from mlcd.client.results import Answer, Center, Item, Origin, Row
-from mlcd.errors import ImageReason, ImageRejected
+from mlcd.errors import ImageReason, ImageRejected, Rejection, TextReason, TextRejected
 from mlcd.wire import (
     AddedItems,
     Audit,
+    ClassifiedImages,
     CollectionList,
     DescribedCenter,
     DescribedCollection,
     DescribedItem,
     EmbeddedImages,
+    EmbeddedTexts,
     FailedShard,
     FailureList,
+    FittingName,
     FoundDuplicates,
     FoundItems,
     Info,
@@ -73,16 +76,43 @@ def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
 
 
 @_translated()
-def read_labeled(response: httpx.Response, num: int) -> Answer[list[Label]]:
+def read_embedded_texts(response: httpx.Response, num: int) -> Answer[Row]:
+    """Reads JSON with a row or an error for each of `num` texts."""
+    answer = EmbeddedTexts.model_validate_json(response.content)
+    items = _in_order(
+        answer.results,
+        answer.errors,
+        num,
+        lambda one: np.asarray(one.embedding, np.float32),
+        of_texts=True,
+    )
+    return Answer(items, _origin(response))
+
+
+@_translated()
+def read_classified(response: httpx.Response, num: int) -> Answer[list[FittingName]]:
+    answer = ClassifiedImages.model_validate_json(response.content)
+    items = _in_order(answer.results, answer.errors, num, lambda one: one.names)
+    return Answer(items, _origin(response))
+
+
+@_translated()
+def read_labeled(
+    response: httpx.Response, num: int, *, of_texts: bool = False
+) -> Answer[list[Label]]:
     answer = LabeledImages.model_validate_json(response.content)
-    items = _in_order(answer.results, answer.errors, num, lambda one: one.labels)
+    items = _in_order(answer.results, answer.errors, num, lambda one: one.labels, of_texts=of_texts)
     return Answer(items, _origin(response, audit=answer.audit))
 
 
 @_translated()
-def read_found(response: httpx.Response, num: int) -> Answer[list[ItemMatch]]:
+def read_found(
+    response: httpx.Response, num: int, *, of_texts: bool = False
+) -> Answer[list[ItemMatch]]:
     answer = FoundItems.model_validate_json(response.content)
-    items = _in_order(answer.results, answer.errors, num, lambda one: one.matches)
+    items = _in_order(
+        answer.results, answer.errors, num, lambda one: one.matches, of_texts=of_texts
+    )
     return Answer(items, _origin(response))
 
 
@@ -156,12 +186,17 @@ def _in_order(
     errors: Sequence[ItemError | RefusedItem],
     num: int,
     value: Callable[[_Result], _Value],
-) -> list[_Value | ImageRejected]:
+    *,
+    of_texts: bool = False,
+) -> list[_Value | Rejection]:
     """Puts each result's value and each error at its index; every index must have one."""
-    items: dict[int, _Value | ImageRejected] = {result.index: value(result) for result in results}
-    items |= {
-        error.index: ImageRejected(cast(ImageReason, error.type), error.detail) for error in errors
-    }
+    items: dict[int, _Value | Rejection] = {result.index: value(result) for result in results}
+    for error in errors:
+        items[error.index] = (
+            TextRejected(cast(TextReason, error.type), error.detail)
+            if of_texts
+            else ImageRejected(cast(ImageReason, error.type), error.detail)
+        )
     return [items[index] for index in range(num)]
 
 

@@ -1,9 +1,9 @@
 """The routes of the server, each for one batch."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import httpx
 import numpy as np
@@ -13,9 +13,11 @@ from mlcd.client.connection import Connection, encoded
 from mlcd.client.reading import (
     read_added,
     read_center,
+    read_classified,
     read_collection,
     read_collections,
     read_embedded,
+    read_embedded_texts,
     read_found,
     read_groups,
     read_info,
@@ -25,11 +27,22 @@ from mlcd.client.reading import (
 )
 from mlcd.client.refusals import RefusedInput, not_our_api
 from mlcd.client.results import Answer, Center, Item, Row
-from mlcd.wire import DescribedCollection, Info, ItemMatch, Label, LabelMode
+from mlcd.client.texts import Texts
+from mlcd.errors import Rejection
+from mlcd.wire import DescribedCollection, FittingName, Info, ItemMatch, Label, LabelMode
 
 _Value = TypeVar("_Value")
+_Sent = TypeVar("_Sent", bytes, str)
 _RAW: Final = "application/octet-stream"
 _TOO_LARGE: Final = 413
+
+
+class _Read(Protocol[_Value]):
+    """A reader of an answer for `num` items."""
+
+    def __call__(
+        self, response: httpx.Response, num: int, *, of_texts: bool = False
+    ) -> Answer[_Value]: ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,8 @@ class RequestBounds:
 
     max_items: int
     max_body_bytes: int
+    max_texts: int
+    max_text_chars: int | None
 
     @property
     def max_image_bytes(self) -> int:
@@ -67,7 +82,15 @@ class Server:
     async def bounds(self) -> RequestBounds:
         limits = (await self.known_info()).limits
         try:
-            return RequestBounds(int(limits["max_images"]), int(limits["max_body_bytes"]))
+            return RequestBounds(
+                max_items=int(limits["max_images"]),
+                max_body_bytes=int(limits["max_body_bytes"]),
+                # a server that is older than these says by itself that it takes no texts
+                max_texts=int(limits.get("max_texts", 1)),
+                max_text_chars=int(limits["max_text_chars"])
+                if "max_text_chars" in limits
+                else None,
+            )
         except KeyError as error:
             raise not_our_api() from error
 
@@ -78,7 +101,35 @@ class Server:
         """Returns the rows as float32 where every image can be used; otherwise reads JSON, which
         also has each error.
         """
-        return await _of_sendable(images, self._embed)
+        return await _of_sendable(images, self._embed, bytes)
+
+    async def embed_texts(self, texts: Texts) -> Answer[Row]:
+        """Returns the rows as float32 where every text can be used, as `embed` does."""
+        return await _of_sendable(texts.given, self._embed_texts, str)
+
+    async def classify(
+        self,
+        batch: Batch,
+        *,
+        names: Sequence[str],
+        templates: str | Sequence[str] | None,
+        top: int,
+    ) -> Answer[list[FittingName]]:
+        options = _stated({"names": [*names], "templates": templates, "top": top})
+        if isinstance(batch, np.ndarray):
+            content = {**options, "embeddings": batch.tolist()}
+            return read_classified(await self._post("/v1/classify", json=content), len(batch))
+        assert isinstance(batch, list)
+        form = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in options.items()
+        }
+
+        async def ask(images: list[bytes]) -> Answer[list[FittingName]]:
+            sent = await self._post("/v1/classify", images=images, form=form)
+            return read_classified(sent, len(images))
+
+        return await _of_sendable(batch, ask, bytes)
 
     async def labels(
         self, batch: Batch, *, top: int, threshold: float | None, mode: LabelMode, examples: int
@@ -135,7 +186,8 @@ class Server:
             form = {"items": json.dumps(sendable)}
             return read_added(await self._post(path, images=images, form=form), len(images))
 
-        return await _of_sendable(batch, ask)
+        assert isinstance(batch, list)
+        return await _of_sendable(batch, ask, bytes)
 
     async def item(self, collection: str, key: str) -> Item:
         return read_item(
@@ -163,12 +215,19 @@ class Server:
                 raise
         return read_embedded(await self._post("/v1/images/embed", images=images), len(images))
 
+    async def _embed_texts(self, texts: list[str]) -> Answer[Row]:
+        content = {"texts": texts}
+        try:
+            return read_rows(
+                await self._post("/v1/texts/embed", json=content, accept=_RAW), len(texts)
+            )
+        except RefusedInput as refused:
+            if refused.problem.index is None:
+                raise
+        return read_embedded_texts(await self._post("/v1/texts/embed", json=content), len(texts))
+
     async def _look_up(
-        self,
-        path: str,
-        params: dict[str, Any],
-        batch: Batch,
-        read: Callable[[httpx.Response, int], Answer[_Value]],
+        self, path: str, params: dict[str, Any], batch: Batch, read: _Read[_Value]
     ) -> Answer[_Value]:
         if isinstance(batch, str):
             return read(await self._post(path, params=params, json={"id": batch}), 1)
@@ -178,10 +237,18 @@ class Server:
                 len(batch),
             )
 
+        if isinstance(batch, Texts):
+
+            async def look_up(texts: list[str]) -> Answer[_Value]:
+                sent = await self._post(path, params=params, json={"texts": texts})
+                return read(sent, len(texts), of_texts=True)
+
+            return await _of_sendable(batch.given, look_up, str)
+
         async def ask(images: list[bytes]) -> Answer[_Value]:
             return read(await self._post(path, params=params, images=images), len(images))
 
-        return await _of_sendable(batch, ask)
+        return await _of_sendable(batch, ask, bytes)
 
     async def _post(self, path: str, **sent: Any) -> httpx.Response:
         try:
@@ -206,16 +273,18 @@ def _stated(given: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _of_sendable(
-    images: Images, ask: Callable[[list[bytes]], Awaitable[Answer[_Value]]]
+    items: Sequence[_Sent | Rejection],
+    ask: Callable[[list[_Sent]], Awaitable[Answer[_Value]]],
+    kind: type[_Sent],
 ) -> Answer[_Value]:
-    """Returns the answer for the images that are bytes, and puts the errors of the others in their
-    positions.
+    """Returns the answer for the items that can be sent, and puts the errors of the others in their
+    positions. kind: the type of those that can be sent.
     """
-    sendable = [image for image in images if isinstance(image, bytes)]
+    sendable = [item for item in items if isinstance(item, kind)]
     if not sendable:
-        return Answer([image for image in images if not isinstance(image, bytes)], None)
+        return Answer([item for item in items if isinstance(item, Rejection)], None)
     answer = await ask(sendable)
     answered = iter(answer.items)
     return Answer(
-        [next(answered) if isinstance(image, bytes) else image for image in images], answer.origin
+        [item if isinstance(item, Rejection) else next(answered) for item in items], answer.origin
     )

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.errors import ImageRejected
+from mlcd.errors import Rejection
 from mlcd.types import Embeddings, Fingerprint
-from mlcd.wire import Audit, Example, ItemMatch, Label
+from mlcd.wire import Audit, Example, FittingName, ItemMatch, Label
 
 Row: TypeAlias = NDArray[np.float32]
 
@@ -44,31 +44,27 @@ class Answer(Generic[_Value]):
     was not asked.
     """
 
-    items: list[_Value | ImageRejected]
+    items: list[_Value | Rejection]
     origin: Origin | None
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """The embeddings of a series of images.
+    """The embeddings of a series of images or texts.
 
-    vectors: [N, D] float32, row i of image i; of unit norm, NaN where the image is in `errors`.
+    vectors: [N, D] float32, row i of item i; of unit norm, NaN where the item is in `errors`.
     """
 
     vectors: Embeddings
-    errors: dict[int, ImageRejected]
+    errors: dict[int, Rejection]
     origin: Origin
 
     @classmethod
-    def of(
-        cls, items: Sequence[Row | ImageRejected], origin: Origin, *, dimension: int
-    ) -> "Embedded":
+    def of(cls, items: Sequence[Row | Rejection], origin: Origin, *, dimension: int) -> "Embedded":
         """Joins rows and errors. dimension: that of the model, which shapes the result where there
         is no row.
         """
-        rows = {
-            index: item for index, item in enumerate(items) if not isinstance(item, ImageRejected)
-        }
+        rows = {index: item for index, item in enumerate(items) if not isinstance(item, Rejection)}
         found = np.stack(list(rows.values())) if rows else np.empty((0, dimension), np.float32)
         vectors = np.full((len(items), found.shape[1]), np.nan, np.float32)
         vectors[list(rows)] = found
@@ -80,18 +76,18 @@ class Labeled:
     """The nearest centers of each item, best first; L is the longest list's length.
 
     ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names,
-    examples: those of the ids present. An image in `errors` has none.
+    examples: those of the ids present. An item in `errors` has none.
     """
 
     ids: NDArray[np.int32]
     scores: NDArray[np.float32]
     names: list[list[str | None]]
     examples: list[list[list[Example]]]
-    errors: dict[int, ImageRejected]
+    errors: dict[int, Rejection]
     origin: Origin
 
     @classmethod
-    def of(cls, items: Sequence[list[Label] | ImageRejected], origin: Origin) -> "Labeled":
+    def of(cls, items: Sequence[list[Label] | Rejection], origin: Origin) -> "Labeled":
         lists = _lists(items)
         shape = len(lists), max(map(len, lists), default=0)
         ids, scores = np.full(shape, -1, np.int32), np.full(shape, -np.inf, np.float32)
@@ -118,12 +114,39 @@ class Found:
     """
 
     matches: list[list[ItemMatch]]
-    errors: dict[int, ImageRejected]
+    errors: dict[int, Rejection]
     origin: Origin
 
     @classmethod
-    def of(cls, items: Sequence[list[ItemMatch] | ImageRejected], origin: Origin) -> "Found":
+    def of(cls, items: Sequence[list[ItemMatch] | Rejection], origin: Origin) -> "Found":
         return cls(_lists(items), _errors(items), origin)
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The names that fit each image best, best first; L names of each.
+
+    names: a list of L an image, empty where the image is in `errors`. probabilities, similarities:
+    [N, L] float32, NaN there. Where the model judges each pair alone, the probabilities of an image
+    do not add up to 1.
+    """
+
+    names: list[list[str]]
+    probabilities: NDArray[np.float32]
+    similarities: NDArray[np.float32]
+    errors: dict[int, Rejection]
+    origin: Origin
+
+    @classmethod
+    def of(cls, items: Sequence[list[FittingName] | Rejection], origin: Origin) -> "Classified":
+        lists = _lists(items)
+        shape = len(lists), max(map(len, lists), default=0)
+        probabilities, similarities = (np.full(shape, np.nan, np.float32) for _ in range(2))
+        for row, found in enumerate(lists):
+            probabilities[row, : len(found)] = [one.probability for one in found]
+            similarities[row, : len(found)] = [one.similarity for one in found]
+        names = [[one.name for one in found] for found in lists]
+        return cls(names, probabilities, similarities, _errors(items), origin)
 
 
 @dataclass(frozen=True)
@@ -135,12 +158,12 @@ class Added:
     """
 
     outcomes: list[str | None]
-    errors: dict[int, ImageRejected]
+    errors: dict[int, Rejection]
     origin: Origin
 
     @classmethod
-    def of(cls, items: Sequence[str | ImageRejected], origin: Origin) -> "Added":
-        outcomes = [None if isinstance(item, ImageRejected) else item for item in items]
+    def of(cls, items: Sequence[str | Rejection], origin: Origin) -> "Added":
+        outcomes = [None if isinstance(item, Rejection) else item for item in items]
         return cls(outcomes, _errors(items), origin)
 
 
@@ -167,9 +190,9 @@ class Center:
     origin: Origin
 
 
-def _errors(items: Sequence[_Value | ImageRejected]) -> dict[int, ImageRejected]:
-    return {index: item for index, item in enumerate(items) if isinstance(item, ImageRejected)}
+def _errors(items: Sequence[_Value | Rejection]) -> dict[int, Rejection]:
+    return {index: item for index, item in enumerate(items) if isinstance(item, Rejection)}
 
 
-def _lists(items: Sequence[list[_Value] | ImageRejected]) -> list[list[_Value]]:
-    return [[] if isinstance(item, ImageRejected) else item for item in items]
+def _lists(items: Sequence[list[_Value] | Rejection]) -> list[list[_Value]]:
+    return [[] if isinstance(item, Rejection) else item for item in items]

@@ -17,8 +17,20 @@ from mlcd.client.call import Call
 from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.client.loop_thread import LoopThread
 from mlcd.client.reading import origin_of
-from mlcd.client.results import Added, Answer, Center, Embedded, Found, Item, Labeled, Origin, Row
-from mlcd.errors import ImageRejected
+from mlcd.client.results import (
+    Added,
+    Answer,
+    Center,
+    Classified,
+    Embedded,
+    Found,
+    Item,
+    Labeled,
+    Origin,
+    Row,
+)
+from mlcd.client.texts import Texts, check_texts
+from mlcd.errors import Rejection
 from mlcd.wire import DescribedCollection, Info, Label, LabelMode
 
 _Batch = TypeVar("_Batch")
@@ -54,7 +66,7 @@ class Client(BaseClient):
 
     def embed_each(
         self, images: Iterable[ImageInput], *, strict: bool = False
-    ) -> Generator[Row | ImageRejected, None, None]:
+    ) -> Generator[Row | Rejection, None, None]:
         """Yields what `embed` returns, one row at a time in order.
 
         It takes images only as far ahead as it has requests in flight.
@@ -62,10 +74,55 @@ class Client(BaseClient):
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
 
+    def embed_texts(self, texts: Iterable[str], *, strict: bool = False) -> Embedded:
+        """Returns unit rows for a series of texts, in the space of the images; texts that fail are
+        listed in `errors`.
+
+        strict: raise TextRejected for the first that fails. Raises RefusedInput where the server's
+        model embeds images only, and the errors of `embed`.
+        """
+        check_texts(texts)
+        items, origin = self._gathered(
+            self._cut_texts(texts), self._server.embed_texts, strict=strict
+        )
+        return Embedded.of(
+            items, origin, dimension=self._loop.run(self._server.known_info()).dimension
+        )
+
+    def embed_texts_each(
+        self, texts: Iterable[str], *, strict: bool = False
+    ) -> Generator[Row | Rejection, None, None]:
+        """Yields what `embed_texts` returns, one row at a time in order, as `embed_each` does."""
+        check_texts(texts)
+        return self._each(
+            self._call(strict=strict), self._cut_texts(texts), self._server.embed_texts
+        )
+
+    def classify(
+        self,
+        images: Iterable[ImageInput] | None = None,
+        *,
+        names: Sequence[str],
+        embeddings: ArrayLike | None = None,
+        templates: str | Sequence[str] | None = None,
+        top: int = 10,
+        strict: bool = False,
+    ) -> Classified:
+        """Returns the `top` names that fit images, or embeddings [N, D], with their probabilities.
+
+        templates: "simple", "clip", or prompts of your own with the name's place {}; a name then
+        stands for the mean of its prompts. Without them it is a text as it is. Raises RefusedInput
+        where the server's model embeds images only, and the errors of `embed`.
+        """
+        check_texts(names)
+        ask = partial(self._server.classify, names=names, templates=templates, top=top)
+        return Classified.of(*self._gathered(self._batches(images, embeddings), ask, strict=strict))
+
     def labels(
         self,
         images: Iterable[ImageInput] | None = None,
         *,
+        texts: Iterable[str] | None = None,
         embeddings: ArrayLike | None = None,
         top: int = 8,
         threshold: float | None = None,
@@ -73,7 +130,7 @@ class Client(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
-        """Returns the `top` nearest centers of images, or of embeddings [N, D].
+        """Returns the `top` nearest centers of images, of texts, or of embeddings [N, D].
 
         threshold: only centers at least so similar. examples: so many of each center, where the
         server has them. Raises RefusedNotFound where the server has no centers, and the errors of
@@ -82,7 +139,8 @@ class Client(BaseClient):
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
-        return Labeled.of(*self._gathered(self._batches(images, embeddings), ask, strict=strict))
+        batches = self._batches(images, embeddings, texts=texts)
+        return Labeled.of(*self._gathered(batches, ask, strict=strict))
 
     def labels_each(
         self,
@@ -93,7 +151,7 @@ class Client(BaseClient):
         mode: LabelMode = "exact",
         examples: int = 0,
         strict: bool = False,
-    ) -> Generator[list[Label] | ImageRejected, None, None]:
+    ) -> Generator[list[Label] | Rejection, None, None]:
         """Yields what `labels` returns, one image at a time in order, as `embed_each` does."""
         check_images(images)
         ask = partial(
@@ -106,6 +164,8 @@ class Client(BaseClient):
         collection: str,
         images: Iterable[ImageInput] | None = None,
         *,
+        text: str | None = None,
+        texts: Iterable[str] | None = None,
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
@@ -116,8 +176,8 @@ class Client(BaseClient):
         metadata: bool = True,
         strict: bool = False,
     ) -> Found:
-        """Returns the items of a collection most similar to images, to embeddings [N, D], or to the
-        indexed item `key`.
+        """Returns the items of a collection most similar to images, to one text or several, to
+        embeddings [N, D], or to the indexed item `key`.
 
         filter: only items that fulfill it. threshold: only items at least so similar. exact:
         compares all items, whatever the index. metadata: False leaves the matches' metadata out,
@@ -132,7 +192,8 @@ class Client(BaseClient):
             exact=exact,
             metadata=metadata,
         )
-        return Found.of(*self._gathered(self._batches(images, embeddings, key), ask, strict=strict))
+        batches = self._batches(images, embeddings, key, text=text, texts=texts)
+        return Found.of(*self._gathered(batches, ask, strict=strict))
 
     def collections(self) -> list[DescribedCollection]:
         """Returns all collections of the server."""
@@ -227,14 +288,14 @@ class Client(BaseClient):
 
     def _gathered(
         self, batches: Iterator[_Batch], ask: Ask[_Batch, _Value], *, strict: bool
-    ) -> tuple[list[_Value | ImageRejected], Origin]:
+    ) -> tuple[list[_Value | Rejection], Origin]:
         call: Call[_Value] = self._call(strict=strict)
         each = self._each(call, batches, ask)
         return list(each), call.origin or origin_of(self._loop.run(self._server.known_info()))
 
     def _each(
         self, call: Call[_Value], batches: Iterator[_Batch], ask: Ask[_Batch, _Value]
-    ) -> Generator[_Value | ImageRejected, None, None]:
+    ) -> Generator[_Value | Rejection, None, None]:
         def start(batch: _Batch) -> Future[Answer[_Value]]:
             return self._loop.start(ask(batch))
 
@@ -247,10 +308,18 @@ class Client(BaseClient):
         images: Iterable[ImageInput] | None,
         embeddings: ArrayLike | None,
         key: str | None = None,
+        *,
+        text: str | None = None,
+        texts: Iterable[str] | None = None,
     ) -> Iterator[Batch]:
-        check_one_given(images=images, embeddings=embeddings, key=key)
+        check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         if key is not None:
             yield key
+        elif text is not None:
+            yield from self._cut_texts([text])
+        elif texts is not None:
+            check_texts(texts)
+            yield from self._cut_texts(texts)
         elif images is not None:
             check_images(images)
             yield from self._cut(images)
@@ -262,9 +331,12 @@ class Client(BaseClient):
         self, adder: Adder, images: Iterable[ImageInput] | None, embeddings: ArrayLike | None
     ) -> Iterator[Additions]:
         for batch in self._batches(images, embeddings):
-            assert not isinstance(batch, str)
+            assert not isinstance(batch, str | Texts)
             yield adder.push(batch)
         adder.end()
+
+    def _cut_texts(self, texts: Iterable[str]) -> Iterator[Texts]:
+        yield from self._text_cutter(self._loop.run(self._server.bounds())).cut(texts)
 
     def _cut(self, images: Iterable[ImageInput]) -> Iterator[Images]:
         bounds = self._loop.run(self._server.bounds())

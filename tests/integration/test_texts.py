@@ -1,5 +1,6 @@
 """Texts on a server whose fake model knows the names of colors."""
 
+import asyncio
 import base64
 import io
 import json
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlcd.client import AsyncClient, Client, RefusedInput
+from mlcd.errors import InvalidInput, TextRejected
 from tests.integration.bodies import data_uri
 from tests.integration.running import serving
 
@@ -307,3 +310,77 @@ def test_pairs_are_judged_alone_where_the_model_has_a_bias(client):
             expected = 1 / (1 + np.exp(90 - 100 * one["similarity"]))
             assert one["probability"] == pytest.approx(expected, abs=1e-4)
         assert sum(one["probability"] for one in found) > 1.9
+
+
+def test_the_python_client_speaks_of_texts(server, red):
+    with Client(server.url, batch_size=2) as mlcd_client:
+        assert mlcd_client.info().texts.context_length == 32
+        texts = ["red", "", 7, "blue", *(f"text {number}" for number in range(40)), "\ud800"]
+        embedded = mlcd_client.embed_texts(texts)
+        assert embedded.vectors[0] == pytest.approx(np.array(red), abs=0.05)
+        reasons = {index: error.reason for index, error in embedded.errors.items()}
+        assert reasons == {1: "empty", 2: "not-a-string", 44: "not-unicode"}
+        assert all(isinstance(error, TextRejected) for error in embedded.errors.values())
+        assert np.isnan(embedded.vectors[[1, 2, 44]]).all()
+        with pytest.raises(TextRejected, match="text 1: the text is empty"):
+            mlcd_client.embed_texts(texts, strict=True)
+        with pytest.raises(InvalidInput, match="put the one text into a list"):
+            mlcd_client.embed_texts("red")
+        (first, _) = mlcd_client.embed_texts_each(["red", ""])
+        assert first == pytest.approx(embedded.vectors[0])
+
+        found = mlcd_client.classify([picture("green"), b"no image"], names=NAMES, top=2)
+        assert found.names[0][0] == "green"
+        assert found.probabilities[0, 0] > 0.99
+        assert (list(found.errors), found.names[1]) == ([1], [])
+        assert np.isnan(found.probabilities[1]).all()
+        again = mlcd_client.classify(embeddings=[red], names=NAMES, templates=["a {} one", "{}"])
+        assert again.names[0][0] == "red"
+        with pytest.raises(RefusedInput) as caught:
+            mlcd_client.classify(embeddings=[red], names=["red", ""])
+        assert caught.value.problem.param == "names[1]"
+
+        mlcd_client.create_collection("client")
+        mlcd_client.add("client", NAMES, [picture(name) for name in NAMES])
+        assert mlcd_client.search("client", text="a blue one", top=1).matches[0][0].id == "blue"
+        several = mlcd_client.search("client", texts=["white", "", "red"], top=1)
+        assert [[match.id for match in one] for one in several.matches] == [["white"], [], ["red"]]
+        assert isinstance(several.errors[1], TextRejected)
+        with pytest.raises(InvalidInput, match="exactly one of"):
+            mlcd_client.search("client", text="red", texts=["red"])
+
+
+def test_the_asynchronous_client_speaks_of_texts(server, red):
+    async def texts():
+        for text in ("red", "", "blue"):
+            yield text
+
+    async def scenario():
+        async with AsyncClient(server.url) as mlcd_client:
+            embedded = await mlcd_client.embed_texts(texts())
+            assert list(embedded.errors) == [1]
+            rows = [row async for row in mlcd_client.embed_texts_each(["red", "blue"])]
+            assert rows[1] == pytest.approx(embedded.vectors[2])
+            found = await mlcd_client.classify(embeddings=[red], names=NAMES, top=1)
+            assert found.names == [["red"]]
+            await mlcd_client.create_collection("async")
+            await mlcd_client.add("async", ["blue"], [picture("blue")])
+            assert (await mlcd_client.search("async", text="blue")).matches[0][0].id == "blue"
+            several = await mlcd_client.search("async", texts=texts())
+            assert [len(matches) for matches in several.matches] == [1, 0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_the_client_names_the_way_to_texts_where_there_are_none():
+    with (
+        serving("fake:latency_ms=1", engine="fake") as server,
+        Client(server.url) as mlcd_client,
+    ):
+        for ask in (
+            lambda: mlcd_client.embed_texts(["a"]),
+            lambda: mlcd_client.classify(embeddings=[[1] * 8], names=["a"]),
+        ):
+            with pytest.raises(RefusedInput, match="mlcd export MODEL OUT --text") as caught:
+                ask()
+            assert caught.value.problem.name == "no-text-tower"

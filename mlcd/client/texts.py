@@ -1,0 +1,75 @@
+"""The checks of texts before they are sent, and their batches."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from mlcd.errors import InvalidInput, TextRejected
+
+# texts are small: so many times `batch_size` go in one request
+TIMES_BATCH: Final = 8
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A batch of texts: those that can be sent, and the errors of the others."""
+
+    given: list[str | TextRejected]
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    @property
+    def sendable(self) -> list[str]:
+        return [text for text in self.given if isinstance(text, str)]
+
+
+class TextCutter:
+    """A collector of texts into batches of at most `num` texts."""
+
+    def __init__(self, *, num: int, max_chars: int | None) -> None:
+        """max_chars: the server's limit of one text, None where it is not known."""
+        self._num, self._max_chars = num, max_chars
+        self._texts: list[str | TextRejected] = []
+
+    def push(self, text: object) -> Texts | None:
+        """Takes one text and returns the batch that is now complete, None where none is."""
+        self._texts.append(checked_text(text, max_chars=self._max_chars))
+        return self.rest() if len(self._texts) >= self._num else None
+
+    def rest(self) -> Texts | None:
+        """Returns the texts that are not yet in a batch, None where there are none."""
+        rest, self._texts = self._texts, []
+        return Texts(rest) if rest else None
+
+    def cut(self, texts: Iterable[object]) -> Iterator[Texts]:
+        for text in texts:
+            if batch := self.push(text):
+                yield batch
+        if batch := self.rest():
+            yield batch
+
+
+def check_texts(texts: object) -> None:
+    """Raises InvalidInput for a single text in place of a series: it can be iterated over, too."""
+    single = isinstance(texts, str | bytes | bytearray | os.PathLike)
+    if single or not (hasattr(texts, "__iter__") or hasattr(texts, "__aiter__")):
+        raise InvalidInput(
+            "texts must be a series of strings", remedy="put the one text into a list"
+        )
+
+
+def checked_text(text: object, *, max_chars: int | None) -> str | TextRejected:
+    """Returns a text that can be sent, or why it cannot."""
+    if not isinstance(text, str):
+        return TextRejected("not-a-string", f"{type(text).__name__} is no string")
+    if max_chars is not None and len(text) > max_chars:
+        return TextRejected(
+            "too-long", f"{len(text)} characters, more than the {max_chars} that the server takes"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return TextRejected("not-unicode", "the text is no valid Unicode")
+    return text
