@@ -57,6 +57,11 @@ class Server:
 
     def worker(self):
         """The process id of the engine, None where there is none now."""
+        return next(iter(self.workers()), None)
+
+    def workers(self):
+        """The process ids of the engines, that of images before that of texts."""
+        found = []
         for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for child in path.read_text().split():
                 with contextlib.suppress(FileNotFoundError):
@@ -64,8 +69,8 @@ class Server:
                         b"service.inference.engine.worker"
                         in Path(f"/proc/{child}/cmdline").read_bytes()
                     ):
-                        return int(child)
-        return None
+                        found.append(int(child))
+        return sorted(found)
 
     def resident_mib(self):
         return (
