@@ -3,6 +3,7 @@ what these tests need.
 """
 
 import base64
+import contextlib
 import json
 import subprocess
 import time
@@ -23,10 +24,11 @@ if find_spec("cohere") is None:
 
 @dataclass(frozen=True)
 class Sample:
-    """image: the file's bytes; embedding: what `mlcd embed` gave for it, [D]."""
+    """image: the file's bytes, or text; embedding: what `mlcd embed` gave for it, [D]."""
 
-    image: bytes
     embedding: np.ndarray
+    image: bytes = b""
+    text: str = ""
 
     @property
     def uri(self) -> str:
@@ -47,18 +49,37 @@ def prepared(tmp_path_factory) -> Path:
     return out
 
 
-@pytest.fixture(scope="session")
-def samples(prepared) -> list[Sample]:
-    stored = json.loads((prepared / "samples.json").read_text())
+def stored(prepared, of) -> dict:
+    return json.loads((prepared / "samples.json").read_text())[of]
+
+
+def seen(given) -> list[Sample]:
     return [
-        Sample(Path(one["image"]).read_bytes(), np.array(one["embedding"], np.float32))
-        for one in stored
+        Sample(np.array(one["embedding"], np.float32), image=Path(one["image"]).read_bytes())
+        for one in given
     ]
 
 
 @pytest.fixture(scope="session")
-def server(prepared):
-    command = [PYTHON, "-m", "mlcd", "serve", "--model", prepared / "demo" / "model", "--port", "0"]
+def samples(prepared) -> list[Sample]:
+    return seen(stored(prepared, "demo")["images"])
+
+
+@pytest.fixture(scope="session")
+def pictures(prepared) -> list[Sample]:
+    """The images as the model of two towers sees them."""
+    return seen(stored(prepared, "towers")["images"])
+
+
+@pytest.fixture(scope="session")
+def texts(prepared) -> list[Sample]:
+    given = stored(prepared, "towers")["texts"]
+    return [Sample(np.array(one["embedding"], np.float32), text=one["text"]) for one in given]
+
+
+@contextlib.contextmanager
+def serving(model):
+    command = [PYTHON, "-m", "mlcd", "serve", "--model", model, "--port", "0"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     try:
         url = process.stdout.readline().split()[-1]
@@ -73,5 +94,22 @@ def server(prepared):
 
 
 @pytest.fixture(scope="session")
+def server(prepared):
+    with serving(prepared / "demo" / "model") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def towers(prepared):
+    """A server whose model takes texts."""
+    with serving(prepared / "towers") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def model(server) -> str:
-    return httpx.get(f"{server}/v1/models").json()["data"][0]["id"]
+    return name_of(server)
+
+
+def name_of(url) -> str:
+    return httpx.get(f"{url}/v1/models").json()["data"][0]["id"]

@@ -1,8 +1,8 @@
-"""A small trained model, and what `mlcd embed` gives for some images: run by the project's own
+"""Small models, and what `mlcd embed` gives for some images and texts: run by the project's own
 interpreter.
 
-Writes OUT/demo (every artifact) and OUT/samples.json: path of an image and its embedding, three
-times.
+Writes OUT/demo (every artifact), OUT/towers (a model that takes texts) and OUT/samples.json: by
+model, paths of three images with their embeddings, and texts with theirs.
 """
 
 import json
@@ -11,22 +11,47 @@ from pathlib import Path
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.conftest import TINY_RECIPE, run_mlcd, write_digits
+from tests.two_tower_models import write_two_tower_checkpoint
+
+TEXTS = ("a photo of a cat", "two dogs", "an old red one on the photo")
 
 
 def main(out: Path) -> None:
     digits, recipe = write_digits(out / "digits", 200), out / "tiny.yaml"
     recipe.write_text(TINY_RECIPE)
-    result = run_mlcd(
-        "demo", "--images", digits, "--recipe", recipe, "--out", out / "demo", "--no-serve"
-    )
+    _run("demo", "--images", digits, "--recipe", recipe, "--out", out / "demo", "--no-serve")
+    write_two_tower_checkpoint(out / "checkpoint")
+    towers = out / "towers"
+    _run("export", out / "checkpoint", towers)
+    _run("embed", digits, out / "seen", "--model", towers)
+    (out / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    _run("embed", out / "texts.txt", out / "read", "--model", towers, "--texts")
+    samples = {
+        "demo": {"images": _images(digits, out / "demo" / "embeddings")},
+        "towers": {"images": _images(digits, out / "seen"), "texts": _texts(out / "read")},
+    }
+    (out / "samples.json").write_text(json.dumps(samples))
+
+
+def _run(*arguments: object) -> None:
+    result = run_mlcd(*arguments)
     assert result.returncode == 0, result.stderr
-    stored = EmbeddingsArtifact.open(out / "demo" / "embeddings")
+
+
+def _images(folder: Path, embeddings: Path) -> list[dict[str, object]]:
+    stored = EmbeddingsArtifact.open(embeddings)
     rows = stored.load()
-    samples = [
-        {"image": str(digits / stored.keys[row]), "embedding": rows[row].tolist()}
+    return [
+        {"image": str(folder / stored.keys[row]), "embedding": rows[row].tolist()}
         for row in (17, 42, 101)
     ]
-    (out / "samples.json").write_text(json.dumps(samples))
+
+
+def _texts(embeddings: Path) -> list[dict[str, object]]:
+    rows = EmbeddingsArtifact.open(embeddings).load()
+    return [
+        {"text": text, "embedding": row.tolist()} for text, row in zip(TEXTS, rows, strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -51,11 +51,11 @@ def test_inputs_and_output_dimension(client, model, samples):
 
 
 def test_errors_arrive_as_its_own(client, model):
-    with pytest.raises(cohere.errors.BadRequestError) as caught:
+    with pytest.raises(cohere.errors.UnprocessableEntityError) as caught:
         client.embed(
             model=model, input_type="search_query", texts=["a text"], embedding_types=["float"]
         )
-    assert "embeds images" in caught.value.body["message"]
+    assert "mlcd export MODEL OUT --text" in caught.value.body["message"]
     for images in (["data:image/png;base64,AAAA"], ["data:image/png;base64,AAAA"] * 65):
         with pytest.raises(cohere.errors.BadRequestError):
             client.embed(model=model, input_type="image", images=images, embedding_types=["float"])

@@ -52,7 +52,7 @@ def test_the_async_client(server, model, samples):
 def test_errors_arrive_as_its_own(client, model, samples):
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         client.embeddings.create(model=model, input=[samples[0].uri, "a text"])
-    assert (caught.value.param, caught.value.code) == ("input[1]", "unreadable")
+    assert (caught.value.param, caught.value.code) == ("input[1]", "no-text-tower")
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model=model, input=[samples[0].uri, "data:image/png;base64,AAAA"])
     assert (caught.value.param, caught.value.code) == ("input[1]", "unsupported-format")
