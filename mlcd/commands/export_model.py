@@ -1,10 +1,12 @@
 """`mlcd export`: weights to a model that is served."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from mlcd.commands.common_options import LOCAL_PATH, finish, reporter_option
+from mlcd.commands.common_options import LOCAL_PATH, announce, finish, reporter_option
+from mlcd.export.bridge_fit import BridgeKind
 from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.images.decode import ExifPolicy
 from mlcd.progress import Reporter
@@ -23,7 +25,11 @@ from mlcd.progress import Reporter
     " for transformers.",
 )
 @click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
-@click.option("--images", help="Images for the parity check; default: those of the run.")
+@click.option(
+    "--images",
+    help="Images for the parity check, default: those of the run; of --text: on which both models"
+    " are joined.",
+)
 @click.option(
     "--like",
     help="The published tower whose sizes, activation and preprocessing bare weights have.",
@@ -41,6 +47,19 @@ from mlcd.progress import Reporter
     "--exif",
     type=click.Choice(["apply", "ignore"]),
     help="What orientation tags do.  [default: apply]",
+)
+@click.option(
+    "--text",
+    "text_from",
+    metavar="FROM",
+    help="Give the model the texts of FROM, another model of images and texts, through a bridge;"
+    " needs --images.",
+)
+@click.option(
+    "--bridge",
+    type=click.Choice(["mixture", "ridge"]),
+    help="Of --text: a soft mixture of the images that a text resembles, or a linear map."
+    "  [default: mixture]",
 )
 @click.option("--no-text", is_flag=True, help="Leave out the text tower of a two-tower model.")
 @click.option(
@@ -70,6 +89,8 @@ def export(
     no_projection: bool,
     image_size: int | None,
     exif: ExifPolicy | None,
+    text_from: str | None,
+    bridge: BridgeKind | None,
     no_text: bool,
     backend: Backend | None,
     version: int | None,
@@ -90,6 +111,13 @@ def export(
         artifact = export_starter(out, name=name or STARTER, reporter=reporter)
         finish(reporter, artifact, "the starter, a model of images and texts")
         return
+    if text_from is not None:
+        if layout != "onnx" or like or preprocess or no_projection or image_size or exif or no_text:
+            raise click.UsageError("--text goes with --bridge, --images and --name only")
+        _export_bridged(checkpoint, out, text_from, bridge or "mixture", images, name, reporter)
+        return
+    if bridge is not None:
+        raise click.UsageError("--bridge goes with --text")
     from mlcd.export.model_artifact import export_hf, export_model
     from mlcd.models.zoo import LoadOptions
 
@@ -150,3 +178,38 @@ def export(
     if "text_parity_min_cosine" in facts:
         line += f", of its texts {facts['text_parity_min_cosine']:.6f}"
     finish(reporter, artifact, line)
+
+
+def _export_bridged(
+    checkpoint: str,
+    out: Path,
+    text_from: str,
+    kind: BridgeKind,
+    images: str | None,
+    name: str | None,
+    reporter: Reporter,
+) -> None:
+    from mlcd.pipelines.bridge import bridge_model
+
+    if images is None:
+        raise click.UsageError("--text needs --images, on which both models are joined")
+    artifact = bridge_model(
+        checkpoint,
+        out,
+        text_from=text_from,
+        kind=kind,
+        images=images,
+        name=name,
+        announce=announce,
+        reporter=reporter,
+    )
+    finish(reporter, artifact, _bridge_line(artifact.summary))
+
+
+def _bridge_line(facts: dict[str, Any]) -> str:
+    held_out = f"of {facts['bridge_held_out']} images held out"
+    line = f"model with texts through a {facts['bridge']}; {held_out}, "
+    if "bridge_zero_shot" in facts:
+        right, classes = facts["bridge_zero_shot"], facts["bridge_classes"]
+        return f"{line}{right:.1%} are recognized by name among {classes}"
+    return f"{line}{facts['bridge_recall_at_1']:.1%} are nearest to themselves"

@@ -88,3 +88,8 @@ def ids_input() -> Any:
 
 def embedding_output(dimension: int) -> Any:
     return helper.make_tensor_value_info("embedding", onnx.TensorProto.FLOAT, ["batch", dimension])
+
+
+def opset_of(model: Any) -> int:
+    """Returns the version of ONNX's operators that a model uses."""
+    return int(next(each.version for each in model.opset_import if not each.domain))

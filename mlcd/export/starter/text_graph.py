@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlcd.encoders.openvino import core
 from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.export.bridges import Mixture
-from mlcd.export.onnx_graph import GraphWriter, embedding_output, ids_input
+from mlcd.export.onnx_graph import GraphWriter, embedding_output, ids_input, opset_of
 from mlcd.export.starter.classes import ImageClass
 from mlcd.export.starter.sentences import DIMENSION, PAD_ID, add_sentence_encoder
 from mlcd.types import Embeddings, unit_rows
@@ -38,7 +38,7 @@ def write_text_graph(
     return graph.model(
         inputs=[ids_input()],
         outputs=[embedding_output(classifier_KD.shape[1])],
-        opset=_opset(encoder),
+        opset=opset_of(encoder),
     )
 
 
@@ -57,7 +57,7 @@ def embed_sentences(encoder: Any, tokenizer: Any, texts: list[str]) -> Embedding
     graph = GraphWriter()
     graph.rename(add_sentence_encoder(graph, encoder, "ids"), "embedding")
     model = graph.model(
-        inputs=[ids_input()], outputs=[embedding_output(DIMENSION)], opset=_opset(encoder)
+        inputs=[ids_input()], outputs=[embedding_output(DIMENSION)], opset=opset_of(encoder)
     )
     config = {"INFERENCE_PRECISION_HINT": ov.Type.f32, "PERFORMANCE_HINT": "LATENCY"}
     compiled = core().compile_model(core().read_model(model.SerializeToString()), "CPU", config)
@@ -74,7 +74,3 @@ def embed_sentences(encoder: Any, tokenizer: Any, texts: list[str]) -> Embedding
 
 def _texts(classes: list[ImageClass]) -> list[str]:
     return [text for each in classes for text in each.descriptions()]
-
-
-def _opset(encoder: Any) -> int:
-    return int(next(each.version for each in encoder.opset_import if not each.domain))

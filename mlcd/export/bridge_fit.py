@@ -1,0 +1,197 @@
+"""The fitting of bridges on pivots: images whose rows are known in both spaces.
+
+Both spaces are centered, because the rows of a tower lie in a cone around their mean, and texts in
+another cone than images. What leaves a bridge is orthogonal to the mean of the target's rows: so a
+text that resembles everything is nearest to nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import InvalidInput
+from mlcd.export.bridges import Bridge, Linear, Mixture, Rows
+from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.types import Embeddings
+
+BridgeKind: TypeAlias = Literal["mixture", "ridge"]
+MIN_PIVOTS: Final = 50
+# ridge: times the mean squared length of the columns
+_PENALTIES: Final = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
+_TEMPERATURES: Final = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2)
+_SCALES: Final = np.exp(np.linspace(0, 6, 121))
+_RECALLS: Final = (1, 5, 10)
+
+
+@dataclass(frozen=True)
+class Pivots:
+    """Images in two spaces.
+
+    source: their unit rows by the model that has texts, [N, F]. target: by the model that gets
+    them, [N, D]. positions: [N] in (0, 1), by which a part is held out. class_of: [N], the number
+    of each image's class, -1 where it has none. names: the unit rows of the classes' names as
+    texts of the source, [C, F]. text_mean: [F], the mean of texts in general.
+    """
+
+    source: Rows
+    target: Rows
+    positions: NDArray[np.float64]
+    class_of: NDArray[np.int64]
+    names: Rows
+    text_mean: Rows
+
+    def part(self, low: float, high: float) -> "Pivots":
+        """Returns the images at positions in (low, high]."""
+        kept = (self.positions > low) & (self.positions <= high)
+        return Pivots(
+            self.source[kept],
+            self.target[kept],
+            self.positions[kept],
+            self.class_of[kept],
+            self.names,
+            self.text_mean,
+        )
+
+    @property
+    def has_names(self) -> bool:
+        return len(self.names) > 1 and bool((self.class_of >= 0).all())
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True)
+class FittedBridge:
+    """A bridge for texts, and what was measured on the images that were held out.
+
+    scale: softmax(scale * cosine) over names is nearest to the shares that are right.
+    """
+
+    bridge: Bridge
+    scale: float
+    facts: dict[str, Any]
+
+
+def fit_bridge(kind: BridgeKind, pivots: Pivots) -> FittedBridge:
+    """Fits on three fifths, chooses strength and scale on the fourth, fits again on all four, and
+    measures on the fifth.
+
+    The choice is made by names where every image has a class, else by images alone. Raises
+    InvalidInput for too few pivots.
+    """
+    if len(pivots) < MIN_PIVOTS:
+        raise InvalidInput(
+            f"{len(pivots)} usable images are too few for a bridge",
+            remedy=f"give at least {MIN_PIVOTS} with --images",
+        )
+    choosing = pivots.part(HELD_OUT_FRACTION, 2 * HELD_OUT_FRACTION)
+    fit: Callable[[Pivots, float], _Fit] = _fit_linear if kind == "ridge" else _fit_mixture
+    strengths = _PENALTIES if kind == "ridge" else _TEMPERATURES
+    tried = [fit(pivots.part(2 * HELD_OUT_FRACTION, 1), strength) for strength in strengths]
+    scores = [_score(each, choosing) for each in tried]
+    best = int(np.argmax(scores))
+    scale = _best_scale(*_questions(tried[best], choosing))
+    final = fit(pivots.part(HELD_OUT_FRACTION, 1), strengths[best])
+    held_out = pivots.part(0, HELD_OUT_FRACTION)
+    facts = {
+        "bridge": kind,
+        "bridge_strength": strengths[best],
+        "bridge_chosen_by": "names" if pivots.has_names else "images",
+        "bridge_pivots": len(pivots) - len(held_out),
+        **_measure(final, held_out),
+    }
+    return FittedBridge(final.for_texts, scale, facts)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One bridge twice: images and texts of the source have means of their own."""
+
+    for_images: Bridge
+    for_texts: Bridge
+
+
+def _fit_linear(pivots: Pivots, penalty: float) -> _Fit:
+    mean = pivots.source.mean(axis=0)
+    matrix = ridge(_unit(pivots.source - mean), _off_mean(pivots.target), penalty)
+    return _Fit(Linear(matrix, mean), Linear(matrix, pivots.text_mean))
+
+
+def _fit_mixture(pivots: Pivots, temperature: float) -> _Fit:
+    mean = pivots.source.mean(axis=0)
+    keys, values = _unit(pivots.source - mean), _off_mean(pivots.target)
+    return _Fit(
+        Mixture(keys, values, temperature, mean=mean),
+        Mixture(keys, values, temperature, mean=pivots.text_mean),
+    )
+
+
+def ridge(inputs: Rows, outputs: Rows, penalty: float) -> NDArray[np.float64]:
+    """Returns the matrix M that minimizes |inputs M - outputs|^2 + penalty * c * |M|^2, in float64.
+
+    c: the mean squared length of the columns of `inputs`.
+    """
+    x = inputs.astype(np.float64)
+    gram = x.T @ x
+    gram[np.diag_indices_from(gram)] += penalty * np.trace(gram) / len(gram)
+    matrix: NDArray[np.float64] = np.linalg.solve(gram, x.T @ outputs.astype(np.float64))
+    return matrix
+
+
+def _off_mean(rows: Rows) -> NDArray[np.float64]:
+    """Returns the rows less their mean, without what is left of its direction."""
+    rows = rows.astype(np.float64)
+    mean = rows.mean(axis=0)
+    direction = mean / max(float(np.linalg.norm(mean)), 1e-12)
+    centered = rows - mean
+    return _unit(centered - np.outer(centered @ direction, direction))
+
+
+def _unit(rows: Rows) -> NDArray[np.float64]:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: NDArray[np.float64] = rows.astype(np.float64) / np.maximum(lengths, 1e-12)
+    return unit
+
+
+def _questions(fit: _Fit, part: Pivots) -> tuple[Rows, NDArray[np.int64]]:
+    """Returns cosines [N, answers] and the number of the right answer: each image among the names,
+    or among the images themselves.
+    """
+    if part.has_names:
+        return part.target @ fit.for_texts.apply(part.names).T, part.class_of
+    return part.target @ fit.for_images.apply(part.source).T, np.arange(len(part))
+
+
+def _score(fit: _Fit, part: Pivots) -> float:
+    scores, right = _questions(fit, part)
+    # probabilities break ties that counting leaves: the scale that suits this bridge best
+    accuracy = float((scores.argmax(axis=1) == right).mean())
+    return accuracy - 1e-3 * _loss(scores, right, _best_scale(scores, right))
+
+
+def _best_scale(scores: Rows, right: NDArray[np.int64]) -> float:
+    return float(min(_SCALES, key=lambda scale: _loss(scores, right, scale)))
+
+
+def _loss(scores: Rows, right: NDArray[np.int64], scale: float) -> float:
+    scaled = scale * scores.astype(np.float64)
+    scaled -= scaled.max(axis=1, keepdims=True)
+    chosen = scaled[np.arange(len(right)), right]
+    return float((np.log(np.exp(scaled).sum(axis=1)) - chosen).mean())
+
+
+def _measure(fit: _Fit, held_out: Pivots) -> dict[str, Any]:
+    through: Embeddings = fit.for_images.apply(held_out.source)
+    scores = through @ held_out.target.T
+    better = (scores > np.diag(scores)[:, None]).sum(axis=1)
+    facts: dict[str, Any] = {"bridge_held_out": len(held_out)}
+    for rank in _RECALLS:
+        facts[f"bridge_recall_at_{rank}"] = round(float((better < rank).mean()), 4)
+    if held_out.has_names:
+        names, right = _questions(fit, held_out)
+        facts["bridge_classes"] = len(held_out.names)
+        facts["bridge_zero_shot"] = round(float((names.argmax(axis=1) == right).mean()), 4)
+    return facts
