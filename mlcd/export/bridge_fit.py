@@ -134,11 +134,10 @@ def ridge(inputs: Rows, outputs: Rows, penalty: float) -> NDArray[np.float64]:
 
     c: the mean squared length of the columns of `inputs`.
     """
-    x = inputs.astype(np.float64)
-    gram = x.T @ x
+    x: NDArray[np.float64] = inputs.astype(np.float64)
+    gram: NDArray[np.float64] = x.T @ x
     gram[np.diag_indices_from(gram)] += penalty * np.trace(gram) / len(gram)
-    matrix: NDArray[np.float64] = np.linalg.solve(gram, x.T @ outputs.astype(np.float64))
-    return matrix
+    return np.linalg.solve(gram, x.T @ outputs.astype(np.float64)).astype(np.float64)
 
 
 def _off_mean(rows: Rows) -> NDArray[np.float64]:

@@ -39,10 +39,27 @@ def write_graph(
     assert program is not None
     graph = program.model_proto
     _strip_traces(graph)
+    _name_once(graph)
     if sum(tensor.nbytes for tensor in model.state_dict().values()) < _MAX_GRAPH_BYTES:
         onnx.save(graph, path)
     else:
         onnx.save(graph, path, save_as_external_data=True, location=EXTERNAL)
+
+
+def _name_once(graph: onnx.ModelProto) -> None:
+    """Renames values that have the name of the graph's output and come before it.
+
+    The exporter calls the rows of a look-up table `embedding`, whatever the outputs are called. A
+    name with two values is no ONNX, and ONNX Runtime refuses it.
+    """
+    last = {name: at for at, node in enumerate(graph.graph.node) for name in node.output}
+    renamed: dict[str, str] = {}
+    for number, node in enumerate(graph.graph.node):
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        for place, name in enumerate(node.output):
+            renamed.pop(name, None)
+            if name and last[name] != number:
+                renamed[name] = node.output[place] = f"{name}.{number}"
 
 
 def _strip_traces(graph: onnx.ModelProto) -> None:

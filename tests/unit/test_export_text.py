@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -92,6 +93,11 @@ def their_rows(theirs, ids):
     with torch.no_grad():
         rows = theirs.get_text_features(input_ids=torch.from_numpy(ids)).pooler_output
     return torch.nn.functional.normalize(rows, dim=1).numpy()
+
+
+def test_the_graph_is_onnx_as_others_read_it(exported):
+    folder, _ = exported
+    onnx.checker.check_model(folder / "model" / "text" / "model.onnx", full_check=True)
 
 
 @pytest.mark.parametrize("engine", ["openvino", "torch"])
